@@ -36,8 +36,8 @@ SUBCLASSING = (
 )
 """Members that a new calibrator defines, which the page of the base class shows."""
 INTERNAL = {
-    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "layout", "limit", "of", "of_state",
-    "setup", "state_key", "test_formula", "test_from",
+    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "input_line", "layout", "limit", "of",
+    "of_state", "publications", "setup", "state_key", "test_formula", "test_from",
 }  # fmt: skip
 """Members for other modules of torchcalib."""
 

@@ -4,10 +4,10 @@ import json
 import math
 import re
 from functools import cache
-from html.parser import HTMLParser
 
 import pytest
 import torch
+from helpers.html import Parsed
 from markupsafe import Markup
 
 import torchcalib as tc
@@ -153,21 +153,6 @@ def reported(case, folder):
     return tc.Report.from_files(file, with_intervals=False)
 
 
-class Words(HTMLParser):
-    """Text of a page, without scripts and styles."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.words, self.tag = [], ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tag = tag
-
-    def handle_data(self, data):
-        self.words += [] if self.tag in ("script", "style") else [data]
-
-
 def in_one_line(text):
     return " ".join(text.split())
 
@@ -179,8 +164,8 @@ def texts_of(r, capsys, monkeypatch):
     for name, everything in (("terminal", False), ("terminal --all", True)):
         terminal.show(r, everything=everything)
         shown[name] = capsys.readouterr().out
-    shown["page"] = " ".join(Words(html.render(r)).words)
-    shown["notebook"] = " ".join(Words(r._repr_html_()).words)
+    shown["page"] = " ".join(Parsed(html.render(r)).words)
+    shown["notebook"] = " ".join(Parsed(r._repr_html_()).words)
     return {name: in_one_line(text) for name, text in shown.items()}
 
 

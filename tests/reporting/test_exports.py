@@ -5,11 +5,11 @@ import math
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
+from helpers.html import Parsed
 from helpers.reports import QUICK, TASKS, bare, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
 
@@ -40,32 +40,6 @@ TABLES = {
 }
 
 
-class Cells(HTMLParser):
-    """Cells of a table by row. The parser checks that tags are balanced."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.rows, self.open, self.tags = [], [], set()
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.add(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("th", "td"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.rows and {"th", "td"} & set(self.open):
-            self.rows[-1][-1] += data
-
-
 def unescaped(text):
     return re.sub(r"\\(.)", r"\1", text.strip())
 
@@ -84,8 +58,20 @@ def shown_rows(table):
 def test_html_and_markdown_contain_exactly_the_cells(name):
     table = TABLES[name]()
     expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
-    found = Cells(table._repr_html_())
-    assert found.tags <= {"p", "table", "thead", "tbody", "tr", "th", "td", "data", "bdi", "abbr", "a"}
+    found = Parsed(table._repr_html_())
+    assert {tag for tag, _ in found.elements} <= {
+        "p",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "data",
+        "bdi",
+        "abbr",
+        "a",
+    }
     assert found.rows[: len(expected)] == expected
     lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
     cells = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -113,7 +99,7 @@ def test_latex_is_one_tabular_with_rows_of_equal_length(name):
 def test_special_characters_are_escaped():
     columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
     table = Table.from_items(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
-    assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.500"]]
+    assert Parsed(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.500"]]
     assert table.to_markdown().count(r"\<b\>\|\_%$&#{}~^\\") == 3
     latex = r"$<$b$>$|\_\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
     assert table.to_latex().count(latex) == 3
@@ -245,7 +231,7 @@ def test_class_names_are_in_text_page_tables_and_diagrams():
     assert shown_rows(report.classes)[1][0] == worst
     assert worst in str(report)
     table = re.search(r'aria-labelledby="classes".*?</table>', render(report), flags=re.DOTALL)[0]
-    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == names_by_error(report)
+    assert [row[0] for row in Parsed(table[table.index("<table") :]).rows[1:]] == names_by_error(report)
     assert report.to_dict()["class_names"] == names
     binary = tc.report([0.1, 0.7, 0.8], ["ham", "spam", "spam"], class_names=["ham", "spam"], **QUICK)
     assert "positive class (spam)" in render(binary)

@@ -31,11 +31,11 @@ class Candidate(NamedTuple):
     n_parameters: int  # number of fitted parameters
     n_choices: int = 1  # number of classes or groups from which one was selected
     which: int = -1  # index of the selected class, label or group, or row and column of classes; -1 for none
-    # Fitted temperature, slope or rate of label noise; frequency of the label for `"confusion"`; slope of the gaps in
-    # standard errors for `"bad group"`.
+    # Fitted temperature, slope or rate of label noise; frequency of the label for "confusion"; slope of the gaps in
+    # standard errors for "bad group".
     value: float = math.nan
     gap: float = math.nan  # mean gap of the samples concerned in standard errors; NaN if it was not computed
-    expected: float = math.nan  # mean probability of the label for `"confusion"`
+    expected: float = math.nan  # mean probability of the label for "confusion"
 
     @property
     def p_value(self) -> float:

@@ -166,8 +166,9 @@ class Results(Mapping[str, V], Tabular):
         }
         ending = place.suffix.lower()
         if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
-            contents = above("torchcalib.reporting.render.html:files_of")  # fails before the folder is created
-            return write_folder(lambda: contents(self), place)
+            files_of = above("torchcalib.reporting.render.html:files_of")
+            folder = _created(place)  # at first, because drawing the diagrams takes seconds
+            return write_all(folder, files_of(self))
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
@@ -178,28 +179,15 @@ class Results(Mapping[str, V], Tabular):
         return (write_whole(place, content),)
 
 
-def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> tuple[Path, ...]:
-    """Write files into a folder, and create it if it is missing. Interrupted writes leave no incomplete files.
-
-    Args:
-        files: function that returns the contents by file name. It is called after the folder was created, because
-            drawing the diagrams takes seconds.
-        out: path of the folder.
-
-    Returns:
-        The paths of the files.
-
-    Raises:
-        NotADirectoryError: if `out` or one of its parents is a file.
-    """
-    folder = Path(out)
+def _created(folder: Path) -> Path:
+    """Create a folder if it is missing, and return its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
             f"`path` must be a folder, got {str(folder)!r}: it or one of its parents is a file. Choose another folder."
         ) from error
-    return write_all(folder, files())
+    return folder
 
 
 def plain(value: Any) -> Any:

@@ -7,12 +7,12 @@ import runpy
 import sys
 from dataclasses import replace
 from functools import cache, partial
-from html.parser import HTMLParser
 
 import matplotlib
 import pytest
 import torch
 from helpers.drawings import legend_of
+from helpers.html import Parsed
 from helpers.reports import QUICK, TASKS, bare, full_report, quick_report
 from helpers.systems import compared
 from helpers.tables import small_blocks
@@ -30,33 +30,7 @@ from torchcalib.results.report import class_table
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 FIRST_SCREEN = ("verdict", "cause", "action", "key-numbers", "diagram")
-
-
-class Parsed(HTMLParser):
-    """Elements and words of a page. The parser checks that tags are balanced."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text, self.open, self.elements, self.words = text, [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert tag in VOID or self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    def values_of(self, name: str) -> list[str]:
-        return [attributes[name] for _, attributes in self.elements if name in attributes]
 
 
 @cache
