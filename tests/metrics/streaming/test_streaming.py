@@ -91,13 +91,13 @@ def test_collection_converts_the_input_once_for_all_members(monkeypatch):
         counts[_name] += 1
         return _read(*args, **kwargs)
 
-    for cls, name in ((InputFormat, "read"), (EqualWidthBins, "of")):
+    for cls, name in ((InputFormat, "read"), (EqualWidthBins, "from_predictions")):
         monkeypatch.setattr(cls, name, partialmethod(counted, _read=getattr(cls, name), _name=name))
     members = [tc.NLL, tc.BrierScore, tc.ECD, tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE]
     metrics = tc.CalibrationCollection([cls(task="binary") for cls in members])
     metrics.update(P, Y)
     metrics(P, Y)
-    assert counts == {"read": 2, "of": 2}
+    assert counts == {"read": 2, "from_predictions": 2}
     of_priors = tc.NLL(task="multiclass", num_classes=2, priors=[0.5, 0.5])
     metrics = tc.CalibrationCollection([of_priors, tc.ECE(task="multiclass"), tc.BrierScore(task="multiclass")])
     rows = torch.stack([1 - P, P], -1)
