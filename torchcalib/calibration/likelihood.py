@@ -22,19 +22,12 @@ _SHOWN_CLASSES = 8  # number of classes without samples that a remark lists
 
 
 class FlatFits(NamedTuple):
-    """Scores, labels and weights of S fits to N samples with R replicate weights.
+    """Scores, labels and weights of S fits to N samples with R replicate weights."""
 
-    Attributes:
-        scores: scores `(S, N, *)`.
-        target: labels `(S, N)`.
-        weights: weights `(R, S, N)`.
-        batch: shape of the fits, of R * S elements.
-    """
-
-    scores: Tensor
-    target: Tensor
-    weights: Tensor
-    batch: torch.Size
+    scores: Tensor  # scores `(S, N, *)`
+    target: Tensor  # labels `(S, N)`
+    weights: Tensor  # weights `(R, S, N)`
+    batch: torch.Size  # shape of the fits, of R * S elements
 
     @classmethod
     def from_predictions(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":

@@ -22,22 +22,15 @@ More units are added up in random blocks, which have the same sampling distribut
 
 
 class Candidate(NamedTuple):
-    """Scores after calibration with one method.
+    """Scores after calibration with one method."""
 
-    Attributes:
-        parts: contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`.
-        in_sample: mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated.
-        n_samples: effective number of samples, (sum w)^2 / sum w^2; 0 for the number of units.
-        n_parameters: number of parameters of the method; among methods within noise, those with the fewest are
-            preferred.
-        is_advisable: whether the method cannot assign probability 0, or the score remains finite if it does.
-    """
-
-    parts: Tensor
+    parts: Tensor  # contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`
+    # mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated
     in_sample: float = math.nan
-    n_samples: float = 0
+    n_samples: float = 0  # effective number of samples, (sum w)^2 / sum w^2; 0 for the number of units
+    # number of parameters of the method; among methods within noise, those with the fewest are preferred
     n_parameters: float = math.inf
-    is_advisable: bool = True
+    is_advisable: bool = True  # whether the method cannot assign probability 0, or the score remains finite if it does
 
 
 class Choice(NamedTuple):

@@ -22,15 +22,10 @@ MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
 
 
 class Problem(NamedTuple):
-    """Violation of a rule, with its error message.
+    """Violation of a rule, with its error message."""
 
-    Attributes:
-        broken: mask of the rows that break the rule `(..., N)`.
-        explain: function from a mask of rows to the error message.
-    """
-
-    broken: Tensor
-    explain: Callable[[Tensor], str]
+    broken: Tensor  # mask of the rows that break the rule `(..., N)`
+    explain: Callable[[Tensor], str]  # function from a mask of rows to the error message
 
 
 class Rule(ABC):
@@ -138,15 +133,10 @@ class WeightRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class AnnotatorRule(Rule):
-    """Rule: annotator counts are not negative, and each row has at least `at_least` annotators.
+    """Rule: annotator counts are not negative, and each row has at least `at_least` annotators."""
 
-    Attributes:
-        n_annotators: number of annotators in each row, or a negative count; see `proportions_of_counts`.
-        at_least: minimum number of annotators.
-    """
-
-    n_annotators: Tensor
-    at_least: int
+    n_annotators: Tensor  # number of annotators in each row, or a negative count; see `proportions_of_counts`
+    at_least: int  # minimum number of annotators
 
     def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""

@@ -31,13 +31,9 @@ S = TypeVar("S", bound=Sums)
 
 @dataclass(frozen=True)
 class EventSums(Generic[S]):
-    """Base class of accumulators that sum F quantities of the events over K cells, such as bins.
+    """Base class of accumulators that sum F quantities of the events over K cells, such as bins."""
 
-    Attributes:
-        mode: definition of the events: "positive", "top_label", "classwise" or a `TopK`.
-    """
-
-    mode: Mode
+    mode: Mode  # definition of the events: "positive", "top_label", "classwise" or a `TopK`
 
     @property
     @abstractmethod
@@ -105,19 +101,12 @@ class EventSums(Generic[S]):
 
 @dataclass(frozen=True)
 class EqualWidthBins(EventSums[BinStats]):
-    """Accumulator for sums over equal-width bins of the confidence; see `ops.segments.bin_index` for the edges.
+    """Accumulator for sums over equal-width bins of the confidence; see `ops.segments.bin_index` for the edges."""
 
-    Attributes:
-        n_bins: number of bins B.
-        right: whether bins are `(a, b]` instead of `[a, b)`.
-        with_ecd: whether to sum the entropic calibration difference (ECD).
-        with_noise: whether to sum the variances `BinStats.spread` and `BinStats.noise`.
-    """
-
-    n_bins: int
-    right: bool
-    with_ecd: bool = False
-    with_noise: bool = False
+    n_bins: int  # number of bins B
+    right: bool  # whether bins are `(a, b]` instead of `[a, b)`
+    with_ecd: bool = False  # whether to sum the entropic calibration difference (ECD)
+    with_noise: bool = False  # whether to sum the variances `BinStats.spread` and `BinStats.noise`
 
     @property
     def n_cells(self) -> int:

@@ -57,21 +57,13 @@ Mode = NamedMode | TopK
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """Binary events with their predicted probabilities.
+    """Binary events with their predicted probabilities."""
 
-    Attributes:
-        confidence: predicted probability of the event in [0, 1], `(..., N)`.
-        outcome: 1 if the event occurred, else 0; a probability for soft targets. `(..., N)`, any real dtype.
-        weights: broadcastable to `confidence`, or None for 1. Rows with weight 0 are ignored.
-        ecd: entropic calibration difference (ECD) in nats `(..., N)`; None unless requested.
-        complement: 1 - `confidence`, exact where `confidence` rounds to 1; None unless requested.
-    """
-
-    confidence: Tensor
-    outcome: Tensor
-    weights: Tensor | None
-    ecd: Tensor | None = None
-    complement: Tensor | None = None
+    confidence: Tensor  # predicted probability of the event in [0, 1], `(..., N)`
+    outcome: Tensor  # 1 if the event occurred, else 0; a probability for soft targets. `(..., N)`, any real dtype.
+    weights: Tensor | None  # Broadcastable to `confidence`, or None for 1. Rows with weight 0 are ignored.
+    ecd: Tensor | None = None  # entropic calibration difference (ECD) in nats `(..., N)`; None unless requested
+    complement: Tensor | None = None  # 1 - `confidence`, exact where `confidence` rounds to 1; None unless requested
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Events":
         """Return events with `function` applied to each tensor that is not None."""

@@ -49,33 +49,27 @@ _OPTIONS = frozenset(InputOptions.__annotations__)
 
 @dataclass(frozen=True)
 class InputFormat:
-    """Checked input options (`InputOptions` without `weights`) and the requirements of a metric.
+    """Checked input options (`InputOptions` without `weights`) and the requirements of a metric."""
 
-    Attributes:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: number of classes or labels that `preds` must have; None accepts any.
-        hard_targets: whether `target` must contain labels. Floating labels 0 and 1 of a binary or multi-label task are
-            converted to integers.
-        whole_weights: whether `weights` must be whole numbers.
-        min_annotators: minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and
-            2 requires annotator counts.
-        likely_axis: class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes.
-        axis: class axis; for `class_axis=None` the last axis, until `resolved` infers it.
-    """
-
-    task: Task
+    task: Task  # `"binary"`, `"multiclass"` or `"multilabel"`
     from_logits: bool = False
     ignore_index: int | None = None
     class_axis: int | None = None
     batch_dims: int = 0
-    num_classes: int | None = None
+    num_classes: int | None = None  # number of classes or labels that `preds` must have; None accepts any
     validate_args: bool = True
+    # Whether `target` must contain labels. Floating labels 0 and 1 of a binary or multi-label task are converted to
+    # integers.
     hard_targets: bool = False
-    whole_weights: bool = False
+    whole_weights: bool = False  # whether `weights` must be whole numbers
     positive_classes: Sequence[int] | None = None
     nan_policy: NanPolicy = "raise"
+    # Minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2 requires
+    # annotator counts.
     min_annotators: int = 0
+    # class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes
     likely_axis: int | None = field(default=None, compare=False)
+    # class axis; for `class_axis=None` the last axis, until `resolved` infers it
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 

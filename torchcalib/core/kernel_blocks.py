@@ -19,15 +19,10 @@ _MEDIAN_ROWS = 1024  # maximum number of rows for the median distance, whose cos
 
 
 class Vectors(NamedTuple):
-    """Predictions and targets as vectors over C classes, with C = 2 for binary and multi-label input.
+    """Predictions and targets as vectors over C classes, with C = 2 for binary and multi-label input."""
 
-    Attributes:
-        values: probabilities or logits `(..., N, C)`; multi-class in the dtype of the input.
-        target: labels, int64 `(..., N)`, or soft targets `(..., N, C)`.
-    """
-
-    values: Tensor
-    target: Tensor
+    values: Tensor  # probabilities or logits `(..., N, C)`; multi-class in the dtype of the input
+    target: Tensor  # labels, int64 `(..., N)`, or soft targets `(..., N, C)`
 
 
 def vectors(p: Predictions) -> Vectors:
@@ -201,19 +196,12 @@ class BlockAccumulator:
 
 
 class _GroupBlocks(NamedTuple):
-    """Partition of rows, which are sorted by group, into blocks of `size` rows.
+    """Partition of rows, which are sorted by group, into blocks of `size` rows."""
 
-    Attributes:
-        rows: indices of the rows in K blocks, `(..., K * size)`.
-        is_block: mask of the blocks that are not padding, `(..., K)`.
-        group: group index of each block, `(..., K)`.
-        n_copy_blocks: number of additional blocks that contain only copies of one row, for each row `(..., N)`.
-    """
-
-    rows: Tensor
-    is_block: Tensor
-    group: Tensor
-    n_copy_blocks: Tensor
+    rows: Tensor  # indices of the rows in K blocks, `(..., K * size)`
+    is_block: Tensor  # mask of the blocks that are not padding, `(..., K)`
+    group: Tensor  # group index of each block, `(..., K)`
+    n_copy_blocks: Tensor  # number of additional blocks that contain only copies of one row, for each row `(..., N)`
 
 
 def _blocks_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:

@@ -81,21 +81,13 @@ class _Probabilities:
 
 @dataclass(frozen=True)
 class _Decisions:
-    """Predictions that are 0 or 1, and their targets. `+` combines batches.
+    """Predictions that are 0 or 1, and their targets. `+` combines batches."""
 
-    Attributes:
-        n_rows: number of rows.
-        rows: two different rows, or fewer if all rows are equal.
-        n_targets: number of targets.
-        n_scores: number of targets that are probabilities or logits.
-        scores: up to `_FEW_TARGETS` + 1 different ones.
-    """
-
-    n_rows: int = 0
-    rows: frozenset[tuple[float, ...]] = frozenset()
-    n_targets: int = 0
-    n_scores: int = 0
-    scores: frozenset[float] = frozenset()
+    n_rows: int = 0  # number of rows
+    rows: frozenset[tuple[float, ...]] = frozenset()  # two different rows, or fewer if all rows are equal
+    n_targets: int = 0  # number of targets
+    n_scores: int = 0  # number of targets that are probabilities or logits
+    scores: frozenset[float] = frozenset()  # up to `_FEW_TARGETS` + 1 different ones
 
     @classmethod
     def from_predictions(cls, p: Predictions) -> "_Decisions | None":

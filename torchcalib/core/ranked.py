@@ -36,23 +36,15 @@ _CHUNK_SIZE = 2**21  # number of elements that are processed at a time, to limit
 
 @dataclass(frozen=True, eq=False)
 class RankedSample:
-    """Unsorted elements, each with a score, a number of samples and a number of positives.
+    """Unsorted elements, each with a score, a number of samples and a number of positives."""
 
-    Attributes:
-        score: probability or log-odds `(..., M)`; NaN for an ignored element.
-        positives: number of samples with outcome 1 in each element, or the sum of the soft targets, `(..., M)`.
-        n: number of samples in each element, whole numbers `(..., M)`; None if each element is one sample.
-        from_logits: whether `score` contains log-odds.
-        has_invalid_rows: mask `(...)` of batch elements with invalid rows for which no error was raised, or None.
-        log_scored: whether the metric is a log score, which requires log-odds for merged elements.
-    """
-
-    score: Tensor
-    positives: Tensor
-    n: Tensor | None
-    from_logits: bool
+    score: Tensor  # probability or log-odds `(..., M)`; NaN for an ignored element
+    positives: Tensor  # number of samples with outcome 1 in each element, or the sum of the soft targets, `(..., M)`
+    n: Tensor | None  # number of samples in each element, whole numbers `(..., M)`; None if each element is one sample
+    from_logits: bool  # whether `score` contains log-odds
+    # mask `(...)` of batch elements with invalid rows for which no error was raised, or None
     has_invalid_rows: Tensor | None = None
-    log_scored: bool = False
+    log_scored: bool = False  # whether the metric is a log score, which requires log-odds for merged elements
     _views: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
 
     def sharing(self) -> Self:

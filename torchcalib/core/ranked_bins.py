@@ -40,22 +40,16 @@ _MIN_PARTITIONED = 2**16  # for this many elements or more, a partition at the b
 
 @dataclass(frozen=True, eq=False)
 class RankedBins(BinStats):
-    """Sums over the bins of a sorted sample, together with the sample.
+    """Sums over the bins of a sorted sample, together with the sample."""
 
-    Attributes:
-        sort_sample: function that returns the sorted sample. It is called once, when `sample` is first used.
-        ends: int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
-            `ends[b]`. A batch element with fewer than B bins has empty bins at the end.
-        given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
-        from_outcomes: whether the bins depend on the outcomes, as isotonic blocks do.
-        computed: cache of the properties.
-    """
-
+    # Function that returns the sorted sample. It is called once, when `sample` is first used.
     sort_sample: Callable[[], SortedSample]
+    # int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
+    # `ends[b]`. A batch element with fewer than B bins has empty bins at the end.
     ends: Tensor
-    given: Tensor | None
-    from_outcomes: bool = False
-    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    given: Tensor | None  # edges `(B + 1,)` from the caller; None if the bins depend on the sample
+    from_outcomes: bool = False  # whether the bins depend on the outcomes, as isotonic blocks do
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
 
     @once
     def sample(self) -> SortedSample:

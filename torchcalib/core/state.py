@@ -39,16 +39,11 @@ class SumState(Generic[S]):
     """Operations on the state of a metric that is computed from sums: one float64 tensor `(n,)`.
 
     The state contains the two counts of `ignored_counts`, `Sums.noise_flag` if present, and the flattened sums.
-
-    Attributes:
-        accumulator: computes the sums.
-        shape: shape of the sums.
-        names: names of the saved parts.
     """
 
-    accumulator: SumsAccumulator[S]
-    shape: tuple[int, ...]
-    names: ClassVar[tuple[str, ...]] = ("sums",)
+    accumulator: SumsAccumulator[S]  # computes the sums
+    shape: tuple[int, ...]  # shape of the sums
+    names: ClassVar[tuple[str, ...]] = ("sums",)  # names of the saved parts
     has_payload: ClassVar[bool] = False
     """Whether a rank sends more than `announce` returns. Otherwise an all-reduce adds the states of all ranks."""
 
@@ -127,19 +122,12 @@ class SumState(Generic[S]):
 
 
 class Samples(NamedTuple):
-    """State that stores samples in chunks. Each list contains one tensor `(..., n)` for each chunk of n samples.
+    """State that stores samples in chunks. Each list contains one tensor `(..., n)` for each chunk of n samples."""
 
-    Attributes:
-        scores: see `RankedSample`; float32 or float64.
-        outcomes: uint8 labels, or floating soft targets.
-        weights: number of copies of each sample, int64; `(..., 0)` if all weights in the chunk are 1.
-        n_ignored: numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`.
-    """
-
-    scores: list[Tensor]
-    outcomes: list[Tensor]
-    weights: list[Tensor]
-    n_ignored: Tensor
+    scores: list[Tensor]  # see `RankedSample`; float32 or float64
+    outcomes: list[Tensor]  # uint8 labels, or floating soft targets
+    weights: list[Tensor]  # number of copies of each sample, int64; `(..., 0)` if all weights in the chunk are 1
+    n_ignored: Tensor  # numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`
 
 
 _SCORE_DTYPES = (torch.float32, torch.float64)

@@ -190,17 +190,11 @@ def has_noise_flag(accumulator: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cell index and weighted summands of every event: `Sums.sums` contains the sum of the summands in each cell.
+    """Cell index and weighted summands of every event: `Sums.sums` contains the sum of the summands in each cell."""
 
-    Attributes:
-        index: cell index of each event, int64 `(..., E)`. Events from the same sample are adjacent.
-        columns: weighted summands, float64 `(..., F, E)`.
-        n_cells: number of cells K.
-    """
-
-    index: Tensor
-    columns: Tensor
-    n_cells: int
+    index: Tensor  # Cell index of each event, int64 `(..., E)`. Events from the same sample are adjacent.
+    columns: Tensor  # weighted summands, float64 `(..., F, E)`
+    n_cells: int  # number of cells K
 
 
 class SumsAccumulator(Protocol[S]):
@@ -221,18 +215,13 @@ class SumsAccumulator(Protocol[S]):
 
 @dataclass(frozen=True)
 class ScoreAccumulator:
-    """Accumulator for the weighted sum of a per-sample score, such as the log loss.
+    """Accumulator for the weighted sum of a per-sample score, such as the log loss."""
 
-    Attributes:
-        per_sample: function of predictions and `arguments` that returns scores `(..., N)`. It must be a module-level
-            function, which can be pickled.
-        arguments: further arguments of `per_sample`.
-        by_class: whether to sum separately for each true class. A soft target is weighted by its probabilities.
-    """
-
+    # Function of predictions and `arguments` that returns scores `(..., N)`. It must be a module-level function, which
+    # can be pickled.
     per_sample: Callable[..., Tensor]
-    arguments: tuple[Hashable, ...]
-    by_class: bool
+    arguments: tuple[Hashable, ...]  # further arguments of `per_sample`
+    by_class: bool  # Whether to sum separately for each true class. A soft target is weighted by its probabilities.
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class, with a leading axis for L labels."""

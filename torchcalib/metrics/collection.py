@@ -267,17 +267,11 @@ class CalibrationCollection(MetricCollection):
 
 
 class _Reading(NamedTuple):
-    """Metrics of a collection that share the conversion of a batch.
+    """Metrics of a collection that share the conversion of a batch."""
 
-    Attributes:
-        input_format: format of the shared conversion.
-        formats: distinct formats of the metrics, which check the batch.
-        by_state: metrics whose states for a batch are equal, in one list each.
-    """
-
-    input_format: InputFormat
-    formats: list[InputFormat]
-    by_state: list[list[CalibrationMetric[Any]]]
+    input_format: InputFormat  # format of the shared conversion
+    formats: list[InputFormat]  # distinct formats of the metrics, which check the batch
+    by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
 
     def predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         """Check and convert a batch.

@@ -28,19 +28,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class Estimator(Generic[S]):
-    """Metric with fixed options, defined by input format, accumulator and formula.
+    """Metric with fixed options, defined by input format, accumulator and formula."""
 
-    Attributes:
-        input_format: Checks and converts tensors to `Predictions`.
-        accumulator: Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`.
-        formula: Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element.
-        averages: Whether values are averaged over classes or labels, the last batch axis.
-    """
-
-    input_format: InputFormat
+    input_format: InputFormat  # Checks and converts tensors to `Predictions`
+    # Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`
     accumulator: SumsAccumulator[S] | ExactSample
+    # Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element
     formula: Callable[[Any], Tensor]
-    averages: bool
+    averages: bool  # Whether values are averaged over classes or labels, the last batch axis
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""

@@ -42,13 +42,9 @@ InBlocks = Literal["block", "linear"]
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Validated options of the squared kernel calibration error; see `skce`.
+    """Validated options of the squared kernel calibration error; see `skce`."""
 
-    Attributes:
-        task: Task of the metric: binary for multi-class input with `positive_classes`.
-    """
-
-    task: Task
+    task: Task  # Task of the metric: binary for multi-class input with `positive_classes`
     estimator: Estimate
     kernel: Kernel
     bandwidth: float | Literal["median"]

@@ -53,24 +53,15 @@ class Accepted:
 
     The tensors have the shape `(..., M)` of the sorted sample. The numbers of a group are at its last element. All
     other elements have `n` and `errors` 0, so that they change no sum.
-
-    Attributes:
-        n: number of samples in the group.
-        errors: number of errors in the group.
-        n_before: number of samples with a larger confidence.
-        errors_before: number of errors among the samples with a larger confidence.
-        total: number of all samples `(...)`.
-        total_errors: number of all errors `(...)`.
-        confidence: confidence of the group as a probability.
     """
 
-    n: Tensor
-    errors: Tensor
-    n_before: Tensor
-    errors_before: Tensor
-    total: Tensor
-    total_errors: Tensor
-    confidence: Tensor
+    n: Tensor  # number of samples in the group
+    errors: Tensor  # number of errors in the group
+    n_before: Tensor  # number of samples with a larger confidence
+    errors_before: Tensor  # number of errors among the samples with a larger confidence
+    total: Tensor  # number of all samples `(...)`
+    total_errors: Tensor  # number of all errors `(...)`
+    confidence: Tensor  # confidence of the group as a probability
 
     @classmethod
     def from_sample(cls, sample: RankedSample) -> Self:

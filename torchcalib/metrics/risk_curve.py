@@ -249,19 +249,12 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
 
 @dataclass(frozen=True, eq=False)
 class _SortedPredictions:
-    """Sorted predictions for two classes, and the error rates at each threshold.
+    """Sorted predictions for two classes, and the error rates at each threshold."""
 
-    Attributes:
-        values: Predictions in ascending order `(..., N)`, N >= 1.
-        from_logits: Whether the predictions are logits.
-        missed: Relative weight of class 1 among the k lowest predictions (misses), for k = 0 to N, `(..., N + 1)`.
-        accepted: Relative weight of class 0 among the N - k largest predictions (false alarms), `(..., N + 1)`.
-    """
-
-    values: Tensor
-    from_logits: bool
-    missed: Tensor
-    accepted: Tensor
+    values: Tensor  # Predictions in ascending order `(..., N)`, N >= 1
+    from_logits: bool  # Whether the predictions are logits
+    missed: Tensor  # Relative weight of class 1 among the k lowest predictions (misses), for k = 0 to N, `(..., N + 1)`
+    accepted: Tensor  # Relative weight of class 0 among the N - k largest predictions (false alarms), `(..., N + 1)`
 
 
 def _sorted_predictions(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:

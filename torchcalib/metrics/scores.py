@@ -54,20 +54,13 @@ def mean_score(s: ScoreSum) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ScoreEstimator(Estimator[ScoreSum]):
-    """Estimator of a mean score, optionally normalised or reweighted to given class priors.
+    """Estimator of a mean score, optionally normalised or reweighted to given class priors."""
 
-    Attributes:
-        score: Definition of the score.
-        normalize: Whether the mean is divided by the mean score of a model that always predicts the class priors.
-        priors: Class priors `(C,)`, validated once the number of classes is known. None means the class frequencies in
-            the data.
-        reduction: `"mean"`, or `"none"` for the score of every sample.
-    """
-
-    score: Score
-    normalize: bool
+    score: Score  # Definition of the score
+    normalize: bool  # Whether the mean is divided by the mean score of a model that always predicts the class priors
+    # Class priors `(C,)`, validated once the number of classes is known. None means the class frequencies in the data.
     priors: Tensor | Sequence[float] | None
-    reduction: Reduction = "mean"
+    reduction: Reduction = "mean"  # `"mean"`, or `"none"` for the score of every sample
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean score, or with `reduction="none"` the score of every sample."""

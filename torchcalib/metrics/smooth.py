@@ -51,14 +51,10 @@ class SmoothingCells(BinStats):
 
 @dataclass(frozen=True)
 class SmoothingAccumulator(EventSums[BinStats]):
-    """Accumulator of the sums for the smooth calibration error; see `SmoothingCells`.
-
-    Attributes:
-        with_noise: Include the sums for the noise floor, `BinStats.noise`.
-    """
+    """Accumulator of the sums for the smooth calibration error; see `SmoothingCells`."""
 
     n_cells = N_CELLS
-    with_noise: bool = False
+    with_noise: bool = False  # Include the sums for the noise floor, `BinStats.noise`
 
     @property
     def n_quantities(self) -> int:
@@ -303,21 +299,13 @@ def smece_width(
 
 
 class SmoothCurve(NamedTuple):
-    """Kernel regression of the outcomes on the confidence, for one sample.
+    """Kernel regression of the outcomes on the confidence, for one sample."""
 
-    Attributes:
-        confidence: P equally spaced points in [0, 1], `(P,)`.
-        frequency: smoothed frequency at each point, `(P,)`; NaN where no data are within reach of the kernel.
-        density: smoothed density of the confidence at each point, `(P,)`.
-        width: standard deviation of the kernel.
-        error: smooth expected calibration error (smECE) for this width.
-    """
-
-    confidence: Tensor
-    frequency: Tensor
-    density: Tensor
-    width: float
-    error: float
+    confidence: Tensor  # P equally spaced points in [0, 1], `(P,)`
+    frequency: Tensor  # smoothed frequency at each point, `(P,)`; NaN where no data are within reach of the kernel
+    density: Tensor  # smoothed density of the confidence at each point, `(P,)`
+    width: float  # standard deviation of the kernel
+    error: float  # smooth expected calibration error (smECE) for this width
 
 
 def smooth_curve_of(cells: SmoothingCells, bandwidth: float | None = None) -> SmoothCurve:

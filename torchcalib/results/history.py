@@ -14,19 +14,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """Metric values of one validation.
+    """Metric values of one validation."""
 
-    Attributes:
-        epoch: number of the epoch.
-        step: training progress, such as the epoch or the number of optimizer steps; increases from row to row.
-        values: metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
-        warning: text of the warning about over-confidence; empty without a warning.
-    """
-
-    epoch: int
-    step: int
-    values: Mapping[str, float]
-    warning: str = ""
+    epoch: int  # number of the epoch
+    step: int  # training progress, such as the epoch or the number of optimizer steps; increases from row to row
+    values: Mapping[str, float]  # metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`
+    warning: str = ""  # text of the warning about over-confidence; empty without a warning
 
 
 @dataclass(frozen=True)

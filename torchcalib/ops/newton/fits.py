@@ -29,26 +29,24 @@ from torchcalib.ops.operation import operation
 class AffineFit(NamedTuple):
     """Fits of softmax(alpha s + beta), which minimise the mean negative log-likelihood (NLL).
 
-    Attributes:
-        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Classes with a score of -inf
-            have probability 0, also for alpha = 0.
-        beta: biases `(R, S, C)`, 0 for `SEPARABLE`. Their sum over the classes with samples in the fit is 0. The biases
-            of other classes are -inf.
-        grad_norm: norm of the gradient of the mean NLL in alpha and beta, `(R, S)`; NaN for `SEPARABLE`. The derivative
-            in alpha does not count for `AT_ZERO`. The mean is over the samples in the fit.
-        outcome: int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has
-            no finite minimiser, or is constant, as no sample is in the fit); `STOPPED` (the NLL could not be decreased,
-            but the gradient is not small); or `NO_DATA` (total weight 0, all values NaN).
-        lost: weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because
-            their NLL is infinite for every alpha > 0.
-
     Samples with a single class of finite score, their label, are excluded too: their NLL is 0 for all parameters.
     """
 
+    # Inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Classes with a score of -inf have
+    # probability 0, also for alpha = 0.
     alpha: Tensor
+    # Biases `(R, S, C)`, 0 for `SEPARABLE`. Their sum over the classes with samples in the fit is 0. The biases of
+    # other classes are -inf.
     beta: Tensor
+    # Norm of the gradient of the mean NLL in alpha and beta, `(R, S)`; NaN for `SEPARABLE`. The derivative in alpha
+    # does not count for `AT_ZERO`. The mean is over the samples in the fit.
     grad_norm: Tensor
+    # int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has no finite
+    # minimiser, or is constant, as no sample is in the fit); `STOPPED` (the NLL could not be decreased, but the
+    # gradient is not small); or `NO_DATA` (total weight 0, all values NaN)
     outcome: Tensor
+    # Weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because their NLL
+    # is infinite for every alpha > 0.
     lost: Tensor
 
 

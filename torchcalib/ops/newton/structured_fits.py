@@ -26,19 +26,13 @@ from torchcalib.ops.operation import operation
 
 
 class StructuredFit(NamedTuple):
-    """Fits of softmax(W x + b).
+    """Fits of softmax(W x + b)."""
 
-    Attributes:
-        weight: diagonal of W `(R, S, C)`, or W `(R, S, C, C)`.
-        bias: b `(R, S, C)`.
-        grad_norm: norm of the gradient of the objective in all parameters, `(R, S)`; NaN for `SEPARABLE`.
-        outcome: int64 `(R, S)`: `CONVERGED`, `SEPARABLE` (the NLL has no finite minimiser), `STOPPED` (the gradient is
-            not small) or `NO_DATA` (total weight 0, all values NaN).
-    """
-
-    weight: Tensor
-    bias: Tensor
-    grad_norm: Tensor
+    weight: Tensor  # diagonal of W `(R, S, C)`, or W `(R, S, C, C)`
+    bias: Tensor  # b `(R, S, C)`
+    grad_norm: Tensor  # norm of the gradient of the objective in all parameters, `(R, S)`; NaN for `SEPARABLE`
+    # int64 `(R, S)`: `CONVERGED`, `SEPARABLE` (the NLL has no finite minimiser), `STOPPED` (the gradient is not small)
+    # or `NO_DATA` (total weight 0, all values NaN)
     outcome: Tensor
 
 

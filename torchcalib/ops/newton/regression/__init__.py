@@ -24,21 +24,14 @@ RANK = 1e-12  # a feature is determined by others if this fraction of its norm o
 
 
 class RegressionFit(NamedTuple):
-    """Fits of P(y = 1) = sigmoid(intercept + coefficients * x), which minimise the mean negative log-likelihood (NLL).
+    """Fits of P(y = 1) = sigmoid(intercept + coefficients * x) with the smallest mean negative log-likelihood (NLL)."""
 
-    Attributes:
-        coefficients: `(R, S, D)`; 0 if all labels are equal.
-        intercept: `(R, S)`; inf or -inf if all labels are equal, which maximises the likelihood.
-        nll: mean NLL `(R, S)`, without the ridge.
-        grad_norm: norm of the gradient in the coefficients of the orthonormal features, `(R, S)`.
-        outcome: int64 `(R, S)`: `CONVERGED`; `SEPARABLE` (no finite minimiser: coefficients of the last iteration);
-            `STOPPED` (the gradient is not small); or `NO_DATA` (total weight 0, all values NaN).
-    """
-
-    coefficients: Tensor
-    intercept: Tensor
-    nll: Tensor
-    grad_norm: Tensor
+    coefficients: Tensor  # `(R, S, D)`; 0 if all labels are equal
+    intercept: Tensor  # `(R, S)`; inf or -inf if all labels are equal, which maximises the likelihood
+    nll: Tensor  # mean NLL `(R, S)`, without the ridge
+    grad_norm: Tensor  # norm of the gradient in the coefficients of the orthonormal features, `(R, S)`
+    # int64 `(R, S)`: `CONVERGED`; `SEPARABLE` (no finite minimiser: coefficients of the last iteration); `STOPPED` (the
+    # gradient is not small); or `NO_DATA` (total weight 0, all values NaN)
     outcome: Tensor
 
 
