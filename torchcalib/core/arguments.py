@@ -130,13 +130,7 @@ _ADVICE = {
 
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
-    """Return the error for an unknown argument, with a suggestion.
-
-    Args:
-        name: the unknown argument.
-        known: arguments of the callable.
-        where: name of the callable in the message.
-    """
+    """Return the error for an argument that `where` does not accept, with a suggestion from its `known` arguments."""
     similar = SYNONYMS.get(name)
     if similar not in known:
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
@@ -302,10 +296,7 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int | None = None) -> None:
-    """Raise an error unless `level` is in (0, 1).
-
-    If `n_replicates` is given, one replicate must be expected beyond each end of the interval.
-    """
+    """Raise an error unless `level` is in (0, 1), and `n_replicates` has one replicate beyond each end."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {shown(level)}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
@@ -345,10 +336,9 @@ def check_in_all_batches(name: str, before: bool | None, now: bool) -> None:
 
 
 def check_average(average: object, has_outputs: bool) -> bool:
-    """Return whether to average over the class or label axis of values, which they have if `has_outputs`.
+    """Return whether to average over the class or label axis of values. Raise ValueError for an invalid `average`.
 
-    Raises:
-        ValueError: unless `average` is "macro", or None and there is such an axis.
+    It must be "macro", or None if values have such an axis (`has_outputs`).
     """
     if average not in ("macro", None):
         raise ValueError(

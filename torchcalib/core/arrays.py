@@ -47,10 +47,8 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a plain tensor is returned unchanged.
 
     Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array. A list
-    of tensors is stacked, which keeps gradients.
-
-    Raises:
-        TypeError: if `x` does not contain numbers, or is a tensor of an unsupported kind, for example sparse.
+    of tensors is stacked, which keeps gradients. Other values, and unsupported tensors such as sparse ones, raise
+    TypeError.
     """
     if isinstance(x, Tensor):
         return x if are_plain((x,)) else _plain(name, x)

@@ -23,11 +23,7 @@ _MAX_ROUNDING = 0.1  # row sums with a larger rounding error should not be corre
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int, absent: Tensor | None = None) -> str:
     """Return the likely cause of labels outside [0, num_classes - 1], as text for an error message.
 
-    Args:
-        target: all labels.
-        rows: mask of the labels that are out of range, broadcastable to `target`.
-        num_classes: number of classes; 2 for binary and multi-label targets.
-        absent: mask of ignored rows, whose labels are replaced by 0; None if there are none.
+    `rows` is the mask of these labels. `absent` is the mask of ignored rows, whose labels are replaced by 0.
     """
     values = target if absent is None else target[~absent.expand(target.shape)]
     values = values[~values.isnan()] if values.is_floating_point() else values
@@ -65,11 +61,8 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int, absent: Tens
 def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> str:
     """Return the likely cause of probabilities or soft targets outside [0, 1], as text for an error message.
 
-    Args:
-        name: "preds" or "target".
-        probs: all values.
-        rows: mask of the invalid values; for multi-class input, mask of the rows that contain invalid values.
-        per_class: whether the last axis of `probs` is the class axis.
+    `rows` is the mask of the invalid values; with `per_class` (classes on the last axis), of the rows that contain
+    them.
     """
     finite = probs[probs.isfinite()].double()
     low, high = (float(end) for end in finite.aminmax()) if finite.numel() else (0.0, 0.0)

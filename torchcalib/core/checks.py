@@ -59,15 +59,9 @@ def enforce(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Raise ValueError if a row breaks a rule. If values are not available, set the weights of such rows to NaN.
 
-    Args:
-        rules: rules that the rows must satisfy.
-        weights: weights of the rows `(..., N)`, or None for 1.
-        absent: mask of rows with weight 0, for which the rules are not checked; None if there are none.
-        drop_invalid: set the weights of broken rows to 0 instead, without synchronising the device.
-        wait: False sets weights to NaN instead of raising, without synchronising the device.
-
-    Returns:
-        The weights, and a mask of the broken rows, which is None if the weights are unchanged.
+    Rules are not checked in `absent` rows (mask of weight 0). Two options prevent raising, without synchronising the
+    device. `drop_invalid` sets the weights of broken rows to 0, and `wait=False` to NaN. Return the weights `(..., N)`,
+    and a mask of the broken rows, None if the weights are unchanged.
     """
     if not rules or (wait and not drop_invalid and all_satisfied(rules)):
         return weights, None
@@ -342,12 +336,10 @@ def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
 
 
 def proportions_of_counts(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Convert annotator counts, with classes on `axis`, to proportions.
+    """Convert annotator counts to float64 proportions on the class axis `axis`, and return the number of annotators.
 
-    Returns:
-        Proportions, float64 with the shape of `counts`, and the number of annotators, without `axis`. A row without
-        annotators has proportions 0. In a row with a negative count, the number of annotators is replaced by the
-        smallest count, which `AnnotatorRule` rejects.
+    A row without annotators has proportions 0. In a row with a negative count, the number of annotators is replaced by
+    the smallest count, which `AnnotatorRule` rejects.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)

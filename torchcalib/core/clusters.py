@@ -43,12 +43,7 @@ def num_clusters_for(shape: Sequence[int], at_most: int = MAX_CLUSTERS) -> int:
 
 
 def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
-    """Return integer identifiers of clusters, int64. Text and dates are hashed.
-
-    Raises:
-        TypeError: if the clusters are neither integers nor text.
-        ValueError: if a cluster is missing.
-    """
+    """Return integer identifiers of clusters, int64. Text and dates are hashed. A missing cluster raises ValueError."""
     if not (isinstance(clusters, Tensor) or starts_with_tensor(clusters)):
         column = np.asarray(clusters)
         if column.dtype.kind in "OUSTMm":
@@ -147,14 +142,11 @@ def in_clusters(p: Predictions, clusters: Tensor) -> Predictions:
 
 
 def determine_label(p: Predictions) -> bool:
-    """Return whether all rows of each cluster have the same label, which is not a coincidence.
+    """Return whether all rows of each cluster (`groups` of `p`) have the same label, which is not a coincidence.
 
     For class frequencies f_k, labels that do not depend on the clusters have a single class in a cluster of n rows with
     probability sum_k f_k^n. The product over all clusters must be below 0.001. Labels that are all equal, soft targets
     and multi-label tasks give False.
-
-    Args:
-        p: predictions `(N,)`; `groups` contains the identifier of the cluster of each sample.
     """
     if p.groups is None or not p.hard or p.task == "multilabel":
         return False
@@ -178,9 +170,6 @@ def of_samples(clusters: Tensor, samples: Sequence[int], n_batch: int = 0) -> Te
 
     `clusters` has the shape of the samples of one batch element, which all share it, or of all samples. With one
     cluster per item of the first axis of samples, such as an image, all samples of an item form a cluster.
-
-    Raises:
-        ValueError: if the shape does not fit.
     """
     inner = tuple(samples)[n_batch:]
     given = tuple(clusters.shape)
@@ -269,13 +258,9 @@ def least_of_batch(number: Tensor) -> float:
 
 
 def cluster_table(clusters: Clusters, upper: Tensor | None) -> Tensor:
-    """Return the weight and the residual of every cluster in each cell, `(..., G, 2, K)`.
+    """Return the weight and the residual (outcomes minus confidences) of every cluster in each cell, `(..., G, 2, K)`.
 
-    The residual is the sum of outcomes minus confidences.
-
-    Args:
-        clusters: sums or samples by cluster.
-        upper: largest score in each cell `(..., K)`, if the cells are runs of sorted samples; else None.
+    `upper` is the largest score in each cell `(..., K)`, if the cells are runs of sorted samples; else None.
     """
     if isinstance(clusters, ClusteredSample):
         assert upper is not None  # cells of a ranked sample are runs

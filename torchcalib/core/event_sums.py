@@ -165,12 +165,9 @@ class EqualWidthBins(EventSums[BinStats]):
         return self._bin_stats(p, sums, events)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
-        """Return the sums `(G, ..., F, B)` over the events in each group.
+        """Return the sums `(G, ..., F, B)` over the events in each group, for predictions without replicate weights.
 
-        Args:
-            p: predictions without replicate weights.
-            groups: group index of each sample in [0, G), int64 `(..., N)`, multi-label `(..., 1, N)`.
-            num_groups: number of groups G.
+        `groups` are indices in [0, G), int64 `(..., N)`, multi-label `(..., 1, N)`.
         """
         events = self.events(p)
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)

@@ -228,12 +228,9 @@ def modes_of(task: Task) -> tuple[NamedMode, ...]:
 
 
 def resolve_mode(task: Task, mode: Mode | None, modes: Sequence[NamedMode] | None = None) -> Mode:
-    """Return `mode`, or the default mode for None. Raise ValueError if it is not supported.
+    """Return `mode`, or the default (first) mode for None. Raise ValueError if it is not in `modes`.
 
-    Args:
-        task: task of the metric.
-        mode: mode from the caller.
-        modes: supported modes, with the default mode first; None for `modes_of(task)`.
+    None for `modes` allows `modes_of(task)`.
     """
     check_task(task)
     offered = modes_of(task) if modes is None else modes

@@ -38,18 +38,10 @@ def check_group_range(groups: Tensor, num_groups: int) -> None:
 def in_groups(
     p: Predictions, groups: Tensor, num_groups: int, *, validate_args: bool = True, drop_invalid: bool = False
 ) -> Predictions:
-    """Return the predictions with a checked group index for each row. The result shares the cache of `p`.
+    """Return the predictions with a checked group index in [0, num_groups) for each row, sharing the cache of `p`.
 
-    Args:
-        p: predictions.
-        groups: group index of each sample in [0, num_groups), or -1 for no group. Rows without a group are ignored. The
-            indices of rows with weight 0 are not used.
-        num_groups: number of groups G.
-        validate_args: check the values; False skips the check.
-        drop_invalid: count and ignore invalid rows instead of raising, without synchronising the device.
-
-    Raises:
-        ValueError: if an index is out of range.
+    Rows with index -1 (no group) are ignored. The indices of rows with weight 0 are not used. An index out of range
+    raises ValueError. `drop_invalid` counts and ignores such rows instead, without synchronising the device.
     """
     per_sample = (*p.samples[:-2], 1, p.samples[-1]) if p.task == "multilabel" else p.samples
     groups = groups.reshape(per_sample).long()

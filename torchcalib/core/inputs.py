@@ -104,21 +104,15 @@ class InputFormat:
     ) -> Predictions:
         """Check one batch and convert it to `Predictions`. All axes except batch and class axes are samples.
 
-        Args:
-            preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with any further
-                sample axes.
-            target: labels with the shape of the samples, soft targets with the shape of `preds`, or annotator counts
-                (see `has_annotator_counts`).
-            weights: non-negative weights with the shape of the samples. Without `batch_shape`, a leading axis of R
-                replicates is possible.
-            batch_shape: required sizes of the leading batch axes. None uses the first `batch_dims` axes.
-            drop_invalid: count and ignore invalid rows instead of raising, without synchronising the device.
-            wait: False sets the weights of invalid rows to NaN instead of raising, without synchronising the device.
-            evidence: evidence for mistakes in earlier batches of a stream, to which the batch is added.
+        `preds` are binary `(N,)` or `(N, 1)`, multi-class `(N, C)` or multi-label `(N, L)`, with any further sample
+        axes. `target` has labels with the shape of the samples, soft targets with the shape of `preds`, or annotator
+        counts. `weights` have the shape of the samples, and without `batch_shape` possibly a leading axis of R
+        replicates. `batch_shape` are the required sizes of the leading batch axes; None uses the first `batch_dims`
+        axes.
 
-        Raises:
-            TypeError: if a type or dtype is not supported.
-            ValueError: if a shape or a value is not valid.
+        Two options replace raising for invalid rows, without synchronising the device. `drop_invalid` counts and
+        ignores them, and `wait=False` sets their weights to NaN. The batch is added to `evidence` for mistakes in
+        earlier batches.
         """
         if not are_plain((preds, target) if weights is None else (preds, target, weights)):
             preds, target, weights = as_tensors(preds, target, weights)
@@ -199,10 +193,7 @@ class InputFormat:
         """Return the format with a class axis, inferred from shapes unless `class_axis` is given.
 
         Candidates are the last axis and, without batch axes (`n_batch` is 0), axis 1. The class axis must agree with
-        the number of classes and the shape of the target.
-
-        Raises:
-            ValueError: if both axes are possible, and there is no `likely_axis`.
+        the number of classes and the shape of the target. If both are possible, use `likely_axis` or raise ValueError.
         """
         if self.class_axis is not None or self.task == "binary" or preds.dim() <= 2:
             return self
@@ -296,10 +287,6 @@ class InputFormat:
         """Return the format without the requirements that do not affect the conversion.
 
         Metrics whose shareable formats are equal can share one conversion.
-
-        Args:
-            weighted: whether the caller passes weights.
-            floating: whether the targets are floating.
         """
         demands_whole, demands_labels = self.whole_weights and weighted, self.hard_targets and floating
         if ("shared", demands_whole, demands_labels) not in self._variants:
@@ -311,11 +298,7 @@ class InputFormat:
         return self._variants["shared", demands_whole, demands_labels]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Check types, dtypes, devices and metric requirements, but not the values.
-
-        Returns:
-            Whether `target` contains annotator counts.
-        """
+        """Check types, devices and requirements, but not values. Return whether `target` has annotator counts."""
         arguments = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in arguments.items():
             if not isinstance(tensor, Tensor):
@@ -368,8 +351,8 @@ class InputFormat:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Check shapes, flatten sample axes, and move the class axis to the end, or a label axis before the samples.
 
-        Returns:
-            Predictions, targets (soft targets for annotator counts), number of annotators or None, and weights or None.
+        Return predictions, targets (soft targets for annotator counts), number of annotators or None, and weights or
+        None.
         """
         has_classes = self.task != "binary"
         target, n_annotators = self.proportions_in(target) if has_counts else (target, None)
@@ -548,13 +531,7 @@ def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Ten
 
 
 def check_option_names(options: Mapping[str, Any], known: Iterable[str] = (), where: str = "this function") -> None:
-    """Raise TypeError if an option is not in `InputOptions`.
-
-    Args:
-        options: keyword arguments to check.
-        known: further arguments of the callable, which are suggested if a name is similar.
-        where: name of the callable in the message.
-    """
+    """Raise TypeError if an option is not in `InputOptions`; also suggest similar names in `known`."""
     if unknown := [name for name in options if name not in _OPTIONS]:
         raise unknown_argument(unknown[0], {*_OPTIONS, *known}, where)
 
@@ -588,9 +565,8 @@ def flattened(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Reshape the input to one sample axis, with classes last, and return options for the new shapes.
 
-    Returns:
-        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)` with batch axes B; targets with matching shapes; and options
-        without `class_axis`. Weights in the options have the shape `(*B, N)` or `(R, *B, N)`.
+    Predictions are `(*B, N)`, `(*B, N, C)` or `(*B, N, L)` with batch axes B. Weights in the options are `(*B, N)` or
+    `(R, *B, N)`. The options have no `class_axis`.
     """
     check_option_names(options)
     preds, target, weights = as_tensors(preds, target, options.get("weights"))

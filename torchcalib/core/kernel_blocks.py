@@ -147,13 +147,7 @@ class BlockAccumulator:
         return BlockStats(sums if nan_if_invalid is None else sums + nan_if_invalid)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
-        """Return the sums `(G, ..., 3, 1)` over blocks of samples from the same group.
-
-        Args:
-            p: predictions without replicate weights.
-            groups: group index of each sample, `(..., N)`, multi-label `(..., 1, N)`.
-            num_groups: number of groups G.
-        """
+        """Return the sums `(G, ..., 3, 1)` over blocks of samples from the same group."""
         values, target = vectors(p)
         *lead, n, _ = values.shape
         wide = wide_dtype(values.device)
@@ -237,14 +231,10 @@ def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
 
 
 def median_distance(q: Tensor, weights: Tensor, kernel: Kernel) -> Tensor:
-    """Return the weighted median distance between two rows, `(..., R)`; 1 if the median is 0.
+    """Return the weighted median distance between two rows of `q` `(..., N, C)`, `(..., R)`; 1 if the median is 0.
 
-    At most 1,024 evenly spaced rows are used. A row with weight k is treated as k rows at distance 0.
-
-    Args:
-        q: probabilities `(..., N, C)`.
-        weights: weights of R replicates `(..., R, N)`.
-        kernel: "laplacian" for half the l1 distance; otherwise the l2 distance.
+    At most 1,024 evenly spaced rows are used. A row with weight k is treated as k rows at distance 0. The distance is
+    half the l1 distance for "laplacian", otherwise the l2 distance.
     """
     n = q.shape[-2]
     n_rows = min(n, _MEDIAN_ROWS)

@@ -143,10 +143,8 @@ class Evidence:
 def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | None = None) -> None:
     """Raise ValueError for swapped arguments, and warn for decisions and for probabilities that are passed as logits.
 
-    Args:
-        p: predictions on the CPU, because values are read.
-        first: the first predicted values, which rule out most mistakes.
-        earlier: evidence from earlier batches of a stream, to which the batch is added.
+    `p` is on the CPU. The `first` predicted values rule out most mistakes. The batch is added to the evidence of
+    earlier batches.
     """
     per_class = p.task == "multiclass"
     may_be_probabilities = p.from_logits and min(first) >= 0 and max(first) <= 1
@@ -179,15 +177,11 @@ def n_rows(values: Tensor, per_class: bool) -> int:
 
 
 def look_like_probabilities(values: Tensor, per_class: bool) -> bool:
-    """Return whether values that should be logits are probabilities.
+    """Return whether values that should be logits are probabilities; `per_class` has classes last.
 
     Multi-class rows are probabilities if all values are in [0, 1], all rows sum to 1, and there are at least `MIN_ROWS`
-    rows. Other values are probabilities if all of at least `MIN_VALUES` are in [0, 1], the smallest is at most
-    0.005, and the largest at least 0.995. Logits exceed this interval, or fill only a part of it.
-
-    Args:
-        values: multi-class `(..., N, C)`, otherwise any shape.
-        per_class: whether the last axis contains classes.
+    rows. Other values are probabilities if all of at least `MIN_VALUES` are in [0, 1], the smallest is at most 0.005,
+    and the largest at least 0.995. Logits exceed this interval, or fill only a part of it.
     """
     found = _Probabilities.from_values(values, per_class)
     return found is not None and found.suffice(per_class)
@@ -205,10 +199,7 @@ def has_scores(target: Tensor) -> bool:
 
 
 def swapped(found: str, target: Tensor, may_be_valid: bool = False) -> ValueError:
-    """Return the error for predictions that are labels, with probabilities or logits as targets.
-
-    `may_be_valid` states that the arguments can be valid: saturated predictions with soft targets.
-    """
+    """Return the error for swapped arguments, which may be valid (`may_be_valid`) for saturated predictions."""
     scores = _scores_in(target).flatten()
     example = f", and {float(scores[0]):.6g} in `target`" if scores.numel() else ""
     valid = (

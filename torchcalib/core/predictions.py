@@ -171,10 +171,7 @@ class Predictions:
         )
 
     def set_in_log_odds(self) -> "Predictions":
-        """Return predictions of a set of classes as log-odds, which are accurate where the probability rounds to 1.
-
-        Other predictions are returned unchanged.
-        """
+        """Return predictions of a set of classes as log-odds, accurate near probability 1; else `self`."""
         if self.rest is None:
             return self
         log_p, log_not_p = self.binary_log_probs
@@ -315,15 +312,10 @@ _MAX_AT_ONCE = 2**22  # maximum number of float64 values in memory (32 MB) for t
 
 
 def by_replicates(function: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
-    """Apply a function to R replicates, a few at a time to bound the memory.
+    """Apply a function to R replicates, a few at a time to bound the memory. Return values `(*p.replicates, *)`.
 
-    Args:
-        function: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
-        p: predictions.
-        elements: number of values that `function` stores in memory for each replicate.
-
-    Returns:
-        Values `(*p.replicates, *)`.
+    The function maps predictions with weights `(r, ..., N)` to values `(r, *)`, and stores `elements` values for each
+    replicate.
     """
     if p.weights is None or not p.replicates:
         return function(p)

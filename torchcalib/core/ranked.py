@@ -102,8 +102,7 @@ class RankedSample:
     def sorted(self, stable: bool = False) -> "SortedSample":
         """Return the elements in ascending order of their scores; `stable` keeps the order of equal scores.
 
-        Raises:
-            ValueError: if weights sum to more than 2^53.
+        Weights that sum to more than 2^53 raise ValueError.
         """
         return self.view(("sorted", stable), lambda: self._sorted_elements(stable))
 

@@ -63,10 +63,7 @@ class RankedBins(BinStats):
 
     @property
     def noise(self) -> Tensor:
-        """Variance of the sum of outcomes under perfect calibration `(..., B)`; see `BinStats.noise`.
-
-        NaN if the bins depend on the outcomes, because outcomes in a bin are then dependent.
-        """
+        """Variance as `BinStats.noise`; NaN if the bins depend on the outcomes, which are then dependent."""
         return self._variances[1]
 
     @once
@@ -169,12 +166,7 @@ class Binning:
 
     @classmethod
     def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
-        """Create a binning from the argument `bins` of a metric, which is a name or a sequence of edges.
-
-        Raises:
-            TypeError: if `bins` is neither a name nor a sequence of numbers.
-            ValueError: if the name is unknown, or the edges do not increase from 0 to 1.
-        """
+        """Create a binning from the argument `bins` of a metric: a name, or increasing edges from 0 to 1."""
         if isinstance(bins, str):
             if bins not in get_args(Bins):
                 names = ", ".join(map(repr, get_args(Bins)))

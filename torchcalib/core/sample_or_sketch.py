@@ -103,8 +103,7 @@ class SampleOrSketchState:
     def check(self, parts: Sequence[Any], like: SampleOrSketch) -> SampleOrSketch | None:
         """Return a copy of a saved state on the device of `like`, or None if its parts are not valid.
 
-        Raises:
-            ValueError: for invalid scores, counts or cells.
+        Invalid scores, counts or cells raise ValueError.
         """
         n_exact = len(like.exact)
         exact = self.exact.check(parts[:n_exact], like.exact)

@@ -92,10 +92,7 @@ class SumState(Generic[S]):
         return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
-        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid.
-
-        Sums in a dtype other than float64 have been rounded and are not valid.
-        """
+        """Return a copy of a saved state on the device of `like`, or None unless it has valid float64 sums."""
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
             return None
@@ -254,8 +251,7 @@ class SampleState:
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first, float64 `(6,)`: `n_ignored`, and a description of its samples.
 
-        The description consists of the number of samples, the indices of the score and outcome dtypes, and whether the
-        state contains weights.
+        It has the number of samples, the indices of the score and outcome dtypes, and whether there are weights.
         """
         score, outcome, n, *_ = self._whole(state)
         dtypes = [_SCORE_DTYPES.index(score.dtype), _OUTCOME_DTYPES.index(outcome.dtype)]

@@ -157,17 +157,8 @@ def noise_flag_of(
     """Return the contribution of a batch to `Sums.noise_flag`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
 
     The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
-    for a label. A floating weight w contributes w, because the noise is then a sum of squared weights.
-
-    Args:
-        p: predictions.
-        sums: sums over the events of `p`, `(..., F, B)`, or `(G, ..., F, B)` with groups.
-        events: events of `p`; None for integer labels.
-        groups: group index of each event, `(..., N)`; None without groups.
-        n_groups: number of groups G.
-
-    Returns:
-        Non-negative contributions `(...)`, or `(G, ...)` with groups. The sum over batches is 0 only if all are 0.
+    for a label. A floating weight w contributes w, because the noise is then a sum of squared weights. Contributions
+    `(...)`, or `(G, ...)` with groups, are not negative. `events` is None for integer labels.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
@@ -264,10 +255,7 @@ class ScoreAccumulator:
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
     def _split_by_class(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """Return the summands of each sample and class `(..., F, N, K)`: quantity times target probability.
-
-        The product of an infinite score and probability 0 is 0 (`xmul`).
-        """
+        """Return quantity times target probability `(..., F, N, K)`, where infinity times 0 is 0."""
         probs = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         probs = probs.to(score).nan_to_num()  # NaN only in rows with weight 0
         columns = torch.stack((n, score, n * probs.square().sum(-1)), -2)
@@ -298,12 +286,7 @@ def sums_of_replicates(
 ) -> Tensor:
     """Return the sums `(R, ..., F, K)` of F columns over K cells, for R replicates of the weights.
 
-    Args:
-        index: cell index of each event, int64 `(..., N)`.
-        columns: unweighted summands, F tensors `(..., N)`.
-        weights: replicate weights `(R, ..., N)`.
-        n_cells: number of cells K.
-        finite: whether all summands are finite where a weight is not 0, which allows a faster algorithm.
+    `finite` states that all summands are finite where a weight is not 0, which allows a faster algorithm.
     """
     wide = wide_dtype(index.device)
     absent = in_all_replicates(weights == 0, index.dim())

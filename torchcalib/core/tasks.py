@@ -38,16 +38,10 @@ def prepare(
 ) -> Prepared:
     """Return predictions and targets as tensors, with the given or inferred task and the class names.
 
-    Args:
-        preds: a tensor, or an input of `numpy.asarray`. The column names of a DataFrame, if text, name the classes.
-        target: a tensor, or an input of `numpy.asarray`. Text values are class names.
-        task: None infers the task from the shapes.
-        class_names: class names in the order of the class axis.
-        positive_classes: classes that count as y=1 in multi-class predictions; None for other predictions.
-
-    Raises:
-        TypeError: if the values are not numbers.
-        ValueError: if a class name is unknown, or the shapes are ambiguous.
+    Data are tensors or inputs of `numpy.asarray`. Column names of a DataFrame, if text, name the classes, and text
+    targets are class names. `class_names` are in the order of the class axis. `positive_classes` count as y=1 in
+    multi-class predictions. Values that are not numbers raise TypeError, and unknown classes or ambiguous shapes
+    ValueError.
     """
     columns = column_names(preds)
     names = columns if class_names is None else checked_names(class_names)
@@ -111,10 +105,7 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     """Return the task, inferred from the shapes of predictions and targets.
 
     Equal shapes with one axis imply a binary task. Equal shapes with more axes are ambiguous: the target may contain
-    one-hot labels, multi-label targets, or binary labels.
-
-    Raises:
-        ValueError: if the shapes are ambiguous or do not fit together. The message names the likely task.
+    one-hot labels, multi-label targets, or binary labels. The ValueError then names the likely task.
     """
     shapes = f"shapes {tuple(preds.shape)} and {tuple(target.shape)}"
     single = preds.dim() > 1 and 1 in (preds.shape[1], preds.shape[-1])
@@ -145,11 +136,8 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
 def infer_from_logits(preds: Tensor, task: Task) -> bool:
     """Return whether predictions are logits, inferred from the fraction of negative values.
 
-    Up to 5% negative values may be errors or ignored rows, and do not imply logits.
-
-    Raises:
-        ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities; or if
-            there are no values, on the meta device.
+    Up to 5% negative values may be errors or ignored rows, and do not imply logits. Raise ValueError if all values of a
+    binary or multi-label task are negative (log-odds or log-probabilities), or on the meta device.
     """
     check_has_values("preds", preds)
     if preds.dtype not in SUM_TOLERANCE:

@@ -327,11 +327,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_pandas(table: Table) -> Any:
-    """Return a table as a pandas DataFrame, with numbers in full precision and NaN where a value is missing.
-
-    Raises:
-        ImportError: if pandas is not installed.
-    """
+    """Return a table as a pandas DataFrame; see `Tabular.to_pandas`."""
     try:
         import pandas as pd
     except ImportError as error:

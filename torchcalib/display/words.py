@@ -121,13 +121,6 @@ def edges_in_words(edges: Iterable[float], places: int = 4) -> dict[float, str]:
     An edge has at least `places` decimals, and two significant digits of its distance to 0 or 1. Trailing zeros are
     omitted. Only 0 and 1 are formatted as "0" and "1".
 
-    Args:
-        edges: edges of all bins of a table.
-        places: smallest number of decimals.
-
-    Returns:
-        The text of each edge.
-
     Example:
         >>> edges_in_words([0, 1 / 15, 0.99993, 1])
         {0: '0', 0.06666666666666667: '0.0667', 0.99993: '0.99993', 1: '1'}

@@ -52,11 +52,7 @@ _N_BLOCKS = 15  # largest number of ranges of scores in which the mean gap is su
 class SignFlips:
     """Replicates of the gaps in K cells, in which the residual of each of G clusters has a random sign.
 
-    Args:
-        cells: bins or runs `(..., K)`.
-        table: weight and residual of every cluster in each cell, `(..., G, 2, K)`; see `cluster_table`.
-        seed: seed of the signs.
-        n_replicates: number R of replicates.
+    `table` is a `cluster_table`.
     """
 
     def __init__(self, cells: BinCells | RunCells, table: Tensor, seed: int, n_replicates: int) -> None:
@@ -170,10 +166,7 @@ class ClusteredMean:
 
     @classmethod
     def of_gaps(cls, cells: BinCells | RunCells, table: Tensor) -> "ClusteredMean":
-        """Return the mean gap of cells `(..., K)`, whose values are outcomes minus confidences.
-
-        `table` has the weight and residual of every cluster in each cell, `(..., G, 2, K)`.
-        """
+        """Return the mean gap (outcomes minus confidences) of cells `(..., K)`, from their `cluster_table`."""
         n, residual = table.sum(-1).unbind(-1)
         total = cells.n.sum(-1, keepdim=True)
         mean = (cells.outcomes - cells.expected).sum(-1, keepdim=True) / total

@@ -57,10 +57,7 @@ class Moments(NamedTuple):
     third: Tensor  # third central moment
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Return the approximate quantile (Wilson-Hilferty) of a shifted gamma distribution with these moments.
-
-        `z` is the standard normal quantile of the level.
-        """
+        """Return the approximate quantile (Wilson-Hilferty) of a shifted gamma distribution at normal `z`."""
         deviation = self.variance.sqrt()
         skewness = (self.third / deviation**3).nan_to_num(0, posinf=0, neginf=0)
         # 2 / s ((1 + s a)^3 - 1) with a = z / 6 - s / 36, expanded to avoid the division by s
@@ -90,14 +87,10 @@ MIN_EXPECTED = 5.0
 def error_interval(
     kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor, mean_gap_ends: Ends
 ) -> Ends:
-    """Return both ends, each `(g)`, of the interval for an expected error.
+    """Return both ends, each `(g)`, of the interval for an expected error over the bins `(g, K)`.
 
-    Args:
-        kind: formula of the error.
-        cells: bins `(g, K)`.
-        noise_floor, error_of_floor: expected error of a calibrated model, and its standard error, each `(g)`.
-        z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
-        mean_gap_ends: `mean_gap_interval` of the same bins and quantile.
+    `noise_floor` and `error_of_floor` are the expected error of a calibrated model and its standard error. `z` is the
+    `normal_quantile` of the level. `mean_gap_ends` is `mean_gap_interval` of the same bins and quantile.
     """
     if kind == "mean_gap":
         return mean_gap_ends
@@ -109,10 +102,7 @@ def error_interval(
 
 
 def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
-    """Return both ends `(g)` of the interval for the expected mean gap; see `error_interval`.
-
-    All frequencies are shifted by the same amount, within [0, 1].
-    """
+    """Return both ends `(g)` of the interval for the mean gap, shifting all frequencies within [0, 1]."""
     base = cells.shrunk_gap
     # Variance of the mean gap because the shares of bins are random, without the part from noise of the gaps
     noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
@@ -227,15 +217,9 @@ def replicated_interval(
 ) -> Ends:
     """Return both ends `(g)` of the interval for an expected error, from replicates of the noise of dependent bins.
 
-    The method is that of `error_interval`, with quantiles of the replicates instead of approximations.
-
-    Args:
-        kind: formula of the error, except the mean gap.
-        cells: bins `(g, K)`.
-        noise_floor: expected error of a calibrated model `(g)`.
-        gaps, shares: replicates of the noise of the gaps and of the shares of the bins, each `(R, g, K)`.
-        level: level of the interval, in (0, 1).
-        factor: factor `(g)` that widens the noise for few clusters.
+    The method is that of `error_interval`, with quantiles of the replicates instead of approximations. `gaps` and
+    `shares` are replicates of the noise of the gaps and of the shares of the bins, each `(R, g, K)`. `factor` widens
+    the noise for few clusters.
     """
     size_of: Callable[[Tensor], Tensor] = torch.abs if kind == "absolute" else torch.square
     noise, moved = (factor.unsqueeze(-1) * x for x in (gaps, shares))
@@ -299,11 +283,9 @@ def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
 
 
 def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> Moments:
-    """Return the moments of |gap| for each bin `(..., K)`.
+    """Return the moments of |gap| for each bin `(..., K)`, which is folded normal for a nearly normal gap.
 
-    Args:
-        gap, variance: mean and variance of the gap, which is nearly normal, so that |gap| is folded normal.
-        third: third central moment of a gap of one sign; NaN for both signs.
+    `third` is the third central moment of a gap of one sign; NaN for both signs.
     """
     # Raw moments of the folded normal distribution (Leone, Nelson and Nottingham 1961) for mean m and deviation s:
     # E|x| = s sqrt(2 / pi) exp(-m^2 / (2 s^2)) + m (2 Phi(m / s) - 1), E|x|^2 = m^2 + s^2, and E|x|^3 similarly

@@ -47,12 +47,7 @@ class LabelRows:
     ) -> list[Self] | None:
         """Return the rows of each batch element of class-wise events `(..., C, N)`.
 
-        None unless every row has one label: if targets are soft, or if `sample` is a sketch.
-
-        Args:
-            sample: events of all classes, in the order of the rows.
-            copies: whether weights count copies of a row.
-            cell: see `LabelRows`.
+        It is None if targets are soft, or if `sample` is a sketch. `copies` states that weights count copies of a row.
         """
         n_classes, length = sample.score.shape[-2:]
         n = torch.ones_like(sample.positives) if sample.n is None else sample.n
@@ -95,17 +90,10 @@ def _in_order(score: Tensor, weight: Tensor, rows: Tensor, from_logits: bool) ->
 
 
 class LabelSimulation:
-    """Simulation of R replicates of the labels of all rows of a batch element.
+    """Simulation of R replicates of the labels of all rows of a batch element, in cells `(1, C, K)` of all classes.
 
     The random number of a row depends on the seed, the replicate, the batch element and the rank of the row only; see
     `_in_order`.
-
-    Args:
-        cells: bins or runs of all classes `(1, C, K)`.
-        rows: rows of the batch element.
-        index: index of the batch element.
-        seed: seed of the random numbers.
-        n_replicates: number R of replicates.
     """
 
     def __init__(self, cells: BinCells | RunCells, rows: LabelRows, index: int, seed: int, n_replicates: int) -> None:

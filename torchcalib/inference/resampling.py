@@ -67,13 +67,9 @@ class Weights:
 
     @classmethod
     def with_replacement(cls, seed: int, present: Tensor, groups: Tensor | None = None) -> Self:
-        """Return weights of N entries that are drawn with replacement, alone or in groups.
+        """Return weights of N entries that are drawn with replacement, alone or in `groups` `(N,)` of equal weight.
 
-        Args:
-            seed: seed of the random numbers.
-            present: mask of the entries that can be drawn `(N,)`; the others have weight 0.
-            groups: group of each entry, integers `(N,)`; the entries of a group have the same weight. None draws single
-                entries.
+        `present` is a mask of the entries that can be drawn; the others have weight 0.
         """
         n_units = len(present)
         place = None  # all entries are units
@@ -107,18 +103,9 @@ class Weights:
 
 
 def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> tuple[Weights, float | None]:
-    """Return weights of the rows of `p`, or of groups of rows, and the effective number of groups (None for rows).
+    """Return weights of the rows of `p`, or of `groups` of rows, and the effective number of groups (None for rows).
 
-    Rows with weight 0 in all batch elements are never drawn.
-
-    Args:
-        p: predictions.
-        seed: seed of the random numbers.
-        groups: group index of each sample, integers `(N,)`; the samples of a group are resampled together.
-
-    Raises:
-        TypeError: if `groups` are not integers.
-        ValueError: if `groups` do not have shape `(N,)`.
+    Rows with weight 0 in all batch elements are never drawn. Groups are integers `(N,)`; others raise an error.
     """
     n, device = p.samples[-1], p.given.device
     present = torch.ones(n, dtype=torch.bool, device=device)

@@ -209,10 +209,7 @@ class RunCells(Cells):
 
 @dataclass(frozen=True, eq=False)
 class OrderedSample(RankedSample):
-    """Ranked sample `(..., M)` whose elements are already sorted by score, with ignored ones (score NaN) last.
-
-    Metrics that need sorted elements share the result of `sorted`.
-    """
+    """Ranked sample, already sorted by score with NaN last. Metrics share the result of `sorted`."""
 
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 

@@ -172,36 +172,25 @@ def run_error_tests(
     n_replicates: int = 999,
     seed: int = 0,
 ) -> dict[str, CalibrationTest]:
-    """Test several errors, computed from one statistic, with the same simulated outcomes.
+    """Test several errors, computed from one statistic, with the same simulated outcomes. Return tests by name.
 
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over exclusive classes whose rows are given, whole labels are simulated; see
     `torchcalib.inference.labels`. Otherwise the p-values of the classes are combined; see `cauchy_combination`. For the
-    interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent
-    rows, see `torchcalib.inference.clusters`.
+    interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent rows, see
+    `torchcalib.inference.clusters`. Fields `(...)` are NaN without data.
 
     Args:
-        tests: definition of each test, by name.
-        statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into runs of consecutive
-            scores. The error is computed from the whole sample.
-        clusters: the same statistic by cluster of dependent rows; None if rows are independent.
-        rows: rows of each batch element, for an average over exclusive classes. None if rows are not stored. Ignored
-            for more than 2^25 rows times replicates.
+        statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into at most `max_runs`
+            runs of consecutive scores. The error is computed from the whole sample.
+        clusters: the same statistic by cluster of dependent rows.
+        rows: rows of each batch element, for an average over exclusive classes. Ignored for more than 2^25 rows times
+            replicates.
         average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
             absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
         cancels: whether the classes are mutually exclusive. The average of a signed error is then always 0, with
             noise floor 0, interval [0, 0] and p-value 1.
-        max_runs: largest number of runs of a ranked sample.
-        level: level of the interval, in (0, 1).
-        n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
-        seed: seed of the random numbers, which are equal on all devices.
-
-    Returns:
-        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. Fields are NaN without data.
-
-    Raises:
-        TypeError, ValueError: if `level`, `n_replicates` or `seed` is invalid, or `statistic` has no sums of noise.
 
     Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
@@ -371,14 +360,7 @@ def _null_of(
 
 
 class _Intervals:
-    """Intervals of all errors over the same bins `(g, K)` of one class.
-
-    Args:
-        cells: bins `(g, K)`.
-        level: level of the intervals.
-        flips: random signs of clusters; None for independent rows.
-        mean: mean gap of clusters; None for independent rows.
-    """
+    """Intervals of all errors over the same bins `(g, K)`; `flips` and `mean` are None without clusters."""
 
     def __init__(self, cells: BinCells, level: float, flips: SignFlips | None, mean: ClusteredMean | None) -> None:
         self.cells, self.level, self.flips, self.mean = cells, level, flips, mean
@@ -407,10 +389,7 @@ class _Intervals:
 def _evidence(
     test: ErrorTest, by_classes: Sequence[Sequence[_Null]], intervals: _Intervals | None, joint: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return noise floor, p-value and both ends of the interval, each `(g)`, from the nulls of each chunk of classes.
-
-    For `joint` see `_noise_floor_and_p_value`.
-    """
+    """Return noise floor, p-value and both interval ends, each `(g)`, from the nulls of each chunk of classes."""
     # All classes of the null distribution of independent rows and, with clusters, of that of random signs.
     by_simulation = zip(*by_classes, strict=True)
     nulls = [_Null(*(torch.cat(parts, -1) for parts in zip(*each, strict=True))) for each in by_simulation]
@@ -442,13 +421,12 @@ def _noise_floor_and_p_value(null: _Null, signed: bool, joint: bool) -> tuple[Te
 def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     """Return p-values, and their parts that are due to ties, each `(...)`.
 
-    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated
-    model the data are an additional replicate. Therefore P(p <= a) <= a for every a. Values that differ only by
-    rounding are considered equal.
+    The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated model
+    the data are an additional replicate. Therefore P(p <= a) <= a for every a. Values that differ only by rounding are
+    considered equal.
 
-    Reference:
-        Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
-        Biology, 2010), sec. 4.
+    Source: Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and
+    Molecular Biology, 2010), sec. 4.
     """
     # (b + 1) / (m + 1) for b of m replicates that are at least as extreme (Phipson and Smyth 2010)
     rounding = 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
@@ -459,23 +437,18 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Tensor:
-    """Combine the dependent p-values on the last axis `(..., C)` into one `(...)`.
+    """Combine the dependent p-values on the last axis `(..., C)`, from R = `n_replicates` replicates each.
 
     Each p-value is transformed to the Cauchy quantile tan((1/2 - p) pi). The mean quantile is transformed back. The
     result is exact for independent continuous p-values, and for equal p-values. Otherwise small results are nearly
     exact.
 
     A p-value that is large only because of ties has a very negative quantile. A class without outcomes, with p = 1,
-    would then dominate the mean. So the quantile of a p-value above 1/2 is averaged over its ties. If the result
-    exceeds 1/2, it is computed without this correction. No result is below the smallest p-value.
+    would then dominate the mean. So the quantile of a p-value above 1/2 is averaged over its ties, `tied`: (1 + number
+    of replicates equal to the data) / (R + 1). If the result exceeds 1/2, it is computed without this correction. No
+    result is below the smallest p-value.
 
-    Args:
-        p_values: (1 + number of replicates at least as large as the data) / (R + 1), in (0, 1].
-        tied: part of each p-value that is due to ties, (1 + number of replicates equal to the data) / (R + 1).
-        n_replicates: number R of replicates.
-
-    Reference:
-        [LX] Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
+    Source: Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
     """
     # [LX] eq. 1: T = sum_c w_c tan((1/2 - p_c) pi) with equal weights
     least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite

@@ -33,17 +33,11 @@ def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
 
 
 def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
-    """Return quantiles of the standardised, weighted sum of outcomes in every bin, under perfect calibration.
+    """Return quantiles `(R, ..., K)` of the standardised sum of outcomes under perfect calibration.
 
-    Args:
-        chance: quantile levels in (0, 1), `(R, ..., K)`.
-        n: total weight of every bin, the sum of the sample weights w, `(..., K)`.
-        expected: sum of w p in every bin, with probabilities p, `(..., K)`.
-        spread: sum of w p (1 - p) in every bin, `(..., K)`.
-        noise: variance of the weighted sum of outcomes in every bin, `(..., K)`.
-
-    Returns:
-        (quantile - expected) / standard deviation, `(R, ..., K)`; the normal quantile where the variance is 0.
+    For sample weights w and probabilities p, every bin has the sums `n` of w, `expected` of w p and `spread` of w p (1
+    - p). `noise` is the variance of the weighted sum of outcomes. `chance` are the levels in (0, 1), `(R, ..., K)`. The
+    result is the normal quantile where the variance is 0.
     """
     unit = effective_weight(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
@@ -59,23 +53,17 @@ def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Ten
 
 
 def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Return quantiles of the number of successes in independent trials with probabilities p.
+    """Return quantiles `(R, ...)` of the number of successes in independent trials, at the levels `chance` in (0, 1).
 
-    The distribution is approximated by the binomial distribution of equal mean and variance. It has
-    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, a mixture of
-    the binomial distributions with the two nearest integers is used. It has the same mean and variance.
+    The distribution is approximated by the binomial distribution of equal mean (sum p) and variance (sum p (1 - p)). It
+    has n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, a mixture
+    of the binomial distributions with the two nearest integers is used. It has the same mean and variance.
 
-    Args:
-        chance: quantile levels in (0, 1), `(R, ...)`.
-        mean: sum of p, `(...)`, from 0 to half of the trials. Count failures instead of more frequent successes.
-        variance: sum of p (1 - p), at most the mean, `(...)`.
+    `mean` is at most half of the trials: count failures instead of more frequent successes. The results are whole
+    numbers, or the mean where the variance is 0 or NaN.
 
-    Returns:
-        Whole numbers as float64, `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
-
-    Reference:
-        Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
-        Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
+    Sources: Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters,
+    1991). Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
     # Use the largest table on a GPU and under `vmap`. Choosing by the values would synchronise or fail.
     if mean.device.type != "cpu" or value_if_available((variance > 0).any()) is None:

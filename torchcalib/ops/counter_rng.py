@@ -19,18 +19,11 @@ _IN_CACHE = 2**15  # number of random numbers that the CPU generates at a time, 
 
 
 def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
-    """Return a uniform random integer in [0, 2^32) for each stream and counter.
+    """Return a uniform random integer in [0, 2^32) for each stream `(R,)` and counter `(N,)`, int64 `(R, N)`.
 
-    Args:
-        seed: 64-bit integer.
-        streams: stream numbers, int64 `(R,)`.
-        counters: indices within each stream, int64 `(N,)`, on the device of `streams`.
+    The numbers are the upper 32 bits of the SplitMix64 outputs. `seed` has 64 bits.
 
-    Returns:
-        Upper 32 bits of the SplitMix64 outputs, int64 `(R, N)`.
-
-    Reference:
-        Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
+    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
     # A SplitMix64 generator of state `key` yields mix(key + i * golden) as its i-th number. A stream has its own key.
     keys = _mix(streams * _GOLDEN + seed)

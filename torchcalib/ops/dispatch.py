@@ -74,12 +74,9 @@ def _check_launch() -> None:
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
-    """Return the name of the backend for an operation on a device. Any `backend` except "auto" is returned unchanged.
+    """Return the backend of an operation on a device; only "auto" is replaced. Raise if it cannot be used.
 
-    Raises:
-        ValueError: if `backend` does not implement the operation on the device. On the CPU, "triton" requires the
-            environment variable TRITON_INTERPRET=1, which enables the interpreter of Triton.
-        ImportError: if `backend` cannot be loaded.
+    On the CPU, "triton" requires TRITON_INTERPRET=1, which enables the interpreter of Triton.
     """
     choice = _CHOICES[op]
     order = choice.cpu if device.type == "cpu" else choice.accelerator
@@ -100,13 +97,9 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 
 @cache
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
-    """Return the module that implements an operation for predictions with this device type and dtype.
+    """Return the module that implements an operation for this device type and dtype of the predictions.
 
-    Float64 predictions on the CPU use "torch" for operations whose loops are `float32`.
-
-    Raises:
-        ValueError: as for `choose`, or if `backend` is "numba" for such float64 predictions.
-        ImportError: if `backend` cannot be loaded.
+    Float64 predictions on the CPU use "torch" for operations whose loops are `float32`, and "numba" raises ValueError.
     """
     if dtype == torch.float64 and device_type == "cpu" and _CHOICES[op].float32 and backend in ("auto", "numba"):
         if backend == "numba":
@@ -118,11 +111,7 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) ->
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:
-    """Return the module of a backend for an operation.
-
-    Raises:
-        ImportError: if the module cannot be loaded.
-    """
+    """Return the module of a backend for an operation. Raise ImportError if it cannot be loaded."""
     module, reason = _load(op, backend)
     if module is None:
         raise ImportError(f"`backend` must be installed, {reason}")

@@ -35,19 +35,10 @@ def leave_one_out_mean(
 ) -> LeaveOneOut:
     """Return the softmax-weighted mean of the values of the other rows, for every row.
 
-    The score of row j for row i is s_ij = queries_i . keys_j + bias_j.
-
-    Args:
-        queries: `(..., N, C)`, floating. Entries of -inf are replaced by -1e30, so that their product with a key of 0
-            is 0.
-        keys: `(..., N, C)`, not negative.
-        bias: term added to all scores of a row j, `(..., N)`.
-        values: vectors that are averaged, `(..., N, D)`; not differentiable.
-        copies: number of copies of each row, `(..., N)`. The other copies of a row count as other rows.
-        chunk: number of rows and of columns in a tile of the score matrix; None for tiles of about 2 MB.
-
-    Returns:
-        The means and the logarithms of the total weights; see `LeaveOneOut`.
+    The score of row j for row i is s_ij = queries_i . keys_j + bias_j. `queries` and non-negative `keys` are `(..., N,
+    C)`. `values` are `(..., N, D)`, and are not differentiable. The other copies of a row, `copies` `(..., N)` in
+    number, count as other rows. Queries of -inf are replaced by -1e30, so that their product with a key of 0 is 0.
+    Tiles have `chunk` rows and columns, by default about 2 MB.
 
     Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """

@@ -24,19 +24,14 @@ _BLOCK_ELSEWHERE = 2**24  # the same on other devices, where a kernel launch is 
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
-    """Return the log-odds of one event per row, or of every class against the other classes.
+    """Return the log-odds of one event per row `(..., N)`, or of every class against the others `(..., N, C)`.
 
-    Args:
-        values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share the probability
-            of their row equally.
-        members: the k classes in the event of each row, int64 `(..., N, k)`; None for every class against the others.
-
-    Returns:
-        `(..., N)`, or `(..., N, C)` for every class, of dtype `wide_dtype`. +inf where the other classes have
-        probability 0, -inf where the event has probability 0. NaN for a row with NaN or with only -inf.
+    `members` are the k classes in the event of each row, int64 `(..., N, k)`. Logits of +inf share the probability of
+    their row equally. The result is +inf if the other classes have probability 0, and -inf if the event has probability
+    0. It is NaN for a row with NaN or with only -inf.
 
     Gradient: in `values`, in forward and reverse mode, of any order. It is 0 for infinite log-odds and for a row with
-        +inf. It is also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
+    +inf. It is also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found

@@ -183,15 +183,10 @@ def by_rows(
     options: tuple[Any, ...] = (),
     out: Tensor | None = None,
 ) -> None:
-    """Call a compiled loop on ranges of rows in several threads, after converting them to contiguous float32.
+    """Call `loop(rows, *columns, *options[, out])` on ranges of contiguous float32 rows in several threads.
 
-    Args:
-        loop: compiled function, called as `loop(rows, *columns, *options[, out])` for each range of rows. Its
-            result must not depend on the division into ranges.
-        values: rows `(N, C)` of any floating dtype and with any strides.
-        columns: arrays `(..., N)` or None; each call receives the slice for its rows.
-        options: further arguments, equal in all calls.
-        out: result `(N, C)` of any floating dtype; each call fills the slice for its rows, in float32.
+    Its result must not depend on the division into ranges. `columns` are `(..., N)` or None, and are divided as the
+    rows. `out` `(N, C)` can have any floating dtype.
     """
     ready = values.dtype == torch.float32 and values.is_contiguous()
     direct = ready and (out is None or out.dtype == torch.float32)

@@ -18,9 +18,8 @@ Mode = Literal["formula", "gradient", "numbers"]
 def mode_of(*arguments: Any) -> Mode:
     """Return the mode in which a `fused` function must be computed for these arguments.
 
-    Returns:
-        "formula" under `torch.compile`, a transformation of `torch.func` or forward-mode differentiation, where tensors
-        have no readable memory. "gradient" if autograd records the call. Otherwise "numbers".
+    "formula" under `torch.compile`, `torch.func` or forward mode, where tensors have no readable memory. "gradient" if
+    autograd records the call. Otherwise "numbers".
     """
     if torch.compiler.is_compiling():
         return "formula"
@@ -50,17 +49,12 @@ def is_plain(*arguments: Any) -> bool:
 def fused(
     fast: Callable[..., Any], formula: Callable[..., Any], gradient: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that computes values with `fast`, and uses `formula` for tracing and derivatives.
+    """Return a function with values from `fast(backend, *arguments)`, and tracing and derivatives from `formula`.
 
-    Args:
-        fast: compiled or chunked code, called as `fast(backend, *arguments)`. Only its first result is differentiable.
-        formula: the same function in differentiable torch operations, called as `formula(*arguments)`.
-        gradient: computes the first derivative without storing an autograd graph; None to differentiate the formula.
-            `gradient(backend, arguments, results, needed, grads)` returns the gradients in the arguments at the
-            positions `needed`. `results` are the results of `fast`, and `grads` is the gradient in the first result.
-
-    Returns:
-        Function with the arguments of `formula`, all positional, and the keyword `backend`.
+    `formula(*arguments)` is the same function in differentiable torch operations. Only the first result is
+    differentiable. `gradient(backend, arguments, results, needed, grads)` computes the first derivative without an
+    autograd graph. It returns the gradients in the arguments at the positions `needed`, given the gradient `grads` in
+    the first result. All arguments of the returned function are positional, except the keyword `backend`.
     """
 
     class Fused(torch.autograd.Function):
@@ -147,13 +141,8 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     `torch.library.custom_op` does the same, but its first call imports the compiler, which is slow. Use
     `torch.library.register_autograd("torchcalib::<name>", ...)` to add a gradient.
 
-    Args:
-        schema: name, arguments and results, as for `torch.library.define`. All tensors must accept another leading
-            batch axis, which `vmap` adds.
-        fake: function of the same arguments that returns empty results with correct shapes and dtypes.
-
-    Returns:
-        Decorator that returns an `Operation`.
+    `schema` is as for `torch.library.define`. All tensors must accept another leading batch axis, which `vmap` adds.
+    `fake` returns empty results of correct shapes and dtypes.
     """
     name = schema.split("(")[0]
 

@@ -28,12 +28,8 @@ _TILE = 2**17  # number of float64 matrix entries (1 MB) that are computed at a 
 def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | None = None) -> Tensor:
     """Return sum_ij w_i w_j (r_i . r_j) k(x_i, x_j) over all pairs of rows, including i = j, `(..., R)`.
 
-    Args:
-        x: arguments of the kernel k, floating `(..., N, C)`.
-        r: residual vectors, `(..., N, C)` of the dtype of `x`.
-        weights: R replicates of the row weights w, `(..., R, N)` of the dtype of `x`.
-        kernel: "laplacian" or "gaussian".
-        chunk: number of rows and of columns in a tile of the matrix of terms; None for tiles of about 1 MB.
+    `x` and `r` are `(..., N, C)`. `weights` are R replicates of the row weights w, `(..., R, N)`. Tiles have `chunk`
+    rows and columns, by default about 1 MB.
 
     Gradient: first-order, in `x`, `r` and `weights`, in reverse mode. |x_ic - x_jc| has gradient 0 at x_ic = x_jc.
     """
@@ -125,25 +121,15 @@ def blocks(
     at_most_once: bool = False,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return the sums for the block estimator of the squared kernel calibration error (SKCE).
+    """Return the number of blocks, and the sum of their means and of the squared means, `(..., 3)`.
 
-    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. A block mean is the mean of
-    (r_i . r_j) k(x_i, x_j) over the pairs i != j of rows in the block. Here k is the kernel, r = target - probability
-    and x = scale * probability.
+    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. A block mean is the mean of (r_i .
+    r_j) k(x_i, x_j) over the pairs i != j of rows in the block. Here k is the kernel, r = target - probability and x =
+    scale * probability, with constant `scale` `(...)`.
 
-    Args:
-        values: probabilities or logits, floating `(..., N, C)`.
-        target: labels, int64 `(..., N)`, or distributions `(..., N, C)`.
-        copies: number of copies of each row, int64 `(..., N)`, which are consecutive; None for one copy each.
-        scale: factor of the probabilities in the kernel, `(...)` of dtype `wide_dtype`; not differentiable.
-        from_logits: whether `values` are logits.
-        kernel: "laplacian" or "gaussian".
-        size: rows per block, at least 2.
-        at_most_once: True if all `copies` are known to be 0 or 1, which is faster.
-        chunk: number of blocks computed together; None for chunks of at most 1 MB.
-
-    Returns:
-        Number of blocks, sum of the block means and sum of the squared block means, `(..., 3)` of dtype `wide_dtype`.
+    `values` are `(..., N, C)`. `target` has labels `(..., N)` or distributions `(..., N, C)`. The `copies` of a row,
+    int64 `(..., N)`, are consecutive. `at_most_once` states that all `copies` are 0 or 1, which is faster. `chunk` is
+    the number of blocks computed together, by default at most 1 MB.
 
     Gradient: first-order, in `values`, in reverse mode.
     """

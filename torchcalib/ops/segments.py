@@ -12,18 +12,13 @@ BELOW_EDGE = 1 - 1e-6  # float32 numbers below BELOW_EDGE / B are in the first o
 
 
 def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
-    """Return the index of the equal-width bin of every value, int64 of the shape of `values`.
+    """Return the index of the equal-width bin of every value in [0, 1], int64; arbitrary for NaN.
 
     Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the first one is
     closed. Edges `i / n_bins` and values are compared in float64. All other code with bins follows this rule.
 
     Rounding errors of `values * n_bins` change its floor by at most one bin. Two comparisons with the edges correct it,
     which is faster than a binary search.
-
-    Args:
-        values: numbers in [0, 1], of any floating dtype. NaN gets an arbitrary bin.
-        n_bins: number of bins B.
-        right: whether bins include their right edge instead of their left edge.
     """
     wide = values.detach().to(wide_dtype(values.device))
     scaled = wide * n_bins
@@ -45,15 +40,7 @@ def with_same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
-    """Sum F columns over the samples of every cell.
-
-    Args:
-        index: cell of every sample, int64 `(..., N)`, from 0 to K - 1.
-        columns: numbers to add, `(..., F, N)`.
-        n_cells: number of cells K.
-
-    Returns:
-        `(..., F, K)` of the dtype of `columns`.
+    """Sum F columns `(..., F, N)` over the samples of every cell `(..., N)`, giving `(..., F, K)`.
 
     Gradient: in `columns`; each sample gets the gradient of its cell.
     """
@@ -74,19 +61,11 @@ _AT_ONCE = 2**20  # largest number of products of weights and columns that `scat
 def bin_sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_bins: int, finite: bool = False
 ) -> Tensor:
-    """Sum F columns over the samples of every bin, for R replicate weights.
+    """Sum F columns over the samples of every bin, for R replicate weights, `(R, ..., F, B)`.
 
-    The sums are a matrix product for many replicates. They use `bin_sums` for few replicates or very many bins.
-
-    Args:
-        index: bin of every sample, int64 `(..., N)`.
-        columns: F tensors `(..., N)` of dtype `wide_dtype`. They may be infinite where a weight is 0, but not NaN.
-        weights: R sets of weights, `(R, ..., N)` of dtype `wide_dtype`; the middle axes broadcast.
-        n_bins: number of bins B.
-        finite: True if all columns are known to be finite, which is faster.
-
-    Returns:
-        The weighted sums, `(R, ..., F, B)`.
+    The sums are a matrix product for many replicates. They use `bin_sums` for few replicates or very many bins. Columns
+    `(..., N)` may be infinite where a weight is 0, but not NaN; `finite` states that none is, which is faster. The
+    middle axes of `weights` `(R, ..., N)` broadcast.
     """
     stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     *lead, n_columns, n = stacked.shape
@@ -111,12 +90,9 @@ def bin_sums_of_replicates(
 
 
 def weighted_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
-    """Return the matrix product `weights @ table`, `(..., R, K)`, with 0 * inf = 0.
+    """Return the matrix product `weights @ table`, `(..., R, N)` times `(..., N, K)`, with 0 * inf = 0.
 
-    Args:
-        weights: `(..., R, N)`, not negative unless `finite`.
-        table: `(..., N, K)`, can contain infinities unless `finite`.
-        finite: True if the table is known to be finite, which is faster.
+    `finite` states that the table has no infinities, which is faster. Otherwise weights must not be negative.
     """
     if finite:
         return weights @ table

@@ -28,9 +28,7 @@ def order_bits(scores: Tensor) -> Tensor:
 
 
 def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort integers along the last axis. Return the sorted integers, and their original indices (int64).
-
-    The sort is stable: equal integers remain in their original order.
+    """Sort integers along the last axis with a stable sort. Return them and their original indices (int64).
 
     On the CPU, long rows are sorted one by one, because torch uses radix sort only for a single row.
     """
@@ -50,16 +48,9 @@ def order_of(score: Tensor) -> Tensor:
 
 
 def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Sort columns by score, with a stable sort; missing scores (NaN) are placed last.
+    """Sort columns `(..., M)`, M >= 1, by score, with a stable sort; missing scores (NaN) become +inf and are last.
 
-    Args:
-        score: floating `(..., M)`, M >= 1.
-        positives: number of positives of each element, `(..., M)`.
-        n: number of samples of each element, `(..., M)` or None.
-
-    Returns:
-        Scores with +inf for NaN, positives and n, in ascending order of the score; and the number of scores that are
-        not missing, int64 `(...)`.
+    The last result is the number of scores that are not missing, int64 `(...)`.
 
     Gradient: in `score`, `positives` and `n`; the order is constant.
     """
@@ -86,20 +77,10 @@ def tie_begins(score: Tensor) -> Tensor:
     ),
 )
 def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort probabilities and their labels on the CPU; tied scores are sorted by label.
+    """Sort probabilities and their uint8 labels `(..., M)` on the CPU, and count the present scores `(...)`.
 
     The bits of a probability are shifted left by one, and the label becomes the last bit of the integer. So integers
-    are sorted, without an index.
-
-    Args:
-        score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score.
-        label: 0 or 1, uint8 `(..., M)`.
-
-    Returns:
-        Sorted scores, their labels (uint8), and the number of scores that are not missing, `(...)`. Missing scores
-        become numbers above 1.
-
-    Gradient: none.
+    are sorted, without an index, and tied scores are sorted by label. Missing scores (NaN) become numbers above 1.
     """
     keys = label_keys(score, label)
     keys.numpy().sort(axis=-1)
@@ -130,14 +111,9 @@ def run_index(ends: Tensor, length: int) -> Tensor:
 
 
 def run_sums(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum over runs of consecutive elements: run b is `x[ends[b - 1]:ends[b]]`, and run 0 is `x[:ends[0]]`.
+    """Sum `x` `(..., M)` over runs of consecutive elements, `(..., B)` of dtype `wide_dtype`; 0 for an empty run.
 
-    Args:
-        x: `(..., M)` of any real dtype. Elements after the last run are ignored.
-        ends: `(..., B)` int64, not decreasing, at most M.
-
-    Returns:
-        `(..., B)` of dtype `wide_dtype`; 0 for an empty run.
+    Run b is `x[ends[b - 1]:ends[b]]`, and run 0 is `x[:ends[0]]`. `ends` `(..., B)` do not decrease and are at most M.
 
     Gradient: in `x`, in forward and reverse mode, of any order.
     """

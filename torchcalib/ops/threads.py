@@ -23,13 +23,8 @@ if hasattr(os, "register_at_fork"):
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
     """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `torch.get_num_threads()` threads.
 
-    Errors raised by `work` are raised again after all threads have finished.
-
-    Args:
-        work: function of a range `begin..end-1`. Its results must not depend on the ranges. It must not call
-            `in_threads`.
-        n: number of work items, such as rows.
-        n_entries: total number of input values; at least `PER_THREAD` values are required per thread.
+    Results must not depend on the ranges, and `work` must not call `in_threads`. A thread gets at least `PER_THREAD` of
+    the `n_entries` input values. Errors of `work` are raised again after all threads have finished.
     """
     n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
     if n_threads <= 1:

@@ -152,8 +152,7 @@ def _log_integrand_series(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
 def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the integral in the second factor, for the tail of Beta(a, b) that starts at x and excludes the mean.
 
-    Returns:
-        The tail probability divided by x^a (1-x)^b / B(a, b), and a mask that is True for the lower tail.
+    This is the tail probability divided by x^a (1-x)^b / B(a, b). The mask is True for the lower tail.
     """
     swap, a, b, x = mirrored(a, b, x)
     n, d = a + b, deviation(a, b, x)

@@ -22,25 +22,15 @@ _MIN_BINS = 1000  # smallest number of bins for which the cache is used
 def rejected_in_bins(
     p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None = None
 ) -> Tensor:
-    """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`.
+    """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`, int64 `(..., B)`.
 
     The result is exact. Most decisions follow from the `critical_values` of the bin, by binary search in the sorted
     samples. The test is computed only for samples between critical values, once for each different p. Under
     `torch.compile` and `vmap`, where values cannot be read, every sample is tested.
 
-    Args:
-        p: probabilities in ascending order, float32 or float64 `(..., M)`. NaN must follow the last bin.
-        ends: int64 `(..., B)`. Bin b contains the elements from `ends[b-1]` (0 for the first bin) up to and excluding
-            `ends[b]`. Bins may be empty.
-        k: number of successes in each bin, int64 `(..., B)`.
-        n: number of trials in each bin, int64 `(..., B)`; with frequency weights, more than the number of elements.
-        alpha: significance level of the test, in (0, 1).
-        counts: number of samples that each element represents, int64 `(..., M)`; None for 1.
-
-    Returns:
-        Number of rejected samples, int64 `(..., B)`; 0 for an empty bin.
-
-    Gradient: none.
+    Probabilities `p` `(..., M)` ascend, with NaN after the last bin. Bin b has the elements from `ends[b-1]` (0 for the
+    first bin) up to and excluding `ends[b]`, and may be empty. It has `k` successes in `n` trials; with frequency
+    weights, `n` exceeds the number of elements. Each element represents `counts` `(..., M)` samples.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
     any_nan = value_if_available(p[..., -1:].isnan().any())
@@ -91,10 +81,7 @@ def _test_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, count
 
 
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` `(4, B)` for counts `(B,)`, from a cache or computed once for equal counts.
-
-    Bootstrap replicates of a sample have many bins with equal counts.
-    """
+    """Return the `critical_values` `(4, B)`, computed once for equal counts, which bootstrap replicates often have."""
     largest = int(n.max())
     if largest <= _SMALL and len(n) >= _MIN_BINS:
         return _small_critical_values(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
@@ -128,10 +115,7 @@ def _samples_in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _test_samples(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return whether the test rejects each `p`, bool of its shape; `owner` contains the bin index of each `p`.
-
-    Equal values in a bin are adjacent and are tested once.
-    """
+    """Return whether the test rejects each `p` in bin `owner`, once for equal values, which are adjacent."""
     if not len(p):
         return torch.zeros_like(owner, dtype=torch.bool)
     is_new = torch.cat((torch.ones_like(owner[:1]), (p[1:] != p[:-1]) | (owner[1:] != owner[:-1])))
@@ -172,15 +156,11 @@ def _narrow_gaps(
 
 
 def t_critical(df: Tensor, alpha: float) -> Tensor:
-    """Return the two-sided critical value t of Student's t-distribution, P(|T| >= t) = alpha, in float64.
+    """Return the two-sided critical value t of Student's t-distribution, P(|T| >= t) = alpha, for `df` >= 1 in float64.
 
     Newton's method solves for log t, because log P is a nearly linear function of log t in the tails. The initial value
     is the expansion of t in 1/df up to the second term. From there, three steps reach a relative error of 1e-10 for all
     degrees of freedom and alpha up to 0.5. Eight leave a margin.
-
-    Args:
-        df: degrees of freedom, at least 1; any shape, which is the shape of the result.
-        alpha: significance level.
     """
     z = torch.special.ndtri(constant(1 - alpha / 2, torch.float64, df.device))
     t = z * (1 + (z * z + 1) / (4 * df)) + 1e-3

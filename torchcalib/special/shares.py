@@ -83,7 +83,7 @@ def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
 
 
 def entropy_of_counts(shares: Tensor, n: Tensor) -> Tensor:
-    """Return an estimate of the entropy of the annotators' label distribution, in nats `(..., N)`.
+    """Return an estimate of the entropy of the annotators' label distribution, in nats `(..., N)`; `n` is at least 2.
 
     The entropy is the series sum_v sum_k p_k (1-p_k)^v / v. The plug-in entropy with the digamma function psi instead
     of log is sum_k t_k (psi(n) - psi(n t_k)). It is unbiased for the first n - 1 terms. The returned jackknife estimate
@@ -94,10 +94,6 @@ def entropy_of_counts(shares: Tensor, n: Tensor) -> Tensor:
 
     It has either sign, and is almost 0 for many annotators, or if almost all choose one of few classes. The bias of the
     plug-in entropy is about -(C - 1) / 2n. The estimate may exceed log C.
-
-    Args:
-        shares: proportions of annotators for each class `(..., N, C)`.
-        n: number of annotators `(..., N, 1)`, at least 2.
 
     Source: Zhang: Entropy estimation in Turing's perspective (Neural Computation 24, 2012), in the digamma form of
     Schürmann: A note on entropy estimation (Neural Computation 27, 2015); Zahl: Jackknifing an index of diversity

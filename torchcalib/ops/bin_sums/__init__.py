@@ -36,29 +36,18 @@ def event_bins(
     n_groups: int = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum events over bins of their confidence, optionally per group.
+    """Return F sums over the events in every bin, `(..., F, B)`, or `(..., G, F, B)` with groups.
 
-    Args:
-        confidence: floating `(..., N)` in [0, 1]. NaN is added to the first bin, whose sum is then NaN.
-        outcome: `(..., N)` of any real dtype.
-        weights: event weights, broadcastable to `(..., N)`, or None for all ones. Events with weight 0 are ignored.
-        ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None to omit its sum.
-        n_bins: number of bins B.
-        right: whether bins include their right edge; see `segments.bin_index`.
-        noise: "labels" or "shares" to add two sums for the sampling noise, with confidence p, outcome o and weight w.
-            The first sums w p (1 - p). The second sums w v for frequency weights, and w^2 v for other weights. The
-            variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
-        copies: whether weights are frequency weights (numbers of copies of an event).
-        groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
-        n_groups: number of groups G.
-        backend: implementation, see `dispatch.choose`.
+    The sums are weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `confidence` is `(...,
+    N)` in [0, 1]; NaN is added to the first bin, whose sum is then NaN. Events with weight 0 are ignored. `ecd` is the
+    entropic calibration difference of every event. `groups` are int64 in [0, G).
 
-    Returns:
-        F sums in every bin: weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. Shape
-        `(..., F, B)`, or `(..., G, F, B)` with groups; dtype `wide_dtype`.
+    Let an event have confidence p, outcome o and weight w. The first sum of `noise` is of w p (1 - p). The second sums
+    w v if weights are numbers of `copies`, and w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2
+    for "shares".
 
     Gradient: in `confidence`, `outcome`, `weights` and `ecd`, in reverse and forward mode and of any order. Bin indices
-        and the sums of `noise` are constants. The gradient is 0 where the weight is 0.
+    and the sums of `noise` are constants. The gradient is 0 where the weight is 0.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
@@ -79,29 +68,15 @@ def class_bins(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum the one-vs-rest events of every class over bins of the class probability, in one pass over the rows.
+    """Return F sums over the one-vs-rest events of every class in every bin, `(..., C, F, B)` of dtype `wide_dtype`.
 
-    At most B probabilities of a row are 1/B or more. These are added to their bins one by one. All other probabilities
-    are in the first bin of their class, and are summed over whole columns.
-
-    Args:
-        values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
-        target: labels, int64 `(..., N)`.
-        weights: row weights `(..., N)`, or None for all ones. Rows with weight 0 are ignored.
-        rows: result of `softmax_stats.rows` for the same rows.
-        from_logits: whether `values` are logits.
-        n_bins: number of bins B.
-        right: whether bins include their right edge; see `segments.bin_index`.
-        noise: whether to add two sums for the sampling noise, as `event_bins` does for "labels".
-        copies: whether weights are frequency weights (numbers of copies of a row).
-        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
-
-    Returns:
-        F sums in every bin: weight, confidence, outcome, and two if `noise` is True. Shape `(..., C, F, B)`; dtype
-        `wide_dtype`.
+    The sums are those of `event_bins`, with `noise` as for "labels". At most B probabilities of a row are 1/B or more.
+    These are added to their bins one by one. All other probabilities are in the first bin of their class, and are
+    summed over whole columns. `rows` is the result of `softmax_stats.rows` for the same rows. Float64 on the CPU
+    supports only the backend "torch".
 
     Gradient: in `values` and `weights`, in reverse and forward mode and of any order. Bin indices and the sums of
-        `noise` are constants. The gradient is 0 in a row with a logit of +inf.
+    `noise` are constants. The gradient is 0 in a row with a logit of +inf.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)

@@ -31,15 +31,10 @@ def event_sums(
     shape: tuple[int, int],
     countable: bool,
 ) -> Tensor:
-    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`.
+    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`; inputs are `(S, N)` or None.
 
-    Args:
-        confidence, outcome: confidence and outcome of every event, `(S, N)`.
-        weights, ecd: weight and ECD of every event, `(S, N)`, or None.
-        groups: group of every event, int64 `(S, N)`, or None.
-        bins: options.
-        shape: number of sums F and number of cells G * B.
-        countable: whether outcomes of 0 and 1 can be counted, because they are integers without weights.
+    `shape` is (F, G * B). `countable` states that outcomes are integers without weights, so that 0 and 1 can be
+    counted.
     """
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
@@ -101,14 +96,9 @@ def class_sums(
     bins: Bins,
     sums: Tensor,
 ) -> None:
-    """Fill `sums` with the result of `bin_sums.class_bins` for one batch element.
+    """Fill zeros `sums` `(C, F, B)` with the result of `bin_sums.class_bins` for one batch element `(N, C)`.
 
-    Args:
-        values: logits or probabilities `(N, C)` of any floating dtype and with any strides.
-        target, weights, top, confidence: columns `(N,)`, as for `bin_sums.class_bins`; `weights` can be None.
-        from_logits: whether `values` are logits.
-        bins: options.
-        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with the sums for the sampling noise, filled in.
+    `target`, `weights`, `top` and `confidence` are columns `(N,)`. F = 5 adds the sums for the sampling noise to F = 3.
     """
     n_classes, n_sums, n_bins = sums.shape
     right = bins.right
@@ -193,10 +183,7 @@ def class_gradient(
 ) -> None:
     """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
-    Args:
-        values, weights, top, confidence, from_logits, right: see `class_sums`.
-        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for class k and the bin of q_k.
-        out: result `(N, C)`, filled in.
+    g_k is the entry of `grads` `(C, B)`, the gradient in the sums of confidence, for class k and the bin of q_k.
     """
     n_bins = grads.shape[-1]
     for block, q in _chunks(values, top, confidence, from_logits):

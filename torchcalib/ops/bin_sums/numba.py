@@ -58,14 +58,9 @@ def _all_bits(x):
 
 @compiled_loop
 def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, sums):
-    """Add events to the sums `(F, K)` of their cells, one event at a time.
+    """Add events `(N,)` to the `sums` `(F, K)` of their cells in place, one event at a time.
 
-    Args:
-        confidence, outcome, weights, ecd, groups: one number per event, `(N,)`; the last three can be None.
-        noise: pair of bools (outcomes are fractional, weights are squared), or None to omit the sums of noise.
-        edges: bin edges `(B + 1,)`.
-        right: whether bins include their right edge.
-        sums: `(F, K)`, updated in place.
+    `noise` is a pair of bools (outcomes are fractional, weights are squared), or None. `edges` are `(B + 1,)`.
     """
     # 1. Copies of the sums. With many groups, neighbouring events seldom share a cell, so that one copy is enough, and
     #    several would not fit into the cache. The sums of a cell are adjacent, padded to half or all of a cache line.
@@ -105,7 +100,7 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 
 @compiled_loop
 def add_labels(confidence, outcome, groups, noise, edges, right, sums):
-    """Add events with integer outcomes and without weights; arguments as for `add_events`.
+    """Add events with integer outcomes and without weights, as `add_events` does.
 
     Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
     """

@@ -61,18 +61,11 @@ def _proportional(x, largest, from_logits, shifted, out):
 def add_classes(values, target, weights, largest, confidence, from_logits, edges, right, first, sums):
     """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
 
-    Args:
-        values: float32 rows `(N, *)`, whose columns `first` to `first + K - 1` are the classes.
-        target: label of each row minus the number of the first class, `(N,)`.
-        weights: weights of the rows `(N,)`, or None.
-        largest: largest entry of each row, `(N,)`.
-        confidence: probability of the top class of each row, `(N,)`.
-        from_logits: whether `values` are logits.
-        edges: bin edges `(B + 1,)`.
-        right: whether bins include their right edge.
-        first: column of the first class.
-        sums: sums of w, w q and w y for weight w, probability q and outcome y, `(F, B, K)`, updated in place. For
-            F > 3 then follows the sum of w q (1 - q), and for F = 5 the sum of w^2 q (1 - q).
+    The classes are the columns of `values` from `first` on, and `target` is the label minus the number of the first
+    class. `largest` is the largest entry of each row, and `confidence` the probability of its top class.
+
+    `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
+    the sum of w q (1 - q), and F = 5 also that of w^2 q (1 - q).
     """
     # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
     # rows are float64, because a class can have millions of rows.

@@ -13,22 +13,12 @@ _MAX_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than
 
 
 def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-    """Sum over equal-mass bins.
+    """Return count and sums of scores and labels in equal-mass bins `(..., 3, B)`, and bin ends `(..., B)`.
 
     Bin i = 1, ..., B ends after `i * N // B` of the N scores that are not missing. An end within a group of equal
-    scores is moved to the end of the group.
-
-    Args:
-        score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, contiguous on the CPU.
-        label: 0 or 1, uint8 `(..., M)`, contiguous.
-        n_bins: number of bins B.
-        backend: implementation, see `dispatch.choose`; float64 supports only "torch".
-
-    Returns:
-        Number of samples, sum of scores and sum of labels of every bin, float64 `(..., 3, B)`; and the ends of the bins
-        as positions in ascending order, int64 `(..., B)`.
-
-    Gradient: none.
+    scores is moved to the end of the group. Scores `(..., M)` are float32 or float64 in [0, 1], or NaN if missing.
+    Labels are 0 or 1, uint8. Both are contiguous on the CPU, where float64 supports only the backend "torch". There is
+    no gradient.
     """
     if backend == "auto" and score.shape[-1] >= _MAX_COUNT:
         backend = "torch"

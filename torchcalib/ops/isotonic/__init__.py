@@ -106,17 +106,10 @@ def block_starts(
     paper: bool = False,
     begins: Tensor | None = None,
 ) -> Tensor:
-    """Return True at the first element of each block, bool `(..., M)`.
+    """Return True at the first element of each block, bool `(..., M)`; the sizes `low` and `high` are one per row.
 
-    Args:
-        op: "pava" or "pava_bc".
-        weight: number of samples of each element, in the order of the scores, `(..., M)`.
-        values: number of positive samples of each element, `(..., M)`.
-        backend: implementation, see `dispatch.choose`.
-        low: smallest block size of "pava_bc" for each row, int64 `(...)`.
-        high: largest block size of "pava_bc" for each row, int64 `(...)`.
-        paper: whether "pava_bc" uses the variant "paper" instead of "code".
-        begins: True at the first element of each group of equal scores, `(..., M)`; None if no scores are equal.
+    `weight` and `values` are the numbers of samples and positives in the order of the scores. `begins` is None if no
+    scores are equal.
     """
     chosen = choose(op, weight.device, backend)
     if not weight.numel():
@@ -153,27 +146,17 @@ def augmented_means(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the isotonic mean at a test sample that is added with label 0 or 1, as a function of its score.
 
-    Both means are non-decreasing step functions. Let r be the number of knots at most the test score, and l the number
-    of knots below it. Then the mean with label 0 is `lower[r]`, and the mean with label 1 is `upper[l]`.
+    Return `knots` `(..., K)`, and the means `lower` and `upper`, float64 `(..., K + 1)`. Knots are the ascending scores
+    where one of the means has a step. Let r be the number of knots at most the test score, and l the number of knots
+    below it. Then the mean with label 0 is `lower[r]`, and the mean with label 1 is `upper[l]`. Rows with fewer knots
+    are padded with +inf, and repeat their last mean. A row without samples has the means 0 and 1.
 
-    Args:
-        score: ascending scores, `(..., M)`.
-        begins: True at the first element of each tied group, bool `(..., M)`.
-        positives: number of positive samples of each element, int64 `(..., M)`.
-        n: number of samples of each element, int64 `(..., M)`; positive in the first `size` elements of a row.
-        size: number of elements with samples, `(...)`.
-        backend: implementation, see `dispatch.choose`. The loops run on the CPU, which synchronises other devices.
+    Columns `(..., M)` are in the order of the scores, with samples (positive `n`) in the first `size` elements.
+    `begins` is True at the first element of each tied group. The loops run on the CPU, which synchronises other
+    devices.
 
-    Returns:
-        `knots` `(..., K)`, the scores at which one of the functions has a step, ascending; `lower` and `upper`,
-        float64 `(..., K + 1)`. Rows with fewer knots are padded with +inf, and repeat their last mean. A row without
-        samples has the means 0 and 1.
-
-    Gradient: none.
-
-    Reference:
-        Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
-        Algorithms 1 to 4.
+    Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
+    Algorithms 1 to 4.
     """
     lower, upper = augmented_fits(begins, positives, n, size, backend)
     has_step = (lower.diff() != 0) | (upper.diff() != 0)
@@ -199,8 +182,7 @@ def augmented_fits(
     """Return the isotonic means at a test sample with label 0 and with label 1, each `(..., M + 1)`.
 
     Element i + 1 of the first result is the mean for scores from element i up to below the next score. Element i + 1 of
-    the second result is the mean for scores above element i up to the next score. For the arguments see
-    `augmented_means`.
+    the second result is the mean for scores above element i up to the next score.
     """
     chosen = choose("augmented", n.device, backend)
     if backend == "auto" and _may_overflow(n, n):
@@ -236,18 +218,12 @@ def _call_loop(
 
 
 def _pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
-    """Pool adjacent violators by tensor operations: pool all violators at once, and repeat until there are none.
+    """Return the first elements of blocks, bool `(R, G)`, by pooling all violators at once in each round.
 
     A sequence of blocks with non-increasing means is part of one block of the solution, so it is pooled as a whole. A
     million labels require about 15 rounds of decreasing length. Real-valued targets can require one round per block,
-    for instance if only the last value is too low. So the loop is preferred for such targets, and on the CPU.
-
-    Args:
-        weight: weight of every element, `(R, G)`.
-        values: weight times target, `(R, G)`.
-
-    Returns:
-        True at the first element of each block, bool `(R, G)`. Every round synchronises the device.
+    for instance if only the last value is too low. So the loop is preferred for such targets, and on the CPU. Every
+    round synchronises the device. `values` are weight times target.
     """
     # Blocks of all rows in one sequence: first element, weight w, sum s and row. Initially each element is a block.
     start = (weight > 0).flatten().nonzero().squeeze(-1)

@@ -69,13 +69,10 @@ def pava_bc(
     total: MutableSequence[int],
     ends: MutableSequence[int],
 ) -> int:
-    """Pool adjacent violators with block constraints (PAVA-BC): [TCE] Algorithm 2, and with `paper` Algorithm 3.
+    """Pool adjacent violators with block constraints for tied groups: Algorithm 2, with `paper` Algorithm 3.
 
-    Elements are tied groups. Block sizes are from `n_min` to `n_max`. `paper` selects the paper instead of the authors'
-    code.
-
-    Reference:
-        [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
+    Without `paper` it follows the authors' code. Source: Matsubara et al.: TCE: A test-based approach to measuring
+    calibration error (UAI 2023).
     """
     # Reserve the last n_min samples, rounded up to whole tied groups, for the final block.
     tail = len(weight)

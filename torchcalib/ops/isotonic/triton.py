@@ -22,12 +22,7 @@ _MARKED = tl.constexpr(128)  # number of block starts that `_mark` stores at a t
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
     """Return True at the first element of each block of `formula.pava_bc`, bool `(R, G)`, without synchronising.
 
-    Args:
-        weight: number of samples in every tied group, in the order of the scores, int64 `(R, G)`.
-        values: number of positives in every tied group, int64 `(R, G)`.
-        n_min: smallest block size of each row, int64 `(R,)`.
-        n_max: largest block size of each row, int64 `(R,)`.
-        paper: whether to follow the paper instead of the authors' code.
+    `weight` and `values` are the numbers of samples and positives of tied groups. The block sizes are one per row.
     """
     first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     first[:, :1].fill_(True)

@@ -14,20 +14,12 @@ _FEW = 32  # largest number of entries for the compiled loop, which inserts them
 def largest(
     values: Tensor, target: Tensor, k: int, *, from_logits: bool, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return the k largest entries of every row in descending order, and the rank of the label in this order.
+    """Return the k largest entries of every row in descending order `(..., N, k)`, and the rank of the label `(...,
+    N)`.
 
-    Args:
-        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. In a row with logits
-            of +inf, these are replaced by 0 and all other logits by -inf.
-        target: labels, int64 `(..., N)`.
-        k: number of entries, at most C.
-        from_logits: whether `values` are logits.
-        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
-
-    Returns:
-        - Entries `(..., N, k)` of the dtype of `values`, at least float32; NaN in a row with NaN.
-        - Number of entries before the label, int64 `(..., N)`: larger ones, and equal ones with a lower index. C for a
-          label outside [0, C). Undefined for a row with NaN.
+    The rank is the number of larger entries, and equal ones with a lower index. It is C for a label outside [0, C), and
+    undefined for a row with NaN, whose entries are NaN. Entries have the dtype of `values`, at least float32. In a row
+    with logits of +inf, these become 0 and all other logits -inf. Float64 on the CPU supports only "torch".
 
     Gradient: in `values`, in forward and reverse mode and of any order; 0 in a row with NaN or +inf.
     """

@@ -28,9 +28,7 @@ from torchcalib.ops.newton.temperature import approximate_alpha
 def solve_affine(p: LabelledScores, free_scale: bool = True) -> Solution:
     """Minimise the NLL over alpha > 0 and beta; the bias of classes without samples is -inf.
 
-    Args:
-        p: scores, labels and weights in standard form.
-        free_scale: False for alpha = 1 in the units of the original scores.
+    Without `free_scale`, alpha is 1 in the units of the original scores.
     """
     present = p.share > 0
     at_bound, beta_at_zero = torch.zeros_like(present[..., 0]), p.share
@@ -112,10 +110,7 @@ def _limit_at_zero(p: LabelledScores) -> tuple[Tensor, Tensor]:
 
 
 def _by_replicates(p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimise the NLL for few fits at a time, because all fits of a batch are evaluated until the last one converges.
-
-    For the arguments see `_minimise`.
-    """
+    """Minimise few fits at a time, because all fits of a batch run until the last one converges."""
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     solutions = [_minimise(p.for_replicates(i), theta[i], fixed[i], free_scale) for i in pieces]
@@ -126,18 +121,11 @@ def _by_replicates(p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: 
 def _minimise(
     p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: bool, relative: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimise the NLL by damped Newton steps.
+    """Minimise the NLL by damped Newton steps. Return theta `(R, S, C + 1)`, its gradient and the outcome `(R, S)`.
 
-    Args:
-        p: scores, labels and weights in standard form.
-        theta: initial (alpha, beta), `(R, S, C + 1)` with positive alpha.
-        fixed: True for fits that are not iterated and return the initial theta, `(R, S)`.
-        free_scale: False to keep alpha.
-        relative: stop at a step of this length, after at most 25 iterations; None to stop at `GRADIENT` and
-            `DECREMENT`.
-
-    Returns:
-        theta `(R, S, C + 1)`; its gradient (with `relative`, the gradient one step earlier); and the outcome `(R, S)`.
+    theta is (alpha, beta) with positive alpha, which stays constant without `free_scale`. Fits with `fixed` return the
+    initial theta. `relative` stops at a step of this length, after at most 25 iterations. The gradient is then that one
+    step earlier. None stops at `GRADIENT` and `DECREMENT`.
     """
     theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~(p.share > 0), MASKED_SCORE)), -1)
     nll = _NLL(p, free_scale, relative)
@@ -186,10 +174,7 @@ class _NLL:
         return Value(nll, gradient, (gradient * self.units).square().sum(-1).sqrt(), (hessian,))
 
     def step(self, at: Iterate) -> Step:
-        """Return the Newton step, which does not change the sum of beta.
-
-        It reduces alpha to a tenth of its value at most, so alpha remains positive.
-        """
+        """Return the Newton step, which does not change the sum of beta, and keeps at least a tenth of alpha."""
         theta, value, fraction, is_stopped = at
         (hessian,) = value.parts
         trace = hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)

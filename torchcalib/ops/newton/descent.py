@@ -73,17 +73,11 @@ def damped_newton(
     noise: float = 0.0,
     second_fraction: float = 0.25,
 ) -> Minimum:
-    """Minimise convex objectives from `theta` `(..., *)`.
+    """Minimise convex objectives from `theta` `(..., *)`, in at most `rounds` iterations.
 
-    Args:
-        theta: initial parameters.
-        evaluate: returns the value at given parameters.
-        newton_step: returns the step from an iterate.
-        fixed: True for problems that are not iterated and return the initial theta, `(...)`; None for none.
-        value: value at the initial theta; None to compute it.
-        rounds: largest number of iterations.
-        noise: predicted decrease of f, relative to 1 + |f|, below which steps are judged by the gradient alone.
-        second_fraction: fraction of the step that is tried after a full step; later ones are quarters of the previous.
+    Problems with `fixed` `(...)` return the initial theta, whose value can be passed as `value`. Below the relative
+    predicted decrease `noise` of f, steps are judged by the gradient alone. After a full step, `second_fraction` of it
+    is tried, and then quarters of the previous step.
     """
     eps = torch.finfo(theta.dtype).eps
     value = evaluate(theta) if value is None else value
@@ -146,11 +140,8 @@ def is_within_rounding(norm: Tensor, slope: Tensor) -> Tensor:
 def separation_bound(w: Tensor) -> Tensor:
     """Return the mean negative log-likelihood below which every label has a probability above 1/2, `(...)`.
 
-    One label with a lower probability would add at least its weight times log 2. The data are then separable, and the
-    objective without penalty has no minimum.
-
-    Args:
-        w: weights of the samples `(..., N)`, with sum 1.
+    One label with a lower probability would add at least its weight times log 2; the weights `(..., N)` have sum 1. The
+    data are then separable, and the objective without penalty has no minimum.
     """
     return torch.where(w > 0, w, torch.inf).amin(-1) * math.log(2)
 
@@ -181,16 +172,12 @@ def newton_direction(hessian: Tensor, gradient: Tensor) -> Tensor:
 
 
 def without_constant(hessian: Tensor, ones: Tensor, trace: Tensor) -> Tensor:
-    """Return H + c e e' for Hessians H `(..., K, K)` that are singular in the direction e.
+    """Return H + c e e' for Hessians H `(..., K, K)` that are singular in the direction e, `ones` `(..., K)`.
 
     Adding a constant to all biases changes no probability. So H e = 0, where e is 1 for the biases and 0 for scales.
-    The Newton step for H + c e e' is the same, and does not change the sum of the biases: the gradient is orthogonal
-    to e. The weight c is the mean diagonal element of the biases, divided by their number.
-
-    Args:
-        hessian: H.
-        ones: e, `(..., K)`.
-        trace: sum of the diagonal elements of the biases `(...)`.
+    The Newton step for H + c e e' is the same, and does not change the sum of the biases: the gradient is orthogonal to
+    e. The weight c is the mean diagonal element of the biases, divided by their number. `trace` is the sum of these
+    elements.
     """
     weight = trace / ones.sum(-1).clamp(min=1).square()
     return hessian + weight[..., None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)

@@ -51,15 +51,10 @@ class AffineFit(NamedTuple):
 
 
 def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
-    """Fit softmax(alpha s) with alpha > 0 (temperature scaling) by a bracketed search.
+    """Fit softmax(alpha s) with alpha > 0 (temperature scaling) by a bracketed search; beta is 0.
 
-    Args:
-        scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
-        target: labels, int64 `(S, N)`.
-        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
-
-    Returns:
-        The fits, with beta = 0; see `AffineFit`.
+    Scores `(S, N, C)` are log-probabilities or logits, without +inf and with a finite score in every row. The `target`
+    has int64 labels `(S, N)`. Samples with weight 0, of the replicate weights `(R, S, N)`, are ignored.
     """
     return AffineFit(*_fit(scores, target, weights, False, True))
 

@@ -59,15 +59,9 @@ class _LogLikelihood(NamedTuple):
 
 
 def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
-    """Fit P(y = 1) = sigmoid(intercept + slope x) for every batch element by maximum likelihood.
+    """Fit P(y = 1) = sigmoid(intercept + slope x) for every batch element `(..., M)` by maximum likelihood.
 
-    Args:
-        x: explanatory variable, finite `(..., M)` of dtype `wide_dtype`.
-        k: number of outcomes y = 1 at each x, `(..., M)`.
-        n: number of outcomes at each x, `(..., M)`; elements with 0 outcomes are ignored.
-
-    Returns:
-        See `LogisticFit`.
+    At each finite x, `k` of `n` outcomes are 1; elements with n = 0 are ignored.
 
     Gradient: of slope, intercept and offset in `x`, by implicit differentiation. Other attributes have no gradient.
     """
@@ -134,11 +128,8 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
     """Maximise the likelihood from intercept a and slope b, by damped Newton steps on the mean NLL.
 
     For many elements, the iteration starts at the maximum for a subsample, if that has a larger likelihood. It then
-    needs about half as many steps.
-
-    Returns:
-        The maximum: intercept, slope and the six fields of `_LogLikelihood`; and the log-likelihood at the given a and
-        b, `(..., 9)`.
+    needs about half as many steps. Return intercept, slope, the six fields of `_LogLikelihood`, and the log-likelihood
+    at the given a and b, `(..., 9)`.
     """
     total = n.sum(-1).clamp(min=1)
     only_intercept = x.new_tensor([1.0, 0.0])

@@ -29,10 +29,8 @@ class MixtureFit(NamedTuple):
 def fit_mixture(p: Tensor, w: Tensor) -> MixtureFit:
     """Fit the weights of a mixture by maximum likelihood.
 
-    Args:
-        p: probability of the label of each sample under each component, float64 `(..., N, K)`, positive for at least
-            one component. The last component must be positive for all samples.
-        w: weights of the samples `(..., N)`, with sum 1.
+    `p` `(..., N, K)` is the probability of the label of each sample under each component. It must be positive for the
+    last component. The sample weights `w` `(..., N)` have sum 1.
     """
     subsets = torch.tensor(sorted(product((True, False), repeat=p.shape[-1]), key=sum)[1:], device=p.device)
     start = torch.full((*w.shape[:-1], p.shape[-1]), 1 / p.shape[-1], dtype=p.dtype, device=p.device)

@@ -106,16 +106,11 @@ Solution = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor | None, Tensor, Tensor, bool | None]:
-    """Convert scores to standard form.
+    """Convert scores `(S, N, C)` to standard form, given the largest score of every row `top` `(S, N, 1)`.
 
-    Args:
-        scores: original scores `(S, N, C)`.
-        top: largest score of every row, `(S, N, 1)`.
-        unused: True for samples whose weights are all 0, and whose scores may be NaN, `(S, N)`.
-
-    Returns:
-        Scores in standard form `(S, N, C)`, or None if `standard_pieces` must convert them; row means in standard form
-        `(S, N)`; scales `(S,)`; and whether all scales are at most `LARGE_SCALE`, None if unknown.
+    `unused` `(S, N)` is True for samples whose weights are all 0, and whose scores may be NaN. Return scores, or None
+    if `standard_pieces` must convert them; row means in standard form `(S, N)`; scales `(S,)`; and whether all scales
+    are at most `LARGE_SCALE`, None if unknown.
     """
     wide = wide_dtype(scores.device)
     any_unused = value_if_available(unused.any())

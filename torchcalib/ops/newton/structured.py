@@ -158,14 +158,9 @@ def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
 def minimise(
     p: SoftmaxRegression, theta: Tensor, fixed: Tensor, similar: StructuredMinimum | None = None
 ) -> StructuredMinimum:
-    """Minimise the mean NLL plus the penalty by damped Newton steps.
+    """Minimise the mean NLL plus the penalty from `theta`; fits with `fixed` `(F,)` return it.
 
-    Args:
-        p: features, labels, weights and penalties.
-        theta: initial parameters.
-        fixed: True for fits that are not iterated and return the initial theta, `(F,)`.
-        similar: result of similar fits, such as those to another fold, where the iteration starts; None to start at
-            `theta`.
+    The iteration can start at the result of `similar` fits instead, such as those to another fold.
     """
     near = theta if similar is None else torch.where(fixed[:, None, None], theta, similar.theta)
     curvature = None if similar is None else similar.curvature
@@ -191,10 +186,7 @@ def minimise(
 class _Objective:
     """Mean NLL plus the penalty, and its Newton steps.
 
-    Args:
-        p: features, labels, weights and penalties.
-        goal: gradient norm at convergence.
-        curvature: Hessian near the initial parameters, or None.
+    `goal` is the gradient norm at convergence, and `curvature` the Hessian near the initial parameters, or None.
     """
 
     def __init__(self, p: SoftmaxRegression, goal: float, curvature: "_Curvature | None") -> None:
@@ -375,13 +367,7 @@ class _Curvature:
 
 
 def _is_separation(p: SoftmaxRegression, step: Tensor) -> Tensor:
-    """Return whether the data are separable in the direction `step`, bool `(F,)`.
-
-    They are separable if the score of every label grows along `step` at least as fast as all other scores of its row.
-    No likelihood then decreases, at any length of the step.
-
-    Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
-    """
+    """Return whether the data are separable in the direction `step`, bool `(F,)`; see `affine._is_separation`."""
     worst = torch.full_like(p.w[:, 0], torch.inf)
     for x, excluded, target, w in p.pieces():
         growth = p.layout.scores(step, x)

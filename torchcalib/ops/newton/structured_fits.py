@@ -40,13 +40,8 @@ def fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -
     """Fit softmax(a * s + b) with a scale and a bias per class, by minimising the negative log-likelihood (NLL).
 
     Classes with a score of -inf have probability 0. Samples whose label has a score of -inf are left out. The bias of a
-    class without samples is -inf. The other biases have sum 0.
-
-    Args:
-        scores: log-probabilities or logits s `(S, N, C)`, without +inf and with a finite score in every row.
-        target: labels, int64 `(S, N)`.
-        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
-        alpha: initial scale of all classes, `(R, S)`. `SEPARABLE` fits have this scale and bias 0.
+    class without samples is -inf. The other biases have sum 0. Arguments are as for `fits.fit_temperature`, and the
+    initial scale `alpha` `(R, S)`. `SEPARABLE` fits have this scale and bias 0.
     """
     return StructuredFit(*_fit_vector(scores, target, weights, alpha))
 
@@ -60,26 +55,16 @@ def fit_structured(
 
         C / N sum_k (W_kk - 1)^2 + C / N sum_k b_k^2 + C (C - 1) / N sum_{k != l} W_kl^2
 
-    where N is the total weight. It is strictly convex, so that every fit with data has one minimum.
-
-    Args:
-        scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
-        target: labels, int64 `(S, N)`.
-        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
-        alpha: inverse temperature `(R, S)`.
-        penalty: factor of the penalty, positive.
-        full: W is a matrix instead of diagonal.
+    where N is the total weight. It is strictly convex, so that every fit with data has one minimum. Arguments are as
+    for `fits.fit_temperature`, and the inverse temperature `alpha` `(R, S)`. W is diagonal unless `full`.
     """
     return StructuredFit(*_fit_structured(scores, target, weights, alpha, penalty, full))
 
 
 def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tensor:
-    """Return log((1 - e) softmax(alpha log q) + e / C) for the smoothing e, finite also where q = 0.
+    """Return log((1 - e) softmax(alpha log q) + e / C) for the smoothing e in (0, 1], finite also where q = 0.
 
-    Args:
-        log_q: log-probabilities, up to a constant per row, `(..., N, C)`.
-        alpha: inverse temperature `(...)`.
-        smoothing: weight e of the uniform distribution, in (0, 1], `(...)`.
+    `log_q` are log-probabilities up to a constant per row, `(..., N, C)`. `alpha` and `smoothing` are `(...)`.
     """
     smoothing = smoothing[..., None, None]
     log_q = log_q - log_q.detach().amax(-1, keepdim=True)

@@ -61,22 +61,15 @@ def _derivatives(p: LabelledScores, alpha: Tensor) -> tuple[Tensor, Tensor, Tens
 def _bracketed(
     p: LabelledScores, x: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the root of the slope (derivative of the NLL in alpha) by a safeguarded Halley iteration.
+    """Return the root alpha of the slope of the NLL, the slope and whether it converged, each `(R, S)`.
 
     The slope increases with alpha, so every evaluation narrows the bracket of the root. A Halley step is a Newton step
     corrected by the third derivative, here by a factor in [1/2, 3/2]. It is accepted if it remains in the bracket, is
     at most half as long as the previous step, and does not quadruple alpha. Otherwise alpha becomes the geometric mean
     of the bounds, or 4 alpha without an upper bound, or a quarter of the upper bound without a lower bound.
 
-    Args:
-        p: scores, labels and weights in standard form.
-        x: initial alpha, positive `(R, S)`.
-        fixed: True for fits that are not iterated and return the initial alpha, `(R, S)`.
-        relative: stop at a step of this fraction of alpha; None to stop at `GRADIENT` and `DECREMENT`.
-        rounds: largest number of evaluations.
-
-    Returns:
-        alpha; the slope at alpha, or at the previous alpha with `relative`; and whether it converged. Each `(R, S)`.
+    The iteration starts at `x`, and stops at a step of the fraction `relative` of alpha. The slope is then that at the
+    previous alpha. None stops at `GRADIENT` and `DECREMENT`.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     previous_length, slope, done = high, low, fixed

@@ -37,16 +37,11 @@ _MIN_POINTS = 200  # smallest number of evaluation points; for widths below 0.05
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
-    """Return the sum of |smoothed residual| divided by the sum of the smoothed density, for a given kernel width.
+    """Return the sum of |smoothed residual| over the sum of the smoothed density, `(...)`; NaN without data.
 
-    Args:
-        weight: sums of w and w p over every cell, for weight w and confidence p, `(..., 2, K)` with K = `N_CELLS`.
-        residual: sums of w (p - y) and w (p - y) p over every cell, for outcome y, `(..., 2, K)`.
-        width: standard deviation of the kernel: a float in [2 / 1024, 1], or a tensor `(...)` of multiples of 1 / 1024
-            in this range, one per batch element.
-
-    Returns:
-        `(...)` in [0, 1]; NaN without data.
+    For every cell, `weight` `(..., 2, K)` has the sums of w and w p. `residual` has the sums of w (p - y) and w (p - y)
+    p. The standard deviation `width` of the kernel is in [2 / 1024, 1]. A tensor has one multiple of 1 / 1024 for each
+    batch element.
 
     Gradient: in `weight` and `residual`, in reverse and forward mode; none in `width`.
     """
@@ -59,18 +54,10 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
 
 
 def smoothed_frequency(weight: Tensor, outcome: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the kernel regression of the outcomes on the confidence, at equally spaced points in [0, 1].
+    """Return points in [0, 1] `(P,)`, the kernel regression of the outcomes there, and the density of the confidence.
 
-    Args:
-        weight: sums of w and w p over every cell, for weight w and confidence p, `(..., 2, K)` with K = `N_CELLS`.
-        outcome: sums of w y and w y p over every cell, for outcome y, `(..., 2, K)`.
-        width: standard deviation of the kernel, in [2 / 1024, 1].
-
-    Returns:
-        Points `(P,)`; smoothed outcomes divided by smoothed weights `(..., P)`, in [0, 1] and NaN where no data are
-        within reach of the kernel; and the density of the confidence `(..., P)`.
-
-    Gradient: none.
+    The regression `(..., P)` is NaN where no data are within reach of the kernel. For every cell, `weight` `(..., 2,
+    K)` has the sums of w and w p. `outcome` has those of w y and w y p. There is no gradient.
     """
     sums = torch.stack((outcome, weight), -3).detach()
     spectrum = _spectrum(_node_sums(sums, _steps_for(width)))
@@ -86,21 +73,11 @@ def smoothed_frequency(weight: Tensor, outcome: Tensor, width: float) -> tuple[T
 
 
 def errors_of_replicates(confidence: Tensor, weight: Tensor, residual: Tensor, width: float | None = None) -> Tensor:
-    """Return the smoothed error of R replicates of the residuals at M points, at a given or at the best kernel width.
+    """Return the smoothed error `(R, E)` of R replicates of the residuals; None selects `best_width`.
 
     Replicates with equal kernel width share the kernel and the smoothed density. Selecting them by their widths
-    synchronises a GPU.
-
-    Args:
-        confidence: confidence of every point, `(E, M)`.
-        weight: weight of every point, `(E, M)`.
-        residual: weighted residual of every point, `(R, E, M)`.
-        width: kernel width as for `smoothed_error`; None for `best_width`.
-
-    Returns:
-        `(R, E)` in [0, 1]; NaN without data.
-
-    Gradient: none.
+    synchronises a GPU. `confidence` and `weight` are `(E, M)`, and the weighted residuals `(R, E, M)`. There is no
+    gradient.
     """
     error = _ReplicateErrors(confidence, weight, residual)
     if width is not None:
@@ -117,11 +94,6 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
     """Return the smallest kernel width k / 1024 that is at least the smoothed error at this width, `(...)`.
 
     The width is found by ten bisections of [0, 1], as in the published code.
-
-    Args:
-        weight, residual: cell sums, as for `smoothed_error`.
-
-    Gradient: none.
     """
     width: Tensor = _best_width(torch.stack((residual, weight), -3).detach())
     return width
@@ -134,10 +106,8 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
 def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
     """Return the gradients in `sums` of two sums over the evaluation points: |residual| and density, `(..., 2, 2, K)`.
 
-    Args:
-        sums: cell sums `(..., 2, 2, K)`. Axis -3 is residual and weight; axis -2 is without and with factor p.
-        width: kernel width of every batch element `(...)`, or None.
-        at: kernel width of all batch elements if `width` is None.
+    Axis -3 of `sums` is residual and weight; axis -2 is without and with factor p. `at` is the width if `width` is
+    None.
     """
     if width is not None:
         return _Candidates(sums).evaluate(_slopes_on_grid, (width * LEVELS).round().long())
@@ -286,11 +256,9 @@ class _Grid:
         return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the evaluation points, equally spaced in [0, 1].
+        """Return node below, distance in steps, and presence of equally spaced points, each `(..., 1, P)`.
 
-        Returns:
-            Index of the node below each point, distance from this node in steps, and whether the batch element has the
-            point, each `(..., 1, P)`. Batch elements with larger widths have fewer points.
+        Batch elements with larger widths have fewer points.
         """
         point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
         last = _n_points(self.width).unsqueeze(-1) - 1
@@ -360,18 +328,11 @@ def _steps_for(width: float) -> int:
 
 
 def _node_sums(sums: Tensor, steps: int, below: Tensor | None = None) -> Tensor:
-    """Round cell sums linearly to the nodes i / steps of a grid.
+    """Round cell sums of z and z p `(..., 2, K)` linearly to the nodes i / steps of a grid, `(..., steps + 1)`.
 
     Let p be the confidence of a sample between nodes b and b + 1, and u = p steps - b. A fraction u of its weight (or
-    weighted residual) z is added to the upper node, and 1 - u to the lower node.
-
-    Args:
-        sums: sums of z and z p over the cells, `(..., 2, K)`.
-        steps: number of steps; all nodes must be edges of cells.
-        below: node b of every cell, broadcastable to `(..., K)`. None if the cells are those of `cells`.
-
-    Returns:
-        Sums at the nodes, `(..., steps + 1)`.
+    weighted residual) z is added to the upper node, and 1 - u to the lower node. `below` is the node b of every cell,
+    by default for the cells of `cells`. All nodes must be edges of cells.
     """
     below = _node_below(steps, sums.device) if below is None else below
     alone, by_confidence = sums.unbind(-2)

@@ -23,17 +23,10 @@ from torchcalib.ops.smoothing.formula import N_CELLS, cell_formula
 
 
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
-    """Return the cell of every confidence: the number of grid nodes in (0, confidence].
+    """Return the cell of every confidence, int64 in [0, `N_CELLS`): the number of grid nodes in (0, confidence].
 
     A node of several grids is counted once per grid, so cells between equal nodes stay empty. Rounding errors at a node
-    do not matter, because linear rounding is continuous.
-
-    Args:
-        confidence: floating in [0, 1], of any shape; NaN belongs to the first cell.
-        backend: implementation, see `dispatch.choose`.
-
-    Returns:
-        Index of the cell, int64 in [0, `N_CELLS`), of the same shape.
+    do not matter, because linear rounding is continuous. NaN belongs to the first cell.
     """
     index: Tensor = _cell_index.direct(confidence.detach(), backend)
     return index
@@ -60,22 +53,13 @@ def smoothing_sums(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum w, w p, w y, w p (1 - p), sampling variance (optional) and w p y over the events of every cell.
+    """Return the sums of w, w p, w y, w p (1 - p), sampling variance (optional) and w p y, `(..., F, N_CELLS)`.
 
-    Args:
-        confidence: confidence p, floating `(..., N)` in [0, 1]. NaN is added to the first cell; its sums are then NaN.
-        outcome: outcome y, `(..., N)` of any real dtype.
-        weights: weight w, broadcastable to `(..., N)`, or None for all ones. Events with weight 0 are ignored.
-        noise: "labels" or "shares" to add the sampling variance: the sum of w v for frequency weights, and of w^2 v
-            for other weights. `bin_sums.event_bins` defines v.
-        copies: whether weights are frequency weights (numbers of copies of an event).
-        backend: implementation, see `dispatch.choose`.
-
-    Returns:
-        Sums `(..., 5, K)`, or `(..., 6, K)` with noise, of dtype `wide_dtype`, for K = `N_CELLS` cells.
+    The arguments `(..., N)` are the confidence p, the outcome y and the weight w of events; `noise` and `copies` are
+    those of `bin_sums.event_bins`. NaN in `confidence` is added to the first cell, whose sums are then NaN.
 
     Gradient: in `confidence`, `outcome` and `weights`, in reverse and forward mode and of any order. Cell indices and
-        the sampling variance are constants. Events with weight 0 have gradient 0.
+    the sampling variance are constants. Events with weight 0 have gradient 0.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     sums: Tensor = _sums(confidence, outcome, weights, noise, copies, backend=backend)

@@ -34,28 +34,22 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
+    """Return label log-probability, squared error, negative entropy, confidence and top class of every row `(..., N,
+    C)`.
 
     The results of a row are bitwise equal in every batch. Arithmetic is float64 for float64 input. For narrower dtypes
     it is float32 within a block of entries, and float64 across blocks. The relative error is then below 2e-6 for logits
-    at most 20 below their maximum, and grows linearly for lower logits.
+    at most 20 below their maximum, and grows linearly for lower logits. Backends differ by at most this error. Float64
+    on the CPU supports only "torch".
 
-    Args:
-        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. In a row with logits
-            of +inf, their classes have equal probabilities and all other classes have probability 0.
-        target: labels, int64 `(..., N)`. For a label outside [0, C), `log_prob` and `squared_error` are NaN.
-        from_logits: whether `values` are logits.
-        tolerance: largest accepted |sum_k q_k - 1|. If finite, statistics are NaN for a row that exceeds it or contains
-            probabilities outside [0, 1]. For logits, only rows with NaN or with only -inf have NaN statistics.
-        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". The results of
-            backends differ by at most the error above.
-
-    Returns:
-        See `Rows`; dtype `wide_dtype`, except `top`.
+    In a row with logits of +inf, their classes have equal probabilities and all other classes have probability 0. For a
+    label outside [0, C), `log_prob` and `squared_error` are NaN. `tolerance` is the largest accepted |sum_k q_k - 1|.
+    If finite, a row that exceeds it or contains probabilities outside [0, 1] has NaN statistics. For logits, only rows
+    with NaN or with only -inf have NaN statistics.
 
     Gradient: in `values`, in reverse and forward mode and of any order. It is 0 for log 0, for a row with a logit of
-        +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated
-        as the probability of the class `top`.
+    +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated as
+    the probability of the class `top`.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)

@@ -44,16 +44,9 @@ def fit_logistic_regression(
 ) -> RegressionFit:
     """Fit P(y = 1) = sigmoid(intercept + coefficients * x) by maximum likelihood.
 
-    Args:
-        x: features `(S, D, N)`, finite where a weight is positive.
-        target: labels 0 and 1, `(S, N)`.
-        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
-        ridge: factors r of the penalty sum_k r_k theta_k^2, which is added to the mean NLL. theta contains the
-            intercept and the D coefficients. None for no penalty.
-        backend: implementation, see `dispatch.choose`.
-
-    Returns:
-        The fits; see `RegressionFit`.
+    Features `x` `(S, D, N)` are finite where a weight `(R, S, N)` is positive. Samples with weight 0 are ignored. The
+    penalty sum_k r_k theta_k^2 with the factors r = `ridge` is added to the mean NLL. theta contains the intercept and
+    the D coefficients.
     """
     factors = [0.0] * (x.shape[-2] + 1) if ridge is None else list(ridge)
     return RegressionFit(*_fit(x, target, weights, factors, backend))
