@@ -154,18 +154,13 @@ def classwise(p: Predictions) -> Events:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores and outcomes of binary events, for metrics that sort the events by score.
+    """Scores and outcomes of binary events, for metrics that sort the events by score."""
 
-    Attributes:
-        score: probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is the input
-            dtype, at least float32; multi-class log-odds are float64.
-        outcome: uint8 labels, or probabilities in the dtype of `score`, `(..., N)`.
-        from_logits: whether `score` contains log-odds.
-    """
-
+    # Probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is the input dtype, at
+    # least float32; multi-class log-odds are float64.
     score: Tensor
-    outcome: Tensor
-    from_logits: bool
+    outcome: Tensor  # uint8 labels, or probabilities in the dtype of `score`, `(..., N)`
+    from_logits: bool  # whether `score` contains log-odds
 
 
 def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:

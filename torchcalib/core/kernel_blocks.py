@@ -97,18 +97,12 @@ class BlockStats(Sums):
 
 @dataclass(frozen=True)
 class BlockAccumulator:
-    """Accumulator of sums over blocks of consecutive samples.
-
-    Attributes:
-        kernel, bandwidth: see `skce`.
-        size: number of samples in a block.
-        chunk: number of blocks that are processed at a time; None selects it automatically.
-    """
+    """Accumulator of sums over blocks of consecutive samples; see `skce` for the options."""
 
     kernel: Kernel
     bandwidth: float | Literal["median"]
-    size: int
-    chunk: int | None = field(default=None, compare=False)
+    size: int  # number of samples in a block
+    chunk: int | None = field(default=None, compare=False)  # number of blocks that are processed at a time
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(3, 1)`, or `(L, 3, 1)` for L labels."""

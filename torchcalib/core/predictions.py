@@ -18,59 +18,36 @@ from torchcalib.ops.softmax_stats import Rows
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Checked predictions, targets and weights of a batch, returned by `InputFormat.read`.
-
-    Attributes:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        from_logits: whether `values` are logits.
-        given: probabilities or logits in the dtype of the input: multi-class `(..., N, C)`, binary `(..., N)`.
-            Multi-label predictions `(..., L, N)` are binary with the labels as a batch axis.
-        given_target: multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise labels or soft
-            targets with the shape of `given`.
-        weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its
-            values are never used. R replicates add a leading axis to weights and results: `(R, ..., N)`.
-        dtype: dtype of results: the input dtype, at least float32.
-        weighted: whether the caller passed weights. Otherwise weights are 0 or 1, and 0 marks ignored rows.
-        hard: whether targets are labels.
-        copies: whether weights have an integer dtype and count copies of a row. Floating weights express importance.
-        n_invalid: number of ignored invalid rows, int64 scalar; None if invalid rows raise an error.
-        n_dropped: number of ignored missing rows, int64 scalar; None if none were found, or if they raise an error.
-        groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: largest accepted difference between 1 and the sum of a row of probabilities; infinite to skip
-            the check.
-        n_annotators: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if
-            targets were not annotator counts.
-        absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.
-        rest: P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if
-            P(y=0) is 1 - P(y=1).
-        computed: cache of the properties, such as `cross_entropy`.
-        num_classes: number of classes C; 2 for binary and multi-label.
-        soft: whether multi-class targets are soft.
-        samples: shape of the samples, `(..., N)`.
-        replicates: shape of the replicate axes, `()` without replicate weights.
-    """
+    """Checked predictions, targets and weights of a batch, returned by `InputFormat.read`."""
 
     task: Task
-    from_logits: bool
+    from_logits: bool  # whether `values` are logits
+    # Probabilities or logits in the dtype of the input: multi-class `(..., N, C)`, binary `(..., N)`. Multi-label
+    # predictions `(..., L, N)` are binary with the labels as a batch axis.
     given: Tensor
+    # Multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise the shape of `given`.
     given_target: Tensor
+    # Float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its values are
+    # never used. R replicates add a leading axis to weights and results: `(R, ..., N)`.
     weights: Tensor | None
-    dtype: torch.dtype
-    n_invalid: Tensor | None
-    weighted: bool = False
-    hard: bool = True
-    sum_tolerance: float = math.inf
-    n_dropped: Tensor | None = None
-    n_annotators: Tensor | None = None
-    copies: bool = True
-    groups: Tensor | None = None
-    absent: Tensor | None = None
+    dtype: torch.dtype  # dtype of results: the input dtype, at least float32
+    n_invalid: Tensor | None  # number of ignored invalid rows, int64 scalar; None if invalid rows raise an error
+    weighted: bool = False  # whether the caller passed weights; otherwise weights are 0 or 1, and 0 marks ignored rows
+    hard: bool = True  # whether targets are labels
+    sum_tolerance: float = math.inf  # largest accepted |1 - sum| of a row of probabilities; infinite to skip the check
+    n_dropped: Tensor | None = None  # number of ignored missing rows, int64 scalar; None if none are ignored
+    n_annotators: Tensor | None = None  # for each target, float64 `(..., N)`; None if targets were not counts
+    copies: bool = True  # whether weights are integers that count copies of a row; floating ones express importance
+    groups: Tensor | None = None  # group index of each sample, int64 `(..., N)`, broadcastable to `target`
+    absent: Tensor | None = None  # mask of rows with weight 0 in all replicates `(..., N)`; None without weights
+    # P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if P(y=0) is
+    # 1 - P(y=1).
     rest: Tensor | None = None
-    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    num_classes: int = field(init=False)
-    soft: bool = field(init=False)
-    samples: torch.Size = field(init=False)
-    replicates: torch.Size = field(init=False)
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
+    num_classes: int = field(init=False)  # number of classes C; 2 for binary and multi-label
+    soft: bool = field(init=False)  # whether multi-class targets are soft
+    samples: torch.Size = field(init=False)  # shape of the samples, `(..., N)`
+    replicates: torch.Size = field(init=False)  # shape of the replicate axes, `()` without replicate weights
 
     @once
     def values(self) -> Tensor:

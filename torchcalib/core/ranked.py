@@ -142,20 +142,12 @@ def by_pieces(function: Callable[[RankedSample], Tensor], sample: RankedSample) 
 
 @dataclass(frozen=True, eq=False)
 class SortedSample:
-    """Elements in ascending order of their scores, with ignored elements last.
+    """Elements of a `RankedSample` in ascending order of their scores, with ignored elements last."""
 
-    Attributes:
-        score: probability or log-odds `(..., M)`, M >= 1; for ignored elements +inf or a number above 1.
-        positives, n: see `RankedSample`.
-        size: number of elements that are not ignored, int64 `(...)`.
-        from_logits: whether `score` contains log-odds.
-        computed: cache of the properties.
-    """
-
-    score: Tensor
+    score: Tensor  # probability or log-odds `(..., M)`, M >= 1; for ignored elements +inf or a number above 1
     positives: Tensor
     n: Tensor | None
-    size: Tensor
+    size: Tensor  # number of elements that are not ignored, int64 `(...)`
     from_logits: bool
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 

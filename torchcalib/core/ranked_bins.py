@@ -132,23 +132,15 @@ class RankedBins(BinStats):
 
 @dataclass(frozen=True)
 class Binning:
-    """Checked options for the partition of a sorted sample into bins.
+    """Checked options for the partition of a sorted sample into bins; see `tce` for those of PAVA-BC."""
 
-    Attributes:
-        bins: name of the partition, or edges from 0 to 1.
-        n_bins: number B of equal-width or equal-mass bins.
-        right: whether equal-width bins and bins with given edges are `(a, b]` instead of `[a, b)`.
-        n_min, n_max, variant: options of PAVA-BC; see `tce`.
-        ties: "pool" keeps samples with equal scores together; "split" uses the order of the input.
-    """
-
-    bins: Bins | tuple[float, ...] = "equal_width"
-    n_bins: int = 15
-    right: bool = False
+    bins: Bins | tuple[float, ...] = "equal_width"  # name of the partition, or edges from 0 to 1
+    n_bins: int = 15  # number of equal-width or equal-mass bins
+    right: bool = False  # whether equal-width bins and bins with given edges are `(a, b]` instead of `[a, b)`
     n_min: int | None = None
     n_max: int | None = None
     variant: Variant = "code"
-    ties: Ties = "pool"
+    ties: Ties = "pool"  # "pool" keeps samples with equal scores together; "split" uses the order of the input
 
     def __post_init__(self) -> None:
         if isinstance(self.bins, str):

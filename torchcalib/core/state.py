@@ -138,18 +138,12 @@ class SampleState:
     A sample occupies 5 bytes for float32 (9 for float64 and multi-class logits), and 8 more with weights. A new chunk
     is concatenated with chunks of at most twice its size. The number of chunks is therefore small, and each of N
     samples is copied about log2(N) times.
-
-    Attributes:
-        accumulator: computes the samples of a batch.
-        lead: shape of the batch axes.
-        from_logits: whether scores are log-odds.
-        names: names of the saved parts.
     """
 
     accumulator: ExactSample
-    lead: tuple[int, ...]
-    from_logits: bool
-    names: ClassVar[tuple[str, ...]] = Samples._fields
+    lead: tuple[int, ...]  # shape of the batch axes
+    from_logits: bool  # whether scores are log-odds
+    names: ClassVar[tuple[str, ...]] = Samples._fields  # names of the saved parts
     has_payload: ClassVar[bool] = True
     _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ()
     """Dtypes of the columns that subclasses add after scores, outcomes and weights."""

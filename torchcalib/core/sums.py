@@ -21,15 +21,11 @@ from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Weighted sums of F quantities, such as the confidence, over the samples in each of K cells (bins or classes).
+    """Weighted sums of F quantities, such as the confidence, over the samples in each of K cells (bins or classes)."""
 
-    Attributes:
-        sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
-        noise_flag: number `(...)` that is 0 if and only if all targets are 0 or 1 and no weights are floating; see
-            `noise_flag_of`. None without `BinStats.noise`, and after `with_noise_row`.
-    """
-
-    sums: Tensor
+    sums: Tensor  # float64 `(..., F, K)`; the subclass defines the order of the quantities
+    # Number `(...)` that is 0 if and only if all targets are 0 or 1 and no weights are floating; see `noise_flag_of`.
+    # None without `BinStats.noise`, and after `with_noise_row`.
     noise_flag: Tensor | None = field(default=None, kw_only=True)
 
     @property

@@ -35,10 +35,10 @@ def leave_one_out_mean(
 ) -> LeaveOneOut:
     """Return the softmax-weighted mean of the values of the other rows, for every row.
 
-    The score of row j for row i is s_ij = queries_i . keys_j + bias_j. `queries` and non-negative `keys` are `(..., N,
-    C)`. `values` are `(..., N, D)`, and are not differentiable. The other copies of a row, `copies` `(..., N)` in
-    number, count as other rows. Queries of -inf are replaced by -1e30, so that their product with a key of 0 is 0.
-    Tiles have `chunk` rows and columns, by default about 2 MB.
+    The score of row j for row i is s_ij = queries_i . keys_j + bias_j. `queries` and non-negative `keys` are
+    `(..., N, C)`. `values` are `(..., N, D)`, and are not differentiable. The other copies of a row, `copies`
+    `(..., N)` in number, count as other rows. Queries of -inf are replaced by -1e30, so that their product with a key
+    of 0 is 0. Tiles have `chunk` rows and columns, by default about 2 MB.
 
     Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """

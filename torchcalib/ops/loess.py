@@ -13,10 +13,10 @@ _FLAT = 1e-10  # largest variance of scaled positions that counts as 0, because 
 def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     """Return the local polynomial regression of y on x at every point, in the shape of y; 0 where n is 0.
 
-    The neighbours of a point are its nearest samples, a fraction `span` of all samples. They have tricube weights (1 -
-    (distance / largest distance)^3)^3. The degree (0, 1 or 2) is reduced if the neighbours have too few distinct
-    positions. Positions `x` `(..., M)` ascend, with `n` samples at each, and are arbitrary where n is 0. `y` is `(...,
-    M)`, or `(R, ..., M)` for R replicates.
+    The neighbours of a point are its nearest samples, a fraction `span` of all samples. They have tricube weights
+    (1 - (distance / largest distance)^3)^3. The degree (0, 1 or 2) is reduced if the neighbours have too few distinct
+    positions. Positions `x` `(..., M)` ascend, with `n` samples at each, and are arbitrary where n is 0. `y` is
+    `(..., M)`, or `(R, ..., M)` for R replicates.
 
     Gradient: in x and y. The dependence of the weights on x is included.
     """

@@ -123,9 +123,9 @@ def blocks(
 ) -> Tensor:
     """Return the number of blocks, and the sum of their means and of the squared means, `(..., 3)`.
 
-    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. A block mean is the mean of (r_i .
-    r_j) k(x_i, x_j) over the pairs i != j of rows in the block. Here k is the kernel, r = target - probability and x =
-    scale * probability, with constant `scale` `(...)`.
+    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. A block mean is the mean of
+    (r_i . r_j) k(x_i, x_j) over the pairs i != j of rows in the block. Here k is the kernel, r = target - probability
+    and x = scale * probability, with constant `scale` `(...)`.
 
     `values` are `(..., N, C)`. `target` has labels `(..., N)` or distributions `(..., N, C)`. The `copies` of a row,
     int64 `(..., N)`, are consecutive. `at_most_once` states that all `copies` are 0 or 1, which is faster. `chunk` is

@@ -38,9 +38,9 @@ def event_bins(
 ) -> Tensor:
     """Return F sums over the events in every bin, `(..., F, B)`, or `(..., G, F, B)` with groups.
 
-    The sums are weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `confidence` is `(...,
-    N)` in [0, 1]; NaN is added to the first bin, whose sum is then NaN. Events with weight 0 are ignored. `ecd` is the
-    entropic calibration difference of every event. `groups` are int64 in [0, G).
+    The sums are weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `confidence` is
+    `(..., N)` in [0, 1]; NaN is added to the first bin, whose sum is then NaN. Events with weight 0 are ignored. `ecd`
+    is the entropic calibration difference of every event. `groups` are int64 in [0, G).
 
     Let an event have confidence p, outcome o and weight w. The first sum of `noise` is of w p (1 - p). The second sums
     w v if weights are numbers of `copies`, and w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2
@@ -70,7 +70,7 @@ def class_bins(
 ) -> Tensor:
     """Return F sums over the one-vs-rest events of every class in every bin, `(..., C, F, B)` of dtype `wide_dtype`.
 
-    The sums are those of `event_bins`, with `noise` as for "labels". At most B probabilities of a row are 1/B or more.
+    The sums are those of `event_bins`, with `noise` as for "labels". At most B probabilities of a row are 1/B or more, because their sum is 1.
     These are added to their bins one by one. All other probabilities are in the first bin of their class, and are
     summed over whole columns. `rows` is the result of `softmax_stats.rows` for the same rows. Float64 on the CPU
     supports only the backend "torch".

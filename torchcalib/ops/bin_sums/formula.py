@@ -1,7 +1,7 @@
 """Definition of the sums over equal-width bins, in differentiable torch operations.
 
 With bin index b(p) of a confidence p, weight w and outcome y, bin b has the sums of w, w p and w y over the events with
-b(p) = b. `operation.fused` uses these functions for tracing, `vmap` and derivatives of any order.
+b(p) = b.
 """
 
 from typing import Literal, NamedTuple

@@ -1,7 +1,6 @@
 """Compiled loops for the bin sums of every class, and for their gradient.
 
-At most B probabilities of a row are 1/B or more, because their sum is 1. These are added to their bins one by one.
-All other probabilities are in the first bin of their class, and are added by vector instructions.
+Probabilities in the first bin of their class are added by vector instructions; see `bin_sums.class_bins`.
 """
 
 import numpy as np

@@ -33,7 +33,10 @@ def block_ends(
     variant: Variant = "code",
     backend: Backend = "auto",
 ) -> Tensor:
-    """Divide a sorted sample into the blocks of PAVA or PAVA-BC, and return the end of each block.
+    """Divide a sorted sample into the blocks of PAVA or PAVA-BC, and return the end of each block, int64 `(..., B)`.
+
+    Block b consists of the elements from `ends[b - 1]` (0 for b = 0) to `ends[b] - 1`. Rows with fewer blocks are
+    padded with empty blocks at the end.
 
     "pava" is isotonic least squares. Neighbouring blocks of equal mean are merged, so block means strictly increase.
     Means of counts are compared exactly.
@@ -58,30 +61,14 @@ def block_ends(
     - A block stays below `n_min` if adding the next group would exceed `n_max`. It also stays below `n_min` if adding
       the group would exceed `n_min` and the group has a higher mean.
 
-    Args:
-        op: "pava" or "pava_bc".
-        begins: True at the first element of each tied group, bool `(..., M)`.
-        positives: number of positive samples of each element, `(..., M)`, bool or integer.
-        n: number of samples of each element, `(..., M)`, bool or integer. Elements with 0 samples belong to the
-            previous block.
-        n_min: smallest block size of "pava_bc", at least 1; None for max(1, N // 20) in a row of N samples.
-        n_max: largest block size of "pava_bc", at least `n_min`; None for max(1, N // 5).
-        variant: "code" or "paper"; only for "pava_bc".
-        backend: implementation, see `dispatch.choose`. All backends give the same blocks. Explicitly requested backends
-            other than "python" are limited to 3e9 samples.
+    `begins` is True at the first element of each tied group. `positives` and `n` are bool or integer `(..., M)`.
+    Elements with 0 samples belong to the previous block. By default, `n_min` is max(1, N // 20) in a row of N samples,
+    and `n_max` is max(1, N // 5). ValueError if `n_min` exceeds `n_max` in a row, or a row has no more than the given
+    `n_min` samples. All backends give the same blocks; those requested explicitly, except "python", are limited to 3e9
+    samples.
 
-    Returns:
-        int64 `(..., B)`: block b consists of the elements from `ends[b - 1]` (0 for b = 0) to `ends[b] - 1`. Rows with
-        fewer blocks are padded with empty blocks at the end.
-
-    Raises:
-        ValueError: if `n_min` exceeds `n_max` in a row, or a row has no more than the given `n_min` samples.
-
-    Gradient: none.
-
-    Reference:
-        [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023), Algorithms 2, 3;
-        Ayer et al.: An empirical distribution function for sampling with incomplete information (1955).
+    Sources: [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023), Algorithms 2,
+    3; Ayer et al.: An empirical distribution function for sampling with incomplete information (1955).
     """
     low, high = _bounds(n.sum(-1), n_min, n_max) if op == "pava_bc" else (None, None)
     starts = block_starts(op, n, positives, backend, low, high, variant == "paper", begins)

@@ -14,8 +14,7 @@ _FEW = 32  # largest number of entries for the compiled loop, which inserts them
 def largest(
     values: Tensor, target: Tensor, k: int, *, from_logits: bool, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return the k largest entries of every row in descending order `(..., N, k)`, and the rank of the label `(...,
-    N)`.
+    """Return the k largest entries of every row in descending order, and the rank of the label `(..., N)`.
 
     The rank is the number of larger entries, and equal ones with a lower index. It is C for a label outside [0, C), and
     undefined for a row with NaN, whose entries are NaN. Entries have the dtype of `values`, at least float32. In a row

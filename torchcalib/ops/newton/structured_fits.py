@@ -1,7 +1,4 @@
-"""Vector scaling, and structured vector and matrix scaling, as torch operations.
-
-Axes: R replicate weights, S batch elements, N samples, C classes.
-"""
+"""Vector scaling, and structured vector and matrix scaling, as torch operations."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -56,8 +56,8 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
 def smoothed_frequency(weight: Tensor, outcome: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return points in [0, 1] `(P,)`, the kernel regression of the outcomes there, and the density of the confidence.
 
-    The regression `(..., P)` is NaN where no data are within reach of the kernel. For every cell, `weight` `(..., 2,
-    K)` has the sums of w and w p. `outcome` has those of w y and w y p. There is no gradient.
+    The regression `(..., P)` is NaN where no data are within reach of the kernel. For every cell, `weight`
+    `(..., 2, K)` has the sums of w and w p. `outcome` has those of w y and w y p. There is no gradient.
     """
     sums = torch.stack((outcome, weight), -3).detach()
     spectrum = _spectrum(_node_sums(sums, _steps_for(width)))

@@ -1,8 +1,7 @@
 """Definition of the sums over cells, in differentiable torch operations.
 
 A kernel width is a multiple of 1 / 1024, and has a grid of m steps with the nodes i / m. With weight w, confidence p
-and outcome y, a cell has the sums of w, w p, w y, w p (1 - p) and w p y. `operation.fused` uses this definition for
-tracing, `vmap` and derivatives of any order.
+and outcome y, a cell has the sums of w, w p, w y, w p (1 - p) and w p y.
 """
 
 import torch

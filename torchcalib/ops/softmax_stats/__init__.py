@@ -34,8 +34,7 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Return label log-probability, squared error, negative entropy, confidence and top class of every row `(..., N,
-    C)`.
+    """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
     The results of a row are bitwise equal in every batch. Arithmetic is float64 for float64 input. For narrower dtypes
     it is float32 within a block of entries, and float64 across blocks. The relative error is then below 2e-6 for logits

@@ -1,7 +1,6 @@
 """Definition of the statistics of rows, in differentiable torch operations.
 
 For probabilities q and the label h of a row: log q_h, sum_k (q_k - 1[k = h])^2, sum_k q_k log q_k and max_k q_k.
-`operation.fused` uses this function for tracing, `vmap` and derivatives of any order.
 """
 
 import math
