@@ -296,7 +296,7 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int | None = None) -> None:
-    """Raise an error unless `level` is in (0, 1), and `n_replicates` has one replicate beyond each end."""
+    """Raise an error unless `level` is in (0, 1), and at least one replicate is expected beyond each end."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {shown(level)}. A 95% interval has level 0.95.")
     if not 0 < level < 1:

@@ -336,7 +336,7 @@ def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
 
 
 def proportions_of_counts(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Convert annotator counts to float64 proportions on the class axis `axis`, and return the number of annotators.
+    """Convert annotator counts to float64 proportions along `axis`, and return the number of annotators.
 
     A row without annotators has proportions 0. In a row with a negative count, the number of annotators is replaced by
     the smallest count, which `AnnotatorRule` rejects.

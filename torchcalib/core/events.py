@@ -223,9 +223,9 @@ def modes_of(task: Task) -> tuple[NamedMode, ...]:
 
 
 def resolve_mode(task: Task, mode: Mode | None, modes: Sequence[NamedMode] | None = None) -> Mode:
-    """Return `mode`, or the default (first) mode for None. Raise ValueError if it is not in `modes`.
+    """Return `mode`, or the default (first) mode for None. Raise ValueError if it is not supported.
 
-    None for `modes` allows `modes_of(task)`.
+    If `modes` is None, they are `modes_of(task)`.
     """
     check_task(task)
     offered = modes_of(task) if modes is None else modes

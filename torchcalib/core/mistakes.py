@@ -177,7 +177,7 @@ def n_rows(values: Tensor, per_class: bool) -> int:
 
 
 def look_like_probabilities(values: Tensor, per_class: bool) -> bool:
-    """Return whether values that should be logits are probabilities; `per_class` has classes last.
+    """Return whether values that should be logits are probabilities; classes are last if `per_class`.
 
     Multi-class rows are probabilities if all values are in [0, 1], all rows sum to 1, and there are at least `MIN_ROWS`
     rows. Other values are probabilities if all of at least `MIN_VALUES` are in [0, 1], the smallest is at most 0.005,
@@ -199,7 +199,7 @@ def has_scores(target: Tensor) -> bool:
 
 
 def swapped(found: str, target: Tensor, may_be_valid: bool = False) -> ValueError:
-    """Return the error for swapped arguments, which may be valid (`may_be_valid`) for saturated predictions."""
+    """Return the error for swapped arguments; `may_be_valid` if predictions may be saturated, with soft targets."""
     scores = _scores_in(target).flatten()
     example = f", and {float(scores[0]):.6g} in `target`" if scores.numel() else ""
     valid = (

@@ -243,9 +243,10 @@ class SampleState:
         return self.join([*columns, n_ignored.detach().to(device, copy=True)])
 
     def announce(self, state: Any) -> Tensor:
-        """Return the numbers that a rank sends first, float64 `(6,)`: `n_ignored`, and a description of its samples.
+        """Return the numbers that a rank sends first, float64 `(6,)`.
 
-        It has the number of samples, the indices of the score and outcome dtypes, and whether there are weights.
+        These are `n_ignored`, the number of samples, the indices of the score and outcome dtypes, and whether there are
+        weights.
         """
         score, outcome, n, *_ = self._whole(state)
         dtypes = [_SCORE_DTYPES.index(score.dtype), _OUTCOME_DTYPES.index(outcome.dtype)]

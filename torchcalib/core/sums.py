@@ -251,7 +251,7 @@ class ScoreAccumulator:
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
     def _split_by_class(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """Return quantity times target probability `(..., F, N, K)`, where infinity times 0 is 0."""
+        """Return quantity times target probability of each class `(..., F, N, K)`; infinity times 0 is 0."""
         probs = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         probs = probs.to(score).nan_to_num()  # NaN only in rows with weight 0
         columns = torch.stack((n, score, n * probs.square().sum(-1)), -2)

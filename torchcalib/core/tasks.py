@@ -137,7 +137,7 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
     """Return whether predictions are logits, inferred from the fraction of negative values.
 
     Up to 5% negative values may be errors or ignored rows, and do not imply logits. Raise ValueError if all values of a
-    binary or multi-label task are negative (log-odds or log-probabilities), or on the meta device.
+    binary or multi-label task are negative (log-odds or log-probabilities), or there are none (meta device).
     """
     check_has_values("preds", preds)
     if preds.dtype not in SUM_TOLERANCE:

@@ -103,7 +103,7 @@ class Weights:
 
 
 def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> tuple[Weights, float | None]:
-    """Return weights of the rows of `p`, or of `groups` of rows, and the effective number of groups (None for rows).
+    """Return weights of the rows of `p` or of `groups`, and the effective number of groups (None for rows).
 
     Rows with weight 0 in all batch elements are never drawn. Groups are integers `(N,)`; others raise an error.
     """

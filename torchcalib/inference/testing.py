@@ -450,7 +450,7 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
 
     Source: Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
     """
-    # [LX] eq. 1: T = sum_c w_c tan((1/2 - p_c) pi) with equal weights
+    # Liu, Xie, eq. 1: T = sum_c w_c tan((1/2 - p_c) pi) with equal weights
     least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite
     low, high = (p_values - tied).clamp(min=least), p_values.clamp(max=1 - least)
     quantile = torch.tan((0.5 - high) * math.pi)

@@ -70,10 +70,10 @@ def class_bins(
 ) -> Tensor:
     """Return F sums over the one-vs-rest events of every class in every bin, `(..., C, F, B)` of dtype `wide_dtype`.
 
-    The sums are those of `event_bins`, with `noise` as for "labels". At most B probabilities of a row are 1/B or more, because their sum is 1.
-    These are added to their bins one by one. All other probabilities are in the first bin of their class, and are
-    summed over whole columns. `rows` is the result of `softmax_stats.rows` for the same rows. Float64 on the CPU
-    supports only the backend "torch".
+    The sums are those of `event_bins`, with `noise` as for "labels". At most B probabilities of a row are 1/B or more,
+    because their sum is 1. These are added to their bins one by one. All other probabilities are in the first bin of
+    their class, and are summed over whole columns. `rows` is the result of `softmax_stats.rows` for the same rows.
+    Float64 on the CPU supports only the backend "torch".
 
     Gradient: in `values` and `weights`, in reverse and forward mode and of any order. Bin indices and the sums of
     `noise` are constants. The gradient is 0 in a row with a logit of +inf.
