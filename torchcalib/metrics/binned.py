@@ -545,9 +545,9 @@ def calibration_curve(
         >>> preds, target = torch.full((100,), 0.8), torch.tensor([0, 1, 1, 1]).repeat(25)
         >>> table = calibration_curve(preds, target, task="binary", n_bins=2)
         >>> print(table)
-              lower      upper          n      share confidence  frequency        gap        ecd   band_low  band_high
-             0.0000     0.5000          0     0.0000          -          -          -          -          -          -
-             0.5000     1.0000        100     1.0000     0.8000     0.7500    -0.0500     0.0693     0.7200     0.8800
+        bin       count  share  mean confidence  frequency  if calibrated, 95%      gap  mean ECD (nats)
+        0 to 0.5      0     0%
+        0.5 to 1    100   100%           0.8000     0.7500    0.7200 to 0.8800  -0.0500          +0.0693
     """
     estimator = binned(ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     accumulator = estimator.accumulator
