@@ -155,10 +155,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     def test_from(
         self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
     ) -> CalibrationTest:
-        """Compute the calibration test from sums or samples; extra leading axes are batch axes.
-
-        `rows` are the rows of an average over exclusive classes; stored samples contain them.
-        """
+        """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
         if isinstance(statistic, RankedSample) and estimator.averages and cancels:

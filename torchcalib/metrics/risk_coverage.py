@@ -106,12 +106,7 @@ class Accepted:
 
 
 def _ends(upto: Tensor, is_last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cumulative sums at the end of each group and of the previous group; both are equal at other elements.
-
-    Args:
-        upto: cumulative sums `(..., M)`, which do not decrease.
-        is_last: True for the last element of each group, bool `(..., M)`.
-    """
+    """Return cumulative sums `(..., M)` at the end of each group and of the previous group; equal at other elements."""
     latest = upto.masked_fill(~is_last, 0).cummax(-1).values
     previous = torch.cat((torch.zeros_like(latest[..., :1]), latest[..., :-1]), -1)
     return latest, previous
