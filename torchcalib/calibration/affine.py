@@ -93,7 +93,6 @@ class _Affine(Calibrator):
         return [*scale, *[f"beta={format_values(self.beta)}"] * self.with_bias]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
-        """Return the temperature and the largest biases; see `Calibrator.in_words`."""
         words = []
         if self.with_scale:
             words.append(temperature_in_words(float(self.temperature)))

@@ -92,7 +92,6 @@ class _Curve(Calibrator):
         return [f"{name}={format_values(getattr(self, name))}" for name in "abc"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the parameters, and the calibrated probabilities of three predictions, as a clause; for one fit."""
         if bool(self.outcome == NO_DATA):
             return "no samples"
         before = torch.tensor([0.1, 0.5, 0.9], dtype=self.a.dtype, device=self.a.device)

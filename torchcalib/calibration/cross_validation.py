@@ -166,8 +166,8 @@ def fits_without_folds(
     """Fit a calibrator to the training part of each fold, the samples of the other folds, in one batch.
 
     `splits` `(S, ...)` contains the fold of each sample in S splits, in the shape of `p.target`. `others` are the
-    weights of O further fits. The batch shape is `(S * F + O, ...)` for F folds, and `(S * F + O, R, ...)` with R
-    replicates.
+    weights of O further fits. The batch shape is `(S * F + O, ...)` for F folds.
+    With R replicates it is `(S * F + O, R, ...)`.
     """
     w = sample_weights(p)
     weights = [w.masked_fill(folds == f, 0) for folds in splits for f in range(n_folds)]

@@ -160,7 +160,7 @@ def _stratified_groups(counts: Tensor, order: Tensor, n_folds: int) -> Tensor:
 
 
 def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
-    """For each class of several groups in one fold, move one group to the next fold, in place.
+    """For each class whose several groups are all in one fold, move one group to the next fold, in place.
 
     `has_class` is True for the classes of each group `(G, C)`.
     """

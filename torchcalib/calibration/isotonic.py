@@ -315,5 +315,4 @@ _INFINITE = 1e30
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """Replace infinite logits by large numbers."""
     return scores.clamp(-_INFINITE, _INFINITE)

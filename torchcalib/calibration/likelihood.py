@@ -31,7 +31,7 @@ class FlatFits(NamedTuple):
 
     @classmethod
     def from_predictions(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":
-        """Flatten the batch axes of labels `(..., N)` and scores `(..., N, *)` into one axis, replicate axes too."""
+        """Flatten batch axes of labels `(..., N)` and scores `(..., N, *)` into one axis, and any replicate axes."""
         w = sample_weights(p, weights)
         samples = p.target.shape
         n_fits, n_replicates = samples[:-1].numel(), w.shape[: w.dim() - len(samples)].numel()

@@ -172,8 +172,9 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
 
     `before` `(U,)` and `parts` `(M, U)` are the contributions of U units to the raw score and to those of M candidates.
 
-    Reference: Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and
-    accurate cross-validation (Machine Learning, 2018). Scores are pooled over bootstrap samples here.
+    Reference:
+        Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
+        cross-validation (Machine Learning, 2018). Scores are pooled over bootstrap samples here.
     """
     generator = torch.Generator().manual_seed(0)
     n = min(before.numel(), _MAX_UNITS)

@@ -197,7 +197,6 @@ class _Structured(_MultiClass):
         """Multiply smoothed log-probabilities `(..., N, C)` by the fitted scales or the fitted matrix."""
 
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the smoothed log-probabilities of the predictions."""
         log_q = self.log_probs_of(values, from_logits)
         return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
 

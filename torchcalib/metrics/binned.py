@@ -139,10 +139,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         )
 
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
-        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
-
-        None if the metric is not such an average, or stores samples, or if targets are soft.
-        """
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
         accumulator = self.accumulator
         if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
             return None

@@ -184,9 +184,10 @@ class CostMatrix:
 
     @cached_property
     def _gains(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Class and gain `(M - K,)` of columns with at most one gain, column order `(M,)`, other gains `(C, K)`.
+        """Class and gain of columns with at most one gain `(M - K,)`, column order `(M,)`, and gains `(C, K)`.
 
-        Gains are float32, in units of the largest one. Columns with at most one gain are last in the order.
+        The last entry contains the other columns. Gains are float32, in units of the largest one. Columns with at most
+        one gain are last in the order.
         """
         gains = torch.from_numpy(self._array.max(-1, keepdims=True) - self._array)
         gains = (gains / gains.max().clamp(min=1e-300)).float()

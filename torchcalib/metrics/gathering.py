@@ -48,7 +48,7 @@ def exchanged(
     device: torch.device | None = None,
     gather: Gather | None = None,
 ) -> list[list[int]]:
-    """Return the numbers of every rank, if all ranks make the same call with the same settings and without a problem.
+    """Return the numbers of every rank, if all ranks make the same call with the same settings and no error.
 
     Otherwise raise `RanksError`. `call` completes the sentence "all ranks must ...". There are at most 3 `numbers`.
     `settings` are compared as text, by the description of each. `problem` is the error on this rank. Tensors in

@@ -206,7 +206,7 @@ def risk_coverage_curve_of(sample: RankedSample, converts: bool = False) -> Risk
 
 
 def _selected(points: Tensor, kept: Tensor) -> Tensor:
-    """Return the points `(4, ..., M)` in a mask `(..., M)`, in their order and padded with NaN at the end."""
+    """Return the points `(4, ..., M)` in a mask `(..., M)`, in order and padded with NaN at the end."""
     length = max(1, int(kept.sum(-1).amax())) if kept.numel() else 1
     order = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices[..., :length]
     points = points.gather(-1, order.expand(len(points), *order.shape))
