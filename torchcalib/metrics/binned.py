@@ -139,10 +139,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         )
 
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
-        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
-
-        None if the metric is not such an average, or stores samples, or if targets are soft.
-        """
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
         accumulator = self.accumulator
         if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
             return None
@@ -155,10 +152,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     def test_from(
         self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
     ) -> CalibrationTest:
-        """Compute the calibration test from sums or samples; extra leading axes are batch axes.
-
-        `rows` are the rows of an average over exclusive classes; stored samples contain them.
-        """
+        """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
         if isinstance(statistic, RankedSample) and estimator.averages and cancels:

@@ -107,12 +107,7 @@ class Accepted:
 
 
 def _ends(upto: Tensor, is_last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cumulative sums at the end of each group and of the previous group; both are equal at other elements.
-
-    Args:
-        upto: cumulative sums `(..., M)`, which do not decrease.
-        is_last: True for the last element of each group, bool `(..., M)`.
-    """
+    """Return cumulative sums `(..., M)` at the end of each group and of the previous group; equal at other elements."""
     latest = upto.masked_fill(~is_last, 0).cummax(-1).values
     previous = torch.cat((torch.zeros_like(latest[..., :1]), latest[..., :-1]), -1)
     return latest, previous
@@ -212,7 +207,7 @@ def risk_coverage_curve_of(sample: RankedSample, converts: bool = False) -> Risk
 
 
 def _selected(points: Tensor, kept: Tensor) -> Tensor:
-    """Return the points `(4, ..., M)` in a mask `(..., M)`, in their order and padded with NaN at the end."""
+    """Return the points `(4, ..., M)` in a mask `(..., M)`, in order and padded with NaN at the end."""
     length = max(1, int(kept.sum(-1).amax())) if kept.numel() else 1
     order = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices[..., :length]
     points = points.gather(-1, order.expand(len(points), *order.shape))
