@@ -60,13 +60,7 @@ def group_of(words: Tensor, n_groups: int) -> Tensor:
 
 
 class Draws:
-    """Poisson weights and signs of random groups of rows in R replicates, which all systems share.
-
-    Args:
-        seed: seed of the random numbers.
-        n: number of replicates R.
-        device: device of the random numbers.
-    """
+    """Poisson weights and signs of random groups of rows in `n` = R replicates, which all systems share."""
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
         self.seed, self._replicates = seed, torch.arange(n, device=device)
@@ -91,12 +85,8 @@ class Draws:
 class GroupedSums:
     """Sums of an accumulator for each random group of rows.
 
-    `add` changes `sums` in place, because there can be many more groups than rows in a batch.
-
-    Args:
-        accumulator: accumulator that computes the sums, such as `EqualWidthBins`.
-        shape: shape `(..., F, K)` of the sums of one group, for F summands and K cells (bins or classes).
-        device: device of the sums.
+    `shape` `(..., F, K)` is that of one group, for F summands and K cells (bins or classes). `add` changes `sums` in
+    place, because there can be many more groups than rows in a batch.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
@@ -161,7 +151,7 @@ class GroupedBins(GroupedSums):
     def null_replicates(self, draws: Draws, flips: bool) -> Iterator[BinStats]:
         """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
 
-        R is reduced for many bins, but is at least 199.
+        R is reduced to 199 or more for many bins.
         """
         if self._whole is None or not self.has_replicates:
             return
