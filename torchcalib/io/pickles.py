@@ -111,8 +111,7 @@ _MARK = object()
 def check_pickle(content: bytes, record_bytes: Mapping[str, int]) -> None:
     """Raise `UnpicklingError` unless a pickle contains only plain values, containers and tensors.
 
-    `record_bytes` is the size in bytes of each storage record in the archive, by key. A damaged pickle, and a tensor
-    that exceeds its storage, raise a ValueError.
+    A tensor that exceeds its storage record, and a damaged pickle, raise a ValueError.
     """
     checker = _Checker(record_bytes)
     for n, (operation, argument, _) in enumerate(pickletools.genops(content)):

@@ -68,8 +68,8 @@ def calibration_stage(
 ) -> tuple[CalibrationStage | None, FittedCalibrators | None, tuple[str, ...]]:
     """Cross-validate every calibrator that supports the task and the weights.
 
-    Return the scores, the calibrators fitted to all samples, and no notes; or None, None and a note with the reason.
-    `why_not` is the reason as a clause if `p` is None.
+    Return the scores, the calibrators fitted to all samples, and notes. If it is impossible, the first two are None,
+    and a note contains the reason. `why_not` is the reason as a clause if `p` is None.
     """
     if p is not None:
         why_not = _obstacle(p)

@@ -105,7 +105,7 @@ def evidence_of(
 def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return mean probability, frequency and weighted sum of q (1 - q) of each class or label `(C,)`.
 
-    Also return the variance of log q and the top class of each sample `(N,)`, empty unless the task is "multiclass".
+    For multi-class, also return the variance of log q and the top class of each sample `(N,)`, otherwise empty.
     """
     if p.task != "multiclass":
         total = w.sum(-1)

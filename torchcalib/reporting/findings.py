@@ -87,7 +87,7 @@ def sign(z: float) -> int:
 
 
 def _worst_group(statistics: Tensor) -> Candidate:
-    """Return the group with the largest statistic of `gaps_of_groups`."""
+    """Return the group with the largest of the statistics `(G, 2)` of `gaps_of_groups`."""
     index, which = divmod(int(statistics.abs().argmax()), 2)
     gap, slope = statistics[index].tolist()
     return Candidate("bad group", float(statistics[index, which]) ** 2, 1, statistics.numel(), index, slope, gap)

@@ -151,7 +151,7 @@ class GroupedBins(GroupedSums):
     def null_replicates(self, draws: Draws, flips: bool) -> Iterator[BinStats]:
         """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
 
-        R is reduced to 199 or more for many bins.
+        R is reduced for many bins, but is at least 199.
         """
         if self._whole is None or not self.has_replicates:
             return
