@@ -1,8 +1,8 @@
 """Open zip archives (`.npz`, `.pt`) after checks of their directory, and load the tensors of `.pt` files.
 
 Python, torch and other programs may find different directories in the same damaged file. An attacker could show an
-uncompressed archive to one of them, and a compressed one to another. Only the simple form of numpy and torch is
-accepted: the end record directly follows the directory, and ends the file.
+uncompressed archive to one of them, and a compressed one to another. Only the form that numpy and torch write is
+accepted. The end record directly follows the directory, and ends the file.
 """
 
 import sys

@@ -3,7 +3,7 @@
 `torch.load(weights_only=True)` executes no code, but a small pickle can still exhaust time or memory. Examples are a
 nested tuple as a key of a dict, whose hash takes exponential time, and a tensor that is larger than its storage. This
 module simulates the stack of the unpickler. It accepts plain values, lists, tuples, dicts with plain keys, and tensors
-that lie within their storage. Only lists and dicts are changed after their creation.
+within their storage. Only lists and dicts are changed after their creation.
 """
 
 import math

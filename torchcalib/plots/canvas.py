@@ -298,7 +298,7 @@ class ProbabilityAxis(NamedTuple):
 
     @classmethod
     def logit_of(cls, probabilities: Column, n: float) -> Self:
-        """Create a logit axis that includes these probabilities, with limits at least 1 / (10 n) from 0 and 1.
+        """Create a logit axis for these probabilities, with limits at least about 1 / (10 n) from 0 and 1.
 
         Without this margin, a probability of 1e-19 would compress all other values.
         """

@@ -47,7 +47,7 @@ def class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
 def _adjusted(p_values: Tensor) -> Tensor:
     """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
 
-    For ascending p_1, ..., p_m, the adjusted p_k is max p_j (m - j + 1) over j <= k, at most 1.
+    For ascending p_1, ..., p_m, the adjusted p_k is min(1, max_{j <= k} (m - j + 1) p_j).
 
     Reference:
         Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),

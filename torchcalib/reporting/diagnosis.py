@@ -1,8 +1,8 @@
 """Evidence for causes of miscalibration.
 
-A cause is a change of the predicted probabilities with few parameters. Its evidence is the likelihood-ratio statistic,
-twice the increase of the log-likelihood when the change is fitted to all samples. Gaps of one class, label or group
-have score statistics instead: the squared gap in standard errors.
+A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
+likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class, label or group have score
+statistics instead: the squared gap in standard errors.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,

@@ -38,10 +38,10 @@ def group_table(names: Sequence[str], bins: BinStats, accumulator: EqualWidthBin
 def gaps_of_groups(names: Sequence[str], bins: BinStats) -> tuple[list[str], Tensor]:
     """Return the names of large groups, and for each two score statistics in standard errors, `(G, 2)`.
 
-    The first is the mean gap, outcome minus confidence. The second is the sum of gaps times the log-odds of the
-    confidence. It is the derivative of the log-likelihood in the logarithm of a temperature, and negative if
-    confidences are too close to 0 and 1. A group is large if the number of outcomes has a variance of at least 3 under
-    calibration. Both are then approximately normal.
+    The first is the mean gap, outcome minus confidence. The second is the sum of gaps times log-odds, the derivative
+    of the log-likelihood in the logarithm of a temperature. It is negative if confidences are too close to 0 and 1. A
+    group is large if the number of outcomes has a variance of at least 3 under calibration. Both are then approximately
+    normal.
     """
     log_odds = bins.confidence.nan_to_num(0.5).clamp(_SMALLEST, 1 - _SMALLEST).logit()
 

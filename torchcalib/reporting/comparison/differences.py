@@ -1,15 +1,13 @@
 """Differences between systems and the baseline: values, intervals, p-values and verdicts.
 
-Each difference has up to three sets of replicates: those of the paired bootstrap and, for calibration errors, one or
-two sets of null replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value
-is the largest one of these sets, and the interval contains the intervals of all sets (intersection-union test, Berger
-1982). The bootstrap alone has no valid level for rare outcomes: a bin in which no event occurred has no noise in the
-replicates. The null replicates alone have no valid level for two systems that are equally miscalibrated.
+Each difference has replicates of the paired bootstrap. For calibration errors, it also has one or two sets of null
+replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value is the largest
+one of these sets (intersection-union test, Berger 1982). The interval contains those of all sets. The bootstrap
+alone has no valid level for rare outcomes, and null replicates alone have none for equally miscalibrated systems.
 
-The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This holds if both
-systems are calibrated, and approximately if their gaps have the same pattern: noise adds little to large gaps, because
-the root of the sum of the squares is near the larger term. For equal errors with different patterns, such as one large
-gap against many small ones, the expected difference can lie outside by up to one noise floor.
+The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. It holds
+approximately if the gaps of both systems have the same pattern, because noise adds little to large gaps. For equal
+errors with different patterns, the expected difference can lie outside by up to one noise floor.
 
 Reference:
     Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;

@@ -1,8 +1,8 @@
 """Bootstrap of random groups of rows, in bounded memory.
 
 Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
-more groups than rows, this is the bootstrap of single rows. With fewer groups than rows, groups are resampled instead
-of rows, which estimates the same variance. Each replicate is computed from the weighted sum of the group sums.
+more groups than rows, this is the bootstrap of single rows. Fewer groups estimate the same variance. Each replicate is
+computed from the weighted sum of the group sums.
 
 Groups and weights depend only on the seed and the row number, and not on the batch size. All systems therefore have the
 same replicates, and common errors cancel in their differences.

@@ -1,8 +1,5 @@
 """Null replicates: the errors of each system if it were calibrated, with the dependence between the systems.
 
-Two calibrated systems have different errors because of sampling noise. The null distribution of the difference needs
-the distribution of each error, and the dependence of the two errors, because the systems share their targets.
-
 The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
 variance (consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
 
