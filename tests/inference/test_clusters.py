@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.refusals import assert_refused
 from helpers.reports import QUICK
-from helpers.streams import updated
+from helpers.samples import updated
 from scipy import stats
 
 import torchcalib as tc

@@ -380,7 +380,7 @@ def test_any_error_of_a_fit_is_a_remark(error):
     logits, target = fits.data(60)
     input_format = InputFormat("multiclass", from_logits=True, num_classes=4)
     empty = PredictionBuffer(input_format)
-    buffer = empty + empty.of(input_format.read(logits, target))
+    buffer = empty + empty.from_predictions(input_format.read(logits, target))
     calibrator = Broken()
     calibrator.error = error
     fit, remarks = fit_on_all_ranks(calibrator, buffer)

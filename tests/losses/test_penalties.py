@@ -13,7 +13,7 @@ from cases import N_CLASSES, Case
 from helpers.compare import central_difference
 from helpers.refusals import assert_named
 from oracles import losses as slow
-from oracles.ranked import events
+from oracles.losses import events
 
 import torchcalib as tc
 import torchcalib.functional as F

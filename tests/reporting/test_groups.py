@@ -180,7 +180,7 @@ def test_empty_text_is_no_group_and_invalid_groups_give_one_line_errors(tmp_path
         ({"site": np.zeros((5, 2), np.int64)}, "must be one group per sample, got shape"),
         ({"site": np.array(["a", "b", "c", "d", "e" * 1001])}, "must contain text of at most 1,000 characters"),
         ({"site": np.array([0, 1, -2, 0, 0])}, "`groups` must be in ["),
-        ({}, "--groups must name an array in"),
+        ({}, "`--groups` must name an array in"),
     ):
         write_npz(path, {**five, **site})
         assert main(["report", str(path), "--groups", "site"]) == 2

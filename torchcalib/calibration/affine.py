@@ -86,7 +86,6 @@ class _Affine(Calibrator):
         return self._with_buffers({"alpha": self.alpha.masked_fill(is_single, 1), "beta": beta})
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         return remarks_of_fits_with_biases(self.outcome, _REMARKS, self.beta, self.lost, self.lost_consequence)
 
     def shown_parameters(self) -> list[str]:
@@ -94,7 +93,6 @@ class _Affine(Calibrator):
         return [*scale, *[f"beta={format_values(self.beta)}"] * self.with_bias]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
-        """Return the temperature and the largest biases; see `Calibrator.in_words`."""
         words = []
         if self.with_scale:
             words.append(temperature_in_words(float(self.temperature)))
@@ -108,7 +106,6 @@ class _Affine(Calibrator):
         return ", ".join(words)
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `alpha`, `beta` and the outcomes of the Newton fits; see `Calibrator.parameters_for`."""
         if p.task == "multiclass":
             scores = p.values if p.from_logits else p.log_probs
         else:

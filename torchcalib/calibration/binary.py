@@ -42,7 +42,6 @@ class _Curve(Calibrator):
     lost: Tensor
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
-        """Return 3, for a, b and c."""
         return 3
 
     @abstractmethod
@@ -53,21 +52,16 @@ class _Curve(Calibrator):
     def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """Return a, b, c, the norm of the gradient and the outcome, `(R, S)` each.
 
-        Args:
-            s: finite log-odds `(S, N)`.
-            target: labels `(S, N)`.
-            weights: weights `(R, S, N)`.
+        `s` contains finite log-odds `(S, N)`, and `target` labels `(S, N)`. `weights` have the shape `(R, S, N)`.
         """
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Apply the fitted curve; see `Calibrator.calibrated`."""
         s = _log_odds(values, from_logits)
         certain = s.isinf()
         s = torch.where(certain, s, self.curve(s.masked_fill(certain, 0))).to(values.dtype)
         return s if from_logits else s.sigmoid()
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         found = remarks_of_fits(self.outcome, _REMARKS)
         for k, limit in enumerate((torch.inf, -torch.inf)):
             if bool((self._constant == limit).any()):
@@ -95,11 +89,9 @@ class _Curve(Calibrator):
         """Constant term of the log-odds, infinite if a class has no samples."""
 
     def shown_parameters(self) -> list[str]:
-        """Return a, b and c as text, for `repr`."""
         return [f"{name}={format_values(getattr(self, name))}" for name in "abc"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the parameters, and the calibrated probabilities of three predictions, as a clause; for one fit."""
         if bool(self.outcome == NO_DATA):
             return "no samples"
         before = torch.tensor([0.1, 0.5, 0.9], dtype=self.a.dtype, device=self.a.device)
@@ -108,7 +100,6 @@ class _Curve(Calibrator):
         return f"{parameters}: 10% becomes {low}, 50% becomes {middle} and 90% becomes {high}"
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return a, b, c and the outcomes of the fits; see `Calibrator.parameters_for`."""
         flat = FlatFits.from_predictions(p, _log_odds(p.values, p.from_logits), weights)
         s, target, w = flat.scores, flat.target, flat.weights
         is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)

@@ -256,10 +256,9 @@ class Calibrator(nn.Module, ABC):
         return self._as_given(values.sigmoid() if from_logits and not self.from_logits else values, dtype)
 
     def _canonical(self, preds: Tensor) -> tuple[Tensor, bool, torch.dtype]:
-        """Check predictions and convert them to canonical form: classes last, labels before samples.
+        """Check predictions, and return them with classes last and labels before samples.
 
-        Returns:
-            Values, whether they are logits, and the dtype of the result.
+        Also return whether they are logits, and the dtype of the result.
         """
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")

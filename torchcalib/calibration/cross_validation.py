@@ -118,10 +118,7 @@ class Fitting(NamedTuple):
     is_cross_validated: bool = False
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
-        """Return the mean over splits of `value(predictions, calibrated values)`.
-
-        A few replicates are computed at a time, which limits the memory.
-        """
+        """Return the mean over splits of `value(predictions, calibrated values)`, a few replicates at a time."""
 
         def mean(p: Predictions) -> Tensor:
             found = torch.stack([value(p, values) for values in self.calibrate(p)])
@@ -168,15 +165,9 @@ def fits_without_folds(
 ) -> Calibrator:
     """Fit a calibrator to the training part of each fold, the samples of the other folds, in one batch.
 
-    Args:
-        p: predictions.
-        calibrator: calibration method.
-        splits: fold of each sample in S splits, `(S, ...)` with the shape of `p.target` after the first axis.
-        n_folds: number of folds F.
-        *others: weights of further fits, of the shape of `sample_weights(p)`.
-
-    Returns:
-        Fitted calibrators of batch shape `(S * F + O, ...)` for O further fits; with replicates `(S * F + O, R, ...)`.
+    `splits` `(S, ...)` contains the fold of each sample in S splits, in the shape of `p.target`. `others` are the
+    weights of O further fits. The batch shape is `(S * F + O, ...)` for F folds.
+    With R replicates it is `(S * F + O, R, ...)`.
     """
     w = sample_weights(p)
     weights = [w.masked_fill(folds == f, 0) for folds in splits for f in range(n_folds)]
@@ -184,14 +175,9 @@ def fits_without_folds(
 
 
 def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int, first: int = 0) -> Tensor:
-    """Return the calibrated values of each sample, from the fit to the other folds.
+    """Calibrate each sample with the fit to the other folds, from `fits_without_folds`.
 
-    Args:
-        p: predictions.
-        fits: result of `fits_without_folds`.
-        folds: fold of each sample, of the shape of `p.target`.
-        n_folds: number of folds.
-        first: index of the fit for fold 0.
+    `first` is the index of the fit for fold 0.
     """
     values, fits = p.values, fits.with_mean_bias_of_absent_classes()
     for f in range(n_folds):

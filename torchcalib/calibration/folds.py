@@ -29,12 +29,7 @@ FOLD_DEFAULTS = {"n_folds": 5, "n_repeats": None, "seed": 0, "groups": None, "fo
 
 
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
-    """Return the fold of each sample in S splits, int64 `(S, *)` for `p.target` of shape `*`, and the number of folds.
-
-    Raises:
-        ValueError: for a single sample or group, or if given folds have all samples of a class in one fold: the fit to
-            the others would lack the class.
-    """
+    """Return the fold of each sample in S splits, int64 `(S, *)` for targets of shape `*`, and the number of folds."""
     n_folds, n_repeats, seed = options.get("n_folds", 5), options.get("n_repeats"), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")
     check_count("n_folds", n_folds, at_least=2)
@@ -76,7 +71,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
 
 
 def _check_units(present: Tensor, groups: Tensor | None) -> None:
-    """Raise an error for a single sample or group, without which no sample is left for a fit."""
+    """Raise ValueError for a single sample or group, without which no sample is left for a fit."""
     n = int(present.sum(-1).max()) if groups is None and present.numel() else 0
     n = n if groups is None else len(torch.unique(groups[present]))
     if n == 1:
@@ -153,10 +148,7 @@ def _grouped(
 
 
 def _stratified_groups(counts: Tensor, order: Tensor, n_folds: int) -> Tensor:
-    """Assign groups, in the given order, to the fold with the fewest samples of their classes.
-
-    `counts` are the numbers of samples of each class in each group `(G, C)`.
-    """
+    """Assign groups in order to the fold with the fewest samples of their classes, with class counts `(G, C)`."""
     total = counts.sum(0).clamp(min=1)
     load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64)
     fold_of = torch.zeros(len(counts), dtype=torch.int64)
@@ -168,7 +160,7 @@ def _stratified_groups(counts: Tensor, order: Tensor, n_folds: int) -> Tensor:
 
 
 def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
-    """Move one group of each class that is in several groups, but in one fold only, to the next fold, in place.
+    """For each class whose several groups are all in one fold, move one group to the next fold, in place.
 
     `has_class` is True for the classes of each group `(G, C)`.
     """
@@ -181,7 +173,7 @@ def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
 
 
 def _check_every_class(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> None:
-    """Raise if given folds have a class with two or more samples in one fold only."""
+    """Raise ValueError if given folds have a class with two or more samples in one fold only."""
     counts = _counts_by_fold(at, target, present, n_classes, n_folds)
     alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 1)).flatten(0, -2).any(0)
     if value_if_available(alone.any()):

@@ -274,8 +274,7 @@ def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
 def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
     """Return the `ScoreDivergence` for a score function, with fields `(...)`.
 
-    The function is called once per class, with this class as the target of all samples. The weights are the calibrated
-    probabilities of the class.
+    Each class in turn is the target of all samples, with its calibrated probabilities as weights.
     """
     if p.task == "multilabel":
         raise ValueError(

@@ -289,11 +289,10 @@ def _at(column: Tensor, index: Tensor) -> Tensor:
 
 
 def _sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sort samples by score, without samples of weight 0.
+    """Return ascending scores, positives and samples (int64) of each element, `(..., M)`, without samples of weight 0.
 
-    Returns:
-        Ascending scores, positives and samples of each element (int64), each `(..., M)`. Elements without samples are
-        last, and have score +inf. The number of other elements, `(...)`. True if weights are unknown, `(..., 1)`.
+    Elements without samples are last, and have score +inf. Also return the number of other elements `(...)`, and True
+    for unknown weights `(..., 1)`.
     """
     w = sample_weights(p, weights)
     unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
@@ -316,5 +315,4 @@ _INFINITE = 1e30
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """Replace infinite logits by large numbers."""
     return scores.clamp(-_INFINITE, _INFINITE)

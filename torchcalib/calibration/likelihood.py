@@ -31,13 +31,7 @@ class FlatFits(NamedTuple):
 
     @classmethod
     def from_predictions(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":
-        """Flatten batch axes and replicate axes into one axis each.
-
-        Args:
-            p: predictions with labels `(..., N)`.
-            scores: scores `(..., N, *)`.
-            weights: see `Calibrator.fit_to`.
-        """
+        """Flatten batch axes of labels `(..., N)` and scores `(..., N, *)` into one axis, and any replicate axes."""
         w = sample_weights(p, weights)
         samples = p.target.shape
         n_fits, n_replicates = samples[:-1].numel(), w.shape[: w.dim() - len(samples)].numel()
@@ -79,9 +73,7 @@ def scaled_and_shifted(scores: Tensor, log_q: Tensor, scale: Tensor, bias: Tenso
 def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
     """Return a sentence for each outcome with a problem, with the number of fits if there are several.
 
-    Args:
-        outcome: codes of `torchcalib.ops.newton`, of the batch shape of the fits.
-        words: sentence of each code whose meaning depends on the method.
+    `words` contains the sentences of codes whose meaning depends on the method.
     """
     n_fits, words = outcome.numel(), {**words, **_COMMON_REMARKS}
     codes = outcome.flatten().tolist()
@@ -96,15 +88,7 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
 def remarks_of_fits_with_biases(
     outcome: Tensor, words: Mapping[int, str], bias: Tensor, lost: Tensor, consequence: str
 ) -> list[str]:
-    """Return `remarks_of_fits` with a sentence on classes without samples and one on labels with probability 0.
-
-    Args:
-        outcome: see `remarks_of_fits`.
-        words: see `remarks_of_fits`.
-        bias: biases `(..., C)`, -inf for the classes without samples.
-        lost: total weight of the labels with probability 0 `(...)`.
-        consequence: consequence of such labels for the fit.
-    """
+    """Return `remarks_of_fits` with a sentence on classes without samples and one on labels with probability 0."""
     return [*remarks_of_fits(outcome, words), *_on_absent_classes(bias), *_on_lost_labels(lost, consequence)]
 
 
@@ -122,7 +106,7 @@ def _on_absent_classes(bias: Tensor) -> list[str]:
 
 
 def _on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
-    """Return a sentence on labels with probability 0, of total weight `lost`, and the consequence for the fit."""
+    """Return a sentence on labels with probability 0, of total weight `lost` `(...)`, and the effect on the fit."""
     if not bool((lost > 0).any()):
         return []
     weight = f"{float(lost.max()):g}"

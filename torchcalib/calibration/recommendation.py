@@ -242,13 +242,10 @@ def recommendation_of(
 ) -> Recommendation:
     """Return the recommendation for scores before and after each calibrator.
 
-    Args:
-        score: name of the score.
-        before: contributions of independent units to the raw score `(U,)`, or the raw score `()`.
-        after: the same after calibration, by name of the calibrator.
-        worthwhile: smallest gain in percent of the raw score that justifies a calibration stage.
-        nll_is_infinite: whether the score replaces an infinite NLL.
-        obstacle: reason why no calibrator can be recommended, as a clause; empty for none.
+    `before` contains the contributions of independent units to the raw score `(U,)`, or is the raw score `()`.
+    `worthwhile` is the smallest gain in percent that justifies a calibration stage. `nll_is_infinite` is True if
+    `score` replaces an infinite NLL. `obstacle` is a clause that explains why no calibrator can be recommended; empty
+    for none.
     """
     before, after = before.cpu(), {name: each._replace(parts=each.parts.cpu()) for name, each in after.items()}
     raw = float(before.sum())
@@ -321,7 +318,6 @@ _LEAVE = "Use the predictions as they are"
 
 
 def _in_words(found: Recommendation) -> str:
-    """Return the recommendation as text."""
     if found.nll_is_infinite:
         words = _in_words(replace(found, nll_is_infinite=False))
         return f"NLL is infinite, so calibrators are compared by the Brier score. {words}"

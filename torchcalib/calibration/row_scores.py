@@ -46,10 +46,8 @@ def has_one_class(p: Predictions) -> bool:
 def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) -> Tensor:
     """Return the contribution of each independent unit to the mean score, `(..., U)`. Their sum is the mean score.
 
-    Args:
-        scores: score of each sample `(..., N)`, multi-label `(..., L, N)`.
-        p: predictions, which contain the weights.
-        groups: group of dependent samples `(N,)`; None if samples are independent.
+    Scores are `(..., N)`, for multi-label `(..., L, N)`. `groups` `(N,)` are groups of dependent samples; None if
+    samples are independent.
     """
     w = sample_weights(p)
     parts = (w * scores).masked_fill(w == 0, 0) / w.sum(-1, keepdim=True)

@@ -45,10 +45,8 @@ class Choice(NamedTuple):
 def choose(before: Tensor, after: Mapping[str, Candidate]) -> Choice:
     """Return the smallest candidate within noise of the best one, and its gain, corrected for the choice.
 
-    Args:
-        before: contributions of independent units to the raw score `(U,)`, or the raw score `()`. Scores without
-            contributions have no interval, and the best candidate is chosen.
-        after: candidates with finite scores, by name.
+    `before` contains the contributions of independent units to the raw score `(U,)`. If it is the raw score `()`, the
+    best candidate is chosen, without interval. The scores in `after` are finite.
     """
     raw, names = float(before.sum()), list(after)
     gains = [100 * (1 - float(each.parts.sum()) / raw) for each in after.values()]
@@ -126,10 +124,7 @@ def standard_error(before: Tensor, after: Candidate) -> float:
 
 
 def _optimism(after: Candidate) -> float:
-    """Return the held-out score minus the score of a fit on its own samples.
-
-    It is at least that of a fit of one parameter to independent samples.
-    """
+    """Return the held-out score minus the in-sample score, at least that of one parameter and independent samples."""
     return max(float(after.parts.sum()) - after.in_sample, 1 / (after.n_samples or after.parts.numel()))
 
 
@@ -153,12 +148,9 @@ def _optimism_of_choice(after: Candidate, n_rivals: int) -> float:
 def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index of the smallest candidate that is not significantly worse than the best one, `(B,)`.
 
-    Of several candidates with this size, it is the best one. Their number `(B,)` is also returned.
-
-    Args:
-        parts: contributions of U units to the scores of M candidates `(M, U)`.
-        sizes: number of parameters of each candidate `(M,)`.
-        weights: number of copies of each unit in B samples `(B, U)`.
+    It is the best candidate of its size. Also return the number of candidates of this size within noise, `(B,)`.
+    `parts` are the contributions of U units to the scores of M candidates `(M, U)`. `weights` are the numbers of copies
+    of each unit in B samples `(B, U)`.
     """
     n = weights.sum(-1, keepdim=True)
     sums = weights @ parts.mT
@@ -178,14 +170,11 @@ def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> tuple[Tensor, T
 def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
     """Return the gain in percent of the choice among candidates, on units that did not decide the choice (BBC-CV).
 
-    Args:
-        before: contributions of U units to the raw score `(U,)`.
-        parts: contributions to the scores of M candidates `(M, U)`.
-        sizes: number of parameters of each candidate `(M,)`.
+    `before` `(U,)` and `parts` `(M, U)` are the contributions of U units to the raw score and to those of M candidates.
 
     Reference:
         Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
-        cross-validation (Machine Learning, 2018), the method BBC-CV. Scores are pooled over bootstrap samples here.
+        cross-validation (Machine Learning, 2018). Scores are pooled over bootstrap samples here.
     """
     generator = torch.Generator().manual_seed(0)
     n = min(before.numel(), _MAX_UNITS)

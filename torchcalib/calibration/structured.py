@@ -36,7 +36,6 @@ class _MultiClass(Calibrator):
     outcome: Tensor
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
-        """Check predictions and labels; see `Calibrator.read`."""
         if task != "multiclass" or options.get("positive_classes") is not None:
             found = repr(task) if task != "multiclass" else "'multiclass' with `positive_classes`"
             raise ValueError(
@@ -52,7 +51,6 @@ class _MultiClass(Calibrator):
         """Return the fits and the buffers that are specific to the method, for weights `(R, S, N)`."""
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the parameters and the outcomes of the fits; see `Calibrator.parameters_for`."""
         flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
         given = flat.scores, flat.target, flat.weights
         fit, own = self.solve(*given, fit_temperature(*given))
@@ -64,7 +62,6 @@ class _MultiClass(Calibrator):
         return log_scores(values, from_logits)
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each problem of the fits."""
         return remarks_of_fits(self.outcome, self.problems)
 
 
@@ -200,18 +197,15 @@ class _Structured(_MultiClass):
         """Multiply smoothed log-probabilities `(..., N, C)` by the fitted scales or the fitted matrix."""
 
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the smoothed log-probabilities of the predictions."""
         log_q = self.log_probs_of(values, from_logits)
         return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
         x = self.smoothed(values, from_logits)
         z = self.weighted(x) + self.bias.to(x)[..., None, :]
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def shown_parameters(self) -> list[str]:
-        """Return the temperature, the weight and the biases as text, for `repr`."""
         return [f"{name}={format_values(getattr(self, name))}" for name in ("temperature", self._weight, "bias")]
 
     def solve(

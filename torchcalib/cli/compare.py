@@ -80,7 +80,7 @@ def _task_in_words(files: PredictionFiles) -> str:
 
 
 def _class_names_of_both(first: PredictionFiles, second: PredictionFiles) -> tuple[str, str]:
-    """Return the class names of two systems, each as one string. If a system has no names, both strings are empty."""
+    """Return the class names of two systems, each as one string; both empty if a system has no names."""
     names, others = first.source.class_names, second.source.class_names
     return (", ".join(names), ", ".join(others)) if names and others else ("", "")
 
@@ -103,7 +103,7 @@ def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, 
 def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
     """Return the rows of the first system, after a check that all systems have the same targets, weights and clusters.
 
-    Errors contain a row number. `row` is the number of the first row, from 1.
+    `row` is the number of the first row, from 1.
     """
     (first, rows), *others = parts.items()
     for name, other in others:
@@ -130,7 +130,6 @@ def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
 
 
 def _text_of(values: Tensor) -> str:
-    """Return the first six values of a row as text."""
     flat = values.flatten()
     shown = ", ".join(f"{value:g}" if values.is_floating_point() else f"{value}" for value in flat[:6].tolist())
     return f"{shown}, ..." if len(flat) > 6 else shown

@@ -23,10 +23,7 @@ _REMEDIES = {
 
 
 def line_of(error: Exception) -> str:
-    """Return the message of an error as one line, with command line options.
-
-    All errors of the package name arguments as in a Python call. An option has the same name and value.
-    """
+    """Return the message of an error as one line, with command line options instead of Python arguments."""
     expected = isinstance(error, ValueError | TypeError | ImportError | OSError | UserWarning)
     message = limited(str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}")
     for remedy, replacement in _REMEDIES.items():

@@ -309,8 +309,8 @@ def _files_of(given: str) -> tuple[Path, ...]:
 def _default_names(systems: Sequence[tuple[str, Path]]) -> list[str]:
     """Return a name for each system, given as pairs of argument and first file.
 
-    The name is the file stem, or the folder name for a pattern. Repeated names are prefixed with the folder. If they
-    are still repeated, the whole argument is the name.
+    The name is the file stem, or the folder name for a pattern. Repeated names are prefixed with the folder, or else
+    are the whole argument.
     """
     names = []
     for given, file in systems:

@@ -112,8 +112,8 @@ def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], Non
 def joined() -> Iterator[Ranks]:
     """Join the process group of a launcher, if its environment variables are set.
 
-    After an error, all processes exit with the same code. They wait until rank 0 has printed the error, because a
-    launcher ends all processes when one fails.
+    After an error, all processes exit with the same code. They first wait until rank 0 has printed the error, because
+    a launcher ends all processes when one fails.
     """
     if not all(os.environ.get(name) for name in _LAUNCHER) or os.environ["WORLD_SIZE"] == "1":
         yield Ranks()

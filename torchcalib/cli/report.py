@@ -80,10 +80,7 @@ def _opened(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionF
 def _accumulated(
     arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, remarks: list[str]
 ) -> ReportBuilder:
-    """Accumulate the files of this rank, and append a message to `remarks` for files with the same targets.
-
-    `n_files` is the total number of files on all ranks.
-    """
+    """Accumulate the files of this rank, of `n_files` on all ranks, and append remarks on files with equal targets."""
     builder = builder_for(
         files,
         n_bins=arguments.n_bins,

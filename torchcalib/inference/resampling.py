@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -344,7 +344,7 @@ def bootstrap(
             "Remove the replicate axes."
         )
     rows, n_clusters = resampled_rows(p, seed, groups)
-    if groups is not None and "groups" in _parameters(metric):
+    if groups is not None and "groups" in _accepted(metric)[0]:
         options["groups"] = groups
     lead = p.samples[:-2] if p.task == "multilabel" else p.samples[:-1]  # all labels of a sample share its weight
     with torch.no_grad():
@@ -364,20 +364,33 @@ def bootstrap(
 
 def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise TypeError for an option that neither `bootstrap` nor the metric accepts."""
-    parameters = _parameters(metric)
-    if not parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+    names, accepts_all = _accepted(metric)
+    if accepts_all:
         return
-    if unknown := [name for name in options if name not in parameters and name not in InputOptions.__annotations__]:
-        known = set(signature(bootstrap).parameters) - {"options"} | set(parameters)
+    if unknown := [name for name in options if name not in names and name not in InputOptions.__annotations__]:
+        known = set(signature(bootstrap).parameters) - {"options"} | names
         raise unknown_argument(unknown[0], known, "bootstrap")
 
 
-def _parameters(metric: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """Return the parameters of a function by name; empty if it has no signature, like some builtins."""
+def _accepted(metric: Callable[..., Any]) -> tuple[set[str], bool]:
+    """Return the names of the arguments of a function, and whether it may accept others.
+
+    The type of `**options` names its options. Some builtins have no signature.
+    """
     try:
-        return signature(metric).parameters
+        parameters = signature(metric).parameters
     except ValueError:
-        return {}
+        return set(), True
+    names, accepts_all = set(parameters), False
+    for parameter in parameters.values():
+        if parameter.kind != Parameter.VAR_KEYWORD:
+            continue
+        names.discard(parameter.name)
+        if get_origin(parameter.annotation) is Unpack:
+            names |= get_args(parameter.annotation)[0].__annotations__.keys()
+        else:
+            accepts_all = True
+    return names, accepts_all
 
 
 def _check_values(values: Any, value: Any, n: int) -> None:

@@ -238,10 +238,7 @@ def _to_device(x: Any, device: torch.device | None) -> Any:
 def _predict_batch(
     model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
 ) -> tuple[Found, bool | None]:
-    """Return the predictions, target and weights for a batch, and whether the predictions are logits.
-
-    The second value is inferred from the name of the predictions; None if they have no name, or an ambiguous one.
-    """
+    """Return the predictions, target and weights for a batch, and whether their name implies logits (None: unknown)."""
     if predict is not None:
         given = predict(model, batch)
         if not isinstance(given, list | tuple) or len(given) not in (2, 3):
@@ -286,7 +283,7 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
 def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     """Call a model with the entries of a batch that have the names of its arguments.
 
-    If no name matches, the only tensor is passed, or all entries if the model accepts `**kwargs`.
+    If none match, pass the only tensor, or all entries for `**kwargs`.
     """
     parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     kinds = {parameter.kind for parameter in parameters.values()}

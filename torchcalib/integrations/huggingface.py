@@ -203,8 +203,8 @@ class CalibrationMetrics:
     def _reset_in_a_new_evaluation(self) -> None:
         """Reset the metrics if the data loader is new, because the Trainer does not mark the start of an evaluation.
 
-        Accelerate stores a list of active data loaders. It contains an interrupted loader until garbage collection, and
-        contains it twice if it is iterated again.
+        The active data loaders of Accelerate contain an interrupted one until garbage collection. They contain it twice
+        if it is iterated again.
         """
         state = GradientState()
         loader = state.active_dataloader
@@ -236,8 +236,7 @@ class CalibrationMetrics:
 def _n_distinct(n_rows: int, rank: int) -> int:
     """Return the number of rows in the batch of this process that `Accelerator.gather_for_metrics` does not drop.
 
-    The method concatenates the batches of all processes in order. After the last batch of the data loader, it returns
-    only the first `remainder` rows.
+    It concatenates the batches of all processes, and after the last one returns only the first `remainder` rows.
     """
     state = GradientState()
     if not state.end_of_dataloader or state.remainder <= 0:

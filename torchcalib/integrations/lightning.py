@@ -33,10 +33,7 @@ from torchcalib.results.history import History
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """Return the `Callback` classes of `lightning` and `pytorch_lightning` that are installed.
-
-    Both packages contain the same code, but a Trainer accepts only callbacks from its own package.
-    """
+    """Return the installed `Callback` classes: a Trainer accepts only callbacks from its own package."""
     found, errors = [], []
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
@@ -176,10 +173,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     @property
     def state_key(self) -> str:
-        """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors.
-
-        Callbacks of Lightning create their keys by `_generate_state_key`, which has no public name.
-        """
+        """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors."""
         return str(self._generate_state_key(prefix=self.prefix))
 
     # Hooks, in the order of the calls by a Trainer
@@ -347,10 +341,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
-    """Fit a calibrator. Return it and its warnings; see `Fitted`.
-
-    An error is returned as a warning, with None instead of the calibrator, so that training continues.
-    """
+    """Return the fitted calibrator and its warnings. An error is a warning, with None, so that training continues."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
         why_not = "there are no samples"

@@ -28,20 +28,8 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
       there are none, the same names in `batch`, or its second element if it is a pair.
     - Weights: `outputs["weights"]` or a similar name; or the third tensor of the tuple.
 
-    Mappings are searched by key, named tuples and other objects by attribute.
-
-    Args:
-        get: function that returns predictions, targets and optionally weights, or None.
-        outputs: return value of the validation step.
-        batch: input of the validation step.
-        from_logits: whether predictions are logits.
-
-    Returns:
-        The predictions, targets and weights. Weights are None if they are not found.
-
-    Raises:
-        ValueError: if predictions or targets are missing, or if a name contradicts `from_logits`.
-        TypeError: if `get` does not return two or three values, of which the first is a tensor.
+    Mappings are searched by key, named tuples and other objects by attribute. Weights may be None. Missing predictions
+    or targets, and a name that contradicts `from_logits`, raise a ValueError.
     """
     if get is not None:
         given = get(outputs, batch)
@@ -98,10 +86,9 @@ def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
 
 
 def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
-    """Return the predictions in the output of a model, and whether they are logits, inferred from their name.
+    """Return the predictions in the output of a model, and whether their name implies logits; None if unknown.
 
-    The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name; None if they are
-    not found. The second value is None for an output without a name, or with an ambiguous one.
+    The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name.
     """
     if isinstance(outputs, Tensor):
         return outputs, None

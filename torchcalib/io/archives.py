@@ -1,9 +1,8 @@
 """Open zip archives (`.npz`, `.pt`) after checks of their directory, and load the tensors of `.pt` files.
 
-Programs disagree about damaged archives: Python, torch and others may find different directories in the same file. An
-attacker could show an uncompressed archive to one of them, and a compressed one to another. Archives of numpy and torch
-are simple, so this module accepts only this form: the directory is followed directly by its end record, and the end
-record is the last part of the file.
+Python, torch and other programs may find different directories in the same damaged file. An attacker could show an
+uncompressed archive to one of them, and a compressed one to another. Only the form that numpy and torch write is
+accepted. The end record directly follows the directory, and ends the file.
 """
 
 import sys
@@ -38,12 +37,8 @@ def open_archive(path: Path, methods: Collection[int]) -> Iterator[zipfile.ZipFi
 def load_tensors(path: str | Path) -> Any:
     """Map the tensors of a `torch.save` file into memory, with the plain containers that hold them.
 
-    The archive and its pickle are checked before torch loads them; see `pickles`.
-
-    Raises:
-        pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
-        ValueError: if the archive is compressed or damaged, or a tensor exceeds its storage.
-        OSError, RuntimeError: if the file cannot be read.
+    The archive and its pickle are checked before torch loads them; see `pickles`. Other Python objects raise
+    `UnpicklingError`, and a damaged file raises a ValueError.
     """
     with open_archive(Path(path), {zipfile.ZIP_STORED}) as archive:
         members = {info.filename: info for info in archive.infolist()}

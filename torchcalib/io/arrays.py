@@ -1,7 +1,4 @@
-"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. See `tables` for files with columns.
-
-No file is unpickled. Readers load one chunk of rows at a time. Files may therefore be larger than memory.
-"""
+"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. See `tables` for files with columns."""
 
 from __future__ import annotations
 
@@ -222,10 +219,9 @@ def _described(name: str, file: IO[bytes], size: int, most_at_once: float = math
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read a `.npy` header. Return the shape, True if the array is in Fortran order, and the dtype.
+    """Read a `.npy` header up to the first element. Return the shape, whether it is in Fortran order, and the dtype.
 
-    `file` is then positioned at the first array element. The checks are necessary because numpy reads headers of up
-    to 4 GiB. It also accepts shapes that do not match a file of `size` bytes.
+    numpy reads headers of up to 4 GiB, and accepts shapes that do not match a file of `size` bytes.
     """
     version = npy_format.read_magic(file)
     # Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused.

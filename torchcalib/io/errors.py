@@ -11,10 +11,7 @@ _NAME_LENGTHS = (200, 100, 60, 28)  # lengths of names that are tried in turn
 
 
 class InputError(ValueError):
-    """Error for a file that cannot be read as predictions. The message contains the problem and a remedy.
-
-    Arguments are named as in Python, `task='binary'`; the command line replaces them by its options.
-    """
+    """Error for a file that cannot be read as predictions. The message contains the problem and a remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(limited(message))

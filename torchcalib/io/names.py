@@ -72,10 +72,7 @@ _BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
 
 
 def numbered(name: str) -> tuple[str, int] | None:
-    """Split the name of a numbered column into stem and number: ("prob", 0) for `prob_0`, `prob.0` and `prob0`.
-
-    The stem of `0` is empty. Return None for other names.
-    """
+    """Split a name such as `prob_0`, `prob.0` or `prob0` into stem and number, ("prob", 0); None for other names."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
     if not 0 < len(digits) <= _MAX_DIGITS:

@@ -166,7 +166,7 @@ def _check_one_hot(target: Tensor, label: str, start: int) -> None:
 def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
     """Divide rounded probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
 
-    A sum that differs from 1 by more than rounding to the given number of decimals can cause is an error.
+    A sum that differs from 1 by more than the rounding raises an error.
     """
     total = probs.double().sum(-1, keepdim=True)
     farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -_decimals_of(probs)) + 1e-3

@@ -60,10 +60,7 @@ def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
 
 
 def pages_of(content: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the uncompressed size in bytes and the number of values of each page of a chunk; 0 for a dictionary.
-
-    `content` is the file, a `pyarrow.NativeFile`.
-    """
+    """Yield uncompressed bytes and number of values (0 for a dictionary) of each page, from a `pyarrow.NativeFile`."""
     position, end = chunk.start, chunk.start + chunk.n_bytes
     n_pages = 0
     while position < end:
@@ -92,7 +89,7 @@ class _CompactReader:
     def page_header(self) -> tuple[int, int, int]:
         """Read a page header. Return the compressed and uncompressed sizes and the number of values; -1 if missing.
 
-        A page has a header of one of two versions. If a damaged page has both, the larger number of values counts.
+        If a damaged page has headers of two versions, the larger number of values counts.
         """
 
         def data_page() -> int:
@@ -163,10 +160,7 @@ class _CompactReader:
         return found
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield the number and the type of each field of a structure.
-
-        Raise for repeated fields, of which readers use the last one. Programs write fields in increasing order.
-        """
+        """Yield the number and the type of each field of a structure. Raise for repeated or unordered fields."""
         number = 0
         while (byte := self.byte()) != _STOP:
             previous, number = number, number + (byte >> 4) if byte >> 4 else self.integer()

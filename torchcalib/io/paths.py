@@ -38,9 +38,8 @@ def format_of(path: Path) -> str | None:
 
 
 def expanded(names: Iterable[str]) -> tuple[Path, ...]:
-    """Expand names and patterns to file paths, in the given order.
+    """Expand names and patterns to file paths, in the given order; `**` matches folders of any depth.
 
-    A name with `*`, `?` or `[...]` is a pattern, unless a file has this name. `**` matches folders of any depth.
     Matches are sorted by name, character by character: `part-10` precedes `part-9`.
     """
     found: list[Path] = []
@@ -85,8 +84,8 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
 def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]:
     """Return the files that process `rank` of `n_ranks` reads. Each rank reads consecutive files, in rank order.
 
-    The bytes of all files are divided into `n_ranks` equal ranges. A rank reads the files whose middle byte is in its
-    range. Sizes are used because row counts are unknown. Rank 0 reads all `.npy` files, which form one data set.
+    All bytes are divided into equal ranges, and a rank reads the files whose middle byte is in its range. Rank 0 reads
+    all `.npy` files, which form one data set.
     """
     if paths and paths[0].suffix.lower() == ".npy":
         return tuple(paths) if rank == 0 else ()

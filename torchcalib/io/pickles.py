@@ -3,7 +3,7 @@
 `torch.load(weights_only=True)` executes no code, but a small pickle can still exhaust time or memory. Examples are a
 nested tuple as a key of a dict, whose hash takes exponential time, and a tensor that is larger than its storage. This
 module simulates the stack of the unpickler. It accepts plain values, lists, tuples, dicts with plain keys, and tensors
-that lie within their storage. Only lists and dicts are changed after their creation.
+within their storage. Only lists and dicts are changed after their creation.
 """
 
 import math
@@ -111,8 +111,7 @@ _MARK = object()
 def check_pickle(content: bytes, record_bytes: Mapping[str, int]) -> None:
     """Raise `UnpicklingError` unless a pickle contains only plain values, containers and tensors.
 
-    `record_bytes` is the size in bytes of each storage record in the archive, by key. A damaged pickle, and a tensor
-    that exceeds its storage, raise a ValueError.
+    A tensor that exceeds its storage record, and a damaged pickle, raise a ValueError.
     """
     checker = _Checker(record_bytes)
     for n, (operation, argument, _) in enumerate(pickletools.genops(content)):

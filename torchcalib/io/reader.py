@@ -90,11 +90,7 @@ class Reader(ABC):
         """
 
     def stream(self, names: Sequence[str], max_bytes: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`.
-
-        Raises:
-            InputError: if rows of the file are damaged.
-        """
+        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`."""
         widest = max(self.arrays[name].row_bytes for name in names)
         with reading(self.label, self.format):
             yield from self.rows(names, max(1, max_bytes // widest), allow_missing)

@@ -69,10 +69,7 @@ _SHAPES = {
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the array name for each role: the array that `given` selects, or else the array with a common name.
-
-    Row counts and dtypes of the arrays are checked.
-    """
+    """Return the checked array for each role: the one that `given` selects, or else the one with a common name."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
@@ -201,7 +198,7 @@ def _fitting(reader: Reader, preds: list[str], targets: list[str]) -> tuple[list
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
-    """Return a list with the name of the only binary column such as `prob_dog`; empty for no or several columns."""
+    """Return the only binary column such as `prob_dog`; empty for no or several columns."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
     columns = [name for name, array in reader.arrays.items() if not array.columns and array.dtype in FLOATS]
     return _single(name for name in columns if (named := class_of(name)) and named[0] in stems)
@@ -234,12 +231,11 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 
 
 def _is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
-    """Return True if predictions are confidences, and targets are 1 for correct predictions."""
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
 def _single(names: Iterable[str]) -> list[str]:
-    """Return the names if there is one, or else an empty list."""
+    """Return the names if there is exactly one, else none."""
     found = list(names)
     return found if len(found) == 1 else []
 
@@ -250,10 +246,7 @@ def _listed(reader: Reader) -> str:
 
 
 def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
-    """Check the row counts and dtypes of the arrays.
-
-    Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
-    """
+    """Check the row counts, and the dtypes unless there are no rows: empty text files do not determine them."""
     preds = reader.arrays[roles["preds"]]
     most = row_limit(reader.paths)
     for role, name in roles.items():

@@ -19,10 +19,7 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write files into an existing folder, and return their paths.
-
-    All files are first written into a temporary folder, and then renamed. If the disk is full, the folder is unchanged.
-    """
+    """Write files into an existing folder, and return their paths. If the disk is full, the folder is unchanged."""
     paths = {name: folder / name for name in contents}
     with _named(next(iter(paths.values()))):
         temporary_folder = TemporaryDirectory(prefix=".torchcalib-", dir=folder)
@@ -46,10 +43,9 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def load_saved(path: Path) -> Any:
-    """Load copies of the tensors and plain values in a file.
+    """Load copies of the tensors and plain values in a file, which take no more memory than the file.
 
-    Tensors with more values than the file stores raise an error. This limits the memory to the file size. The type of
-    the error for a damaged file depends on the parser.
+    The type of the error for a damaged file depends on the parser.
     """
     remaining = path.stat().st_size
 

@@ -79,13 +79,12 @@ class Source:
 
 
 def _first_names(names: tuple[str, ...]) -> list[str]:
-    """Return the first `_MAX_SHOWN` class names, and the total number if there are more."""
     more = [f"... ({len(names):,} in all)"] if len(names) > _MAX_SHOWN else []
     return [*map(printable, names[:_MAX_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:
-    """Return True if a value has exactly a type such as `str | None` or `tuple[int, ...]`: a bool is not an int."""
+    """Return True if a value has exactly a type such as `tuple[int, ...]`: a bool is not an int."""
     if get_origin(kind) is tuple:
         return type(value) is tuple and all(type(item) is get_args(kind)[0] for item in value)
     return type(value) in (get_args(kind) or (kind,))

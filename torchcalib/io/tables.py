@@ -226,8 +226,7 @@ class Jsonl(_Table):
     def _add_kinds(self, row: Any, kinds: dict[str, set[str]], widths: dict[str, int]) -> None:
         """Add the dtypes in a line to `kinds`, by key, and the length of the first list that is not empty to `widths`.
 
-        pyarrow would also infer dtypes, but allocates a value for every key in every line. Different keys in each line
-        then exhaust the memory.
+        pyarrow allocates a value for every key in every line: different keys in each line exhaust the memory.
         """
         if not isinstance(row, dict):
             raise ValueError(f"each line must be an object, got {type(row).__name__}")
@@ -369,13 +368,11 @@ def _leaves(file: Any) -> dict[str, list[int]]:
 
 
 def _n_leaves(kind: Any) -> int:
-    """Return the number of stored columns of an arrow type."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
 
 
 def _opened_text(path: Path) -> IO[bytes]:
-    """Open a file for reading, and decompress it if it ends in `.gz`."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
@@ -393,7 +390,7 @@ def _check_encoding(label: str, start: bytes) -> None:
 
 
 def _depth(line: bytes) -> int:
-    """Return the largest nesting depth of lists and objects in a line of JSON."""
+    """Return the nesting depth of a line of JSON."""
     letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
     opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
     return int(np.max(np.cumsum(opening.astype(np.int8) - closing, dtype=np.int32), initial=0))
@@ -408,7 +405,7 @@ def _numbers(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _width(lists: Any) -> int:
-    """Return the length of the first list in a column that is not missing, or 0."""
+    """Return the length of the first list that is not missing, or 0."""
     lengths = pc.list_value_length(lists).drop_null()
     return lengths[0].as_py() if len(lengths) else 0
 

@@ -45,10 +45,9 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
 
 
 def class_indices(labels: Text, names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
-    """Convert N text labels to class indices, int64 `(N,)`.
+    """Convert N text labels to class indices, int64 `(N,)`. `start` rows precede the first label.
 
-    An empty label raises an error. With `allow_missing` it becomes NaN instead, in a float64 result. Errors
-    contain `label`, a description of the target, and the row number. `start` rows precede the first label.
+    With `allow_missing`, an empty label becomes NaN in a float64 result; otherwise it raises an error.
     """
     numbers: dict[str, float] = {name: k for k, name in enumerate(names)}
     if allow_missing:
@@ -81,9 +80,6 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
 
     The predictions must agree with this order: the mean prediction of each class must be largest in the rows with its
     label. If a binary column such as `prob_dog` names the positive class, this label is last, without a check.
-
-    Raises:
-        InputError: if the number of labels or their order does not agree with the predictions.
     """
     n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}

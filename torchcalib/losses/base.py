@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,12 @@ class PenaltyLoss(nn.Module):
     """
 
     def __init__(
-        self, penalty: Penalty, *, task: Task | None = None, whole_weights: bool = False, **options: Any
+        self,
+        penalty: Penalty,
+        *,
+        task: Task | None = None,
+        whole_weights: bool = False,
+        **options: Unpack[InputOptions],
     ) -> None:
         super().__init__()
         known = (signature(type(self)).parameters.keys() | _OPTIONS) - {"options"}

@@ -129,13 +129,7 @@ class CalibrationMetric(StatefulMetric[S]):
     """Options that only the streaming class accepts. They are passed to `Estimator.streamed`."""
 
     def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
-        """Derive attributes from the declaration of a metric.
-
-        Args:
-            function: Function of the same metric, decorated with `metric_function` or `tuple_function`. None for a base
-                class.
-            **kwargs: See `object.__init_subclass__`.
-        """
+        """Derive attributes from the decorated function of the same metric; None for a base class."""
         super().__init_subclass__(**kwargs)
         _exclude_from_torchscript(cls)
         own = vars(cls)
@@ -340,7 +334,6 @@ class CalibrationMetric(StatefulMetric[S]):
         )
 
     def _configuration(self) -> dict[str, object]:
-        """Return a dict of all options that affect the state. States with equal options can be merged."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.accumulator):
             for field in fields(value):  # type: ignore[arg-type]  # every accumulator is a frozen dataclass

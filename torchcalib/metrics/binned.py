@@ -139,10 +139,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         )
 
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
-        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
-
-        None if the metric is not such an average, or stores samples, or if targets are soft.
-        """
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
         accumulator = self.accumulator
         if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
             return None
@@ -155,10 +152,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     def test_from(
         self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
     ) -> CalibrationTest:
-        """Compute the calibration test from sums or samples; extra leading axes are batch axes.
-
-        `rows` are the rows of an average over exclusive classes; stored samples contain them.
-        """
+        """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
         if isinstance(statistic, RankedSample) and estimator.averages and cancels:
@@ -545,9 +539,9 @@ def calibration_curve(
         >>> preds, target = torch.full((100,), 0.8), torch.tensor([0, 1, 1, 1]).repeat(25)
         >>> table = calibration_curve(preds, target, task="binary", n_bins=2)
         >>> print(table)
-              lower      upper          n      share confidence  frequency        gap        ecd   band_low  band_high
-             0.0000     0.5000          0     0.0000          -          -          -          -          -          -
-             0.5000     1.0000        100     1.0000     0.8000     0.7500    -0.0500     0.0693     0.7200     0.8800
+        bin       count  share  mean confidence  frequency  if calibrated, 95%      gap  mean ECD (nats)
+        0 to 0.5      0     0%
+        0.5 to 1    100   100%           0.8000     0.7500    0.7200 to 0.8800  -0.0500          +0.0693
     """
     estimator = binned(ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     accumulator = estimator.accumulator

@@ -37,10 +37,7 @@ class Replicates(SumState[S]):
         return super().statistic(state[:-2])
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
-        """Return the state `(n,)` for a batch, whose rows have these weights in the replicates.
-
-        `are_clusters` is True if the weights are those of clusters, which several rows share.
-        """
+        """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""
         n, device = p.samples[-1], p.given.device
 
         def sums(counts: Tensor) -> Tensor:

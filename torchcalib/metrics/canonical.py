@@ -61,10 +61,7 @@ def _log_normaliser(q: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int | None) -> Tensor:
-    """Return the bandwidth in `_GRID` with the largest leave-one-out log-likelihood of the predictions, `(...)`.
-
-    `copies` contains the weight per sample, `(..., N)`.
-    """
+    """Return the bandwidth in `_GRID` with the largest leave-one-out log-likelihood, `(...)`, weighted by `copies`."""
     log_q, q = log_q.detach(), q.detach()
     best = torch.full_like(copies.sum(-1), -torch.inf)
     chosen = torch.ones_like(best)

@@ -31,19 +31,12 @@ _OLD_PREFIXES = (*SumState.names, *SampleState.names[:-1], "invalid")
 
 
 class Description(NamedTuple):
-    """Description of a state: the metric's configuration and the number of updates.
+    """Description of a state: the metric's configuration and the number of updates."""
 
-    Attributes:
-        configuration: Arguments that the state depends on, as values that JSON supports.
-        n_updates: Number of calls of `update`.
-        likely_axis: See `InputFormat.likely_axis`.
-        draws: Seed and rank for the replicate weights of `Bootstrapped`; None for all other metrics.
-    """
-
-    configuration: Mapping[str, Any]
-    n_updates: int
-    likely_axis: int | None
-    draws: list[int] | None
+    configuration: Mapping[str, Any]  # arguments that the state depends on, as values that JSON supports
+    n_updates: int  # number of calls of `update`
+    likely_axis: int | None  # see `InputFormat.likely_axis`
+    draws: list[int] | None  # seed and rank for the replicate weights of `Bootstrapped`; None for all other metrics
 
     def encoded(self) -> Tensor:
         """Encode the description as JSON in a uint8 tensor `(n,)`, which all checkpoint formats support."""
@@ -63,14 +56,8 @@ def read_state(
 ) -> tuple[Any, Description]:
     """Check a saved metric state. Return a copy on the device of the metric, and the description.
 
-    Args:
-        metric: Metric into which the state will be loaded.
-        argument: Name of the argument in error messages.
-        saved: Saved state dict, which may contain further states.
-        prefix: Prefix of the keys for this metric.
-
-    Raises:
-        ValueError: If the state is damaged, or belongs to a different metric or format.
+    Keys of the state start with `prefix`; other keys are ignored. `argument` is the name in error messages. Raise
+    ValueError if the state is damaged, or belongs to a different metric or format.
     """
     described = _read_description(argument, saved, prefix)
     _check_alike(argument, described.configuration, metric._configuration(), f" at {prefix!r}" if prefix else "")

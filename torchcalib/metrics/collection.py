@@ -274,11 +274,7 @@ class _Reading(NamedTuple):
     by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
 
     def predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
-        """Check and convert a batch.
-
-        Raises:
-            TypeError, ValueError: as for `CalibrationMetric.update`.
-        """
+        """Check and convert a batch, with the errors of `CalibrationMetric.update`."""
         for metrics in self.by_state:
             for metric in metrics:
                 refuse_if_synced(metric, "update")

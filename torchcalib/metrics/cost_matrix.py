@@ -184,11 +184,10 @@ class CostMatrix:
 
     @cached_property
     def _gains(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gains in units of the largest one, float32. Columns with at most one gain are last.
+        """Class and gain of columns with at most one gain `(M - K,)`, column order `(M,)`, and gains `(C, K)`.
 
-        Returns:
-            Class and gain of each column with at most one gain, `(M - K,)`; order of the columns `(M,)`; and the gains
-            of the first K columns `(C, K)`.
+        The last entry contains the other columns. Gains are float32, in units of the largest one. Columns with at most
+        one gain are last in the order.
         """
         gains = torch.from_numpy(self._array.max(-1, keepdims=True) - self._array)
         gains = (gains / gains.max().clamp(min=1e-300)).float()

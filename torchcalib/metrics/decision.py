@@ -305,7 +305,6 @@ class _DecisionRule(Rule):
     cost: CostMatrix
 
     def problems(self) -> list[Problem]:
-        """Return the problem, with a mask of the rows whose decision is out of range."""
         return [
             Problem(
                 self.outside,

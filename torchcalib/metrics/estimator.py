@@ -58,11 +58,9 @@ class Estimator(Generic[S]):
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
-        """Return a copy for a streaming metric, with a sketch as its accumulator if `resolution` is given.
+        """Return a copy for a streaming metric; `num_classes` is None if unknown.
 
-        Args:
-            num_classes: Number of classes or labels; None if unknown.
-            resolution: Number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
+        `resolution` is the number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
@@ -123,11 +121,8 @@ def factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
 def metric_function(factory: Callable[P, Estimator[Any]]) -> Callable[Concatenate[Tensor, Tensor, P], Tensor]:
     """Decorate a factory: return the public function of a metric, with the name and the docstring of the factory.
 
-    The function has the arguments `preds`, `target`, those of the factory, and `InputOptions`.
-
-    Args:
-        factory: Function from options to an `Estimator`. Its arguments are `task`, further options by name, and
-            `**options: Unpack[InputOptions]`.
+    The function has the arguments `preds`, `target`, those of the factory, and `InputOptions`. The factory accepts
+    `task`, further options by name, and `**options: Unpack[InputOptions]`.
     """
     return _function_of(factory, Tensor, None)
 
@@ -135,11 +130,7 @@ def metric_function(factory: Callable[P, Estimator[Any]]) -> Callable[Concatenat
 def tuple_function(
     result: Callable[..., R],
 ) -> Callable[[Callable[P, Estimator[Any]]], Callable[Concatenate[Tensor, Tensor, P], R]]:
-    """Return a decorator like `metric_function`, for functions that return a named tuple.
-
-    Args:
-        result: Constructor of the tuple from the entries of the last axis of the value.
-    """
+    """Return a decorator like `metric_function`. `result` creates a named tuple from the last axis of the value."""
     return lambda factory: _function_of(factory, result, result)
 
 

@@ -24,15 +24,11 @@ _MOST_SHOWN = 80  # characters of a value in a message
 
 
 class RanksError(RuntimeError):
-    """Error that all ranks raise together.
-
-    Attributes:
-        problem: message of the first rank with an error; empty if ranks made different calls.
-    """
+    """Error that all ranks raise together."""
 
     def __init__(self, message: str, problem: str = "") -> None:
         super().__init__(message)
-        self.problem = problem
+        self.problem = problem  # message of the first rank with an error; empty if ranks made different calls
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -52,21 +48,13 @@ def exchanged(
     device: torch.device | None = None,
     gather: Gather | None = None,
 ) -> list[list[int]]:
-    """Return the numbers of every rank, if all ranks make the same call with the same settings and without a problem.
+    """Return the numbers of every rank, if all ranks make the same call with the same settings and no error.
 
-    Args:
-        call: description of the call, which completes "all ranks must ...".
-        numbers: at most 3 integers.
-        process_group: process group of `torch.distributed`; None is the default group.
-        settings: settings that must be equal on all ranks, by the description of each. Values are compared as text.
-        problem: error on this rank. All ranks raise an error with its message.
-        device: device of tensors in collectives; None selects one that the process group supports.
-        gather: function that replaces `torch.distributed.all_gather`.
-
-    Raises:
-        ValueError: if this process is not in the process group.
-        RanksError: the same error on all ranks, if a rank has a problem, or if calls or settings differ.
-        RuntimeError: if a rank does not answer.
+    Otherwise raise `RanksError`. `call` completes the sentence "all ranks must ...". There are at most 3 `numbers`.
+    `settings` are compared as text, by the description of each. `problem` is the error on this rank. Tensors in
+    collectives are on `device`; None selects one that `process_group` supports. `gather` replaces
+    `torch.distributed.all_gather`. Raise RuntimeError if a rank does not answer, and ValueError outside the process
+    group.
     """
     if gather is None and dist.get_rank(process_group) < 0:
         raise ValueError(

@@ -84,7 +84,6 @@ class KernelSettings:
         return self._all_pairs(p)
 
     def _all_pairs(self, p: Predictions) -> Tensor:
-        """Compute the biased or unbiased estimate from all pairs of samples."""
         q, r = distributions(p)
         weights = replicate_weights(p)
         if self.bandwidth == "median":

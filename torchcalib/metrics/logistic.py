@@ -228,13 +228,11 @@ def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Cluste
 def score_test_of_clusters(scores: Tensor, n_clusters: Tensor) -> Tensor:
     """Return the p-value `(...)` of the hypothesis that the scores of G clusters have mean 0.
 
-    Hotelling's test, with the uncentred covariance V = sum u_k u_k^T of the scores u_k. For q = U^T V^-1 U / G with
-    U = sum u_k, the p-value is (1 - q)^((G - 2) / 2). It is exact for independent normal scores with equal covariance,
-    otherwise an approximation for many clusters. It is 1 for G <= 2.
-
-    Args:
-        scores: derivatives of the log-likelihood by intercept and slope, summed over each cluster, `(..., G, 2)`.
-        n_clusters: number of clusters with data, `(...)`.
+    Hotelling's test, with the uncentred covariance V = sum u_k u_k^T of the scores u_k, `(..., G, 2)`. They are
+    derivatives of the log-likelihood by intercept and slope, summed over a cluster.
+    For q = U^T V^-1 U / G with U = sum u_k, the p-value is (1 - q)^((G - 2) / 2). It is 1 for G <= 2. It is exact for
+    independent normal scores with equal covariance, otherwise an approximation for many clusters. `n_clusters` is the
+    number of clusters with data, `(...)`.
     """
     total = scores.sum(-2)
     covariance = scores.mT @ scores

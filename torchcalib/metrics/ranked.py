@@ -57,11 +57,7 @@ def ranked(
 
 
 def no_average(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return `average` for a metric that is never averaged over classes: None if class-wise, otherwise "macro".
-
-    Raises:
-        TypeError: If `options` contains `average`.
-    """
+    """Return `average` for a metric that is never averaged over classes: None if class-wise, otherwise "macro"."""
     if "average" in options:
         raise TypeError(
             f"`average` must be omitted, got {shown(options['average'])}. The metric has one value per class or label."
@@ -105,10 +101,7 @@ def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
 
 
 def ks_from_sorted(s: SortedSample, norm: DriftNorm = "max") -> Tensor:
-    """Compute `ks_from_sample` from a sorted sample.
-
-    Cumulative sums are evaluated only at the last sample of each distinct score.
-    """
+    """Compute `ks_from_sample` from a sorted sample, by cumulative sums at the last sample of each distinct score."""
     # Without data (total 0), the NaN of 0 / 0 is not masked and becomes the value.
     drift = s.drift.masked_fill(~s.ends & (s.total > 0).unsqueeze(-1), 0)
     if norm == "max":

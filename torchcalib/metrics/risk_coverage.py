@@ -5,8 +5,7 @@ selective risk is their error rate.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self, Unpack
 
 import torch
@@ -17,6 +16,7 @@ from torchcalib.core.events import Mode, NamedMode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.ops.harmonic import harmonic_difference
+from torchcalib.ops.host_values import once
 from torchcalib.ops.logs import wide_dtype
 
 _MAX_POINTS = 2**10
@@ -62,6 +62,7 @@ class Accepted:
     total: Tensor  # number of all samples `(...)`
     total_errors: Tensor  # number of all errors `(...)`
     confidence: Tensor  # confidence of the group as a probability
+    computed: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # cache of `harmonic`
 
     @classmethod
     def from_sample(cls, sample: RankedSample) -> Self:
@@ -99,19 +100,14 @@ class Accepted:
         """Number of errors among the samples in `n_accepted`."""
         return self.errors_before + self.errors
 
-    @cached_property
+    @once
     def harmonic(self) -> Tensor:
         """H(`n_accepted`) - H(`n_before`), with the harmonic numbers H(n) = 1 + 1/2 + ... + 1/n."""
         return harmonic_difference(self.n_before, self.n_accepted)
 
 
 def _ends(upto: Tensor, is_last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cumulative sums at the end of each group and of the previous group; both are equal at other elements.
-
-    Args:
-        upto: cumulative sums `(..., M)`, which do not decrease.
-        is_last: True for the last element of each group, bool `(..., M)`.
-    """
+    """Return cumulative sums `(..., M)` at the end of each group and of the previous group; equal at other elements."""
     latest = upto.masked_fill(~is_last, 0).cummax(-1).values
     previous = torch.cat((torch.zeros_like(latest[..., :1]), latest[..., :-1]), -1)
     return latest, previous
@@ -211,7 +207,7 @@ def risk_coverage_curve_of(sample: RankedSample, converts: bool = False) -> Risk
 
 
 def _selected(points: Tensor, kept: Tensor) -> Tensor:
-    """Return the points `(4, ..., M)` in a mask `(..., M)`, in their order and padded with NaN at the end."""
+    """Return the points `(4, ..., M)` in a mask `(..., M)`, in order and padded with NaN at the end."""
     length = max(1, int(kept.sum(-1).amax())) if kept.numel() else 1
     order = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices[..., :length]
     points = points.gather(-1, order.expand(len(points), *order.shape))

@@ -25,22 +25,14 @@ def zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
 
 
 class Score(NamedTuple):
-    """Definition of a score: its value per sample, and its mean for the constant prediction of the class priors.
+    """Definition of a score: its value per sample, and its mean for the constant prediction of the class priors."""
 
-    Attributes:
-        per_sample: Function from `Predictions` (and `arguments`) to scores `(..., N)`.
-        of_prior: Function from sums by class, class priors and task to the mean score `(...)` of the constant
-            prediction.
-        normalizable: Whether the mean score may be divided by the mean score of the constant prediction.
-        arguments: Additional positional arguments of `per_sample`.
-        min_annotators: Minimum number of annotators per target; see `InputFormat`.
-    """
-
-    per_sample: Callable[..., Tensor]
+    per_sample: Callable[..., Tensor]  # function from `Predictions` and `arguments` to scores `(..., N)`
+    # Function from sums by class, class priors and task to the mean score `(...)` of the constant prediction
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor] = zero
-    normalizable: bool = False
+    normalizable: bool = False  # whether the mean score may be divided by that of the constant prediction
     arguments: tuple[Hashable, ...] = ()
-    min_annotators: int = 0
+    min_annotators: int = 0  # minimum number of annotators per target
 
     def accumulator(self, by_class: bool) -> ScoreAccumulator:
         """Return the accumulator of the scores, with separate sums for each true class if `by_class` is True."""
@@ -130,15 +122,9 @@ def scored(
 ) -> ScoreEstimator:
     """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
-    Args:
-        score: Definition of the score.
-        task: Task of the input; None if `options` imply it.
-        options: Input options, see `InputOptions`.
-        normalize: `"prior"` divides by the score of a model that always predicts the class priors.
-        priors: Class priors that replace the class frequencies in the data.
-        average: Multi-label: `"macro"` averages over labels, None returns one value per label.
-        reduction: `"mean"`, or `"none"` for the score of every sample `(..., N)`, multi-label `(..., N, L)`. It is not
-            multiplied by the weights. Rows with weight 0 are NaN.
+    `normalize="prior"` divides by the score of a model that always predicts the class priors. `priors` replace the
+    class frequencies in the data. `reduction="none"` returns the score of every sample, not multiplied by its weight;
+    see `ScoreEstimator.per_sample`.
     """
     check_choice("reduction", reduction, get_args(Reduction))
     demands = {"hard_targets": priors is not None, "min_annotators": score.min_annotators}

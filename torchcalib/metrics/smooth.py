@@ -112,10 +112,7 @@ def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
 
 
 def occupied_cells(cells: BinStats) -> Tensor:
-    """Return the indices of the cells that are not empty `(..., K)`; batch elements are padded with empty cells.
-
-    Most of the cells of a small sample are empty.
-    """
+    """Return the indices of the cells that are not empty `(..., K)`; batch elements are padded with empty cells."""
     is_empty = cells.n == 0
     n_kept = max([1, *(~is_empty).sum(-1).flatten().tolist()])
     return is_empty.to(torch.uint8).argsort(dim=-1, stable=True)[..., :n_kept]

@@ -29,16 +29,10 @@ def fingerprint(metric: "StatefulMetric[Any]") -> int:
 def synced_states(
     metrics: "Sequence[StatefulMetric[Any]]", process_group: Any, gather: Gather | None = None
 ) -> list[Any]:
-    """Return the state of every metric over all ranks.
+    """Return the state of every metric over all ranks. The order of metrics is the same on all ranks.
 
-    Args:
-        metrics: metrics in the same order on all ranks.
-        process_group: process group of `torch.distributed`.
-        gather: user-defined `dist_sync_fn`. The length of its result defines the number of ranks, because
-            `torch.distributed` may not be running.
-
-    Raises:
-        RuntimeError: see `exchanged`.
+    `gather` is a user-defined `dist_sync_fn`. The length of its result defines the number of ranks, because
+    `torch.distributed` may not be running.
     """
     kinds = [metric.kind for metric in metrics]
     parts: list[Tensor] = []

@@ -118,8 +118,7 @@ class Canvas:
     ) -> Self:
         """Create a canvas on `ax`, on an empty figure, or on a new figure if it is None, and draw the title.
 
-        `size` is the width and height of a new figure in inches. `top` and `left` are the top and left of its axes,
-        as fractions of its size. `options` are passed to `Axes.set_title`.
+        `size` is in inches. `top` and `left` of the axes are fractions of it. `options` are those of `Axes.set_title`.
         """
         if ax is None:
             # pyplot would open a window and store a reference to the figure.
@@ -150,7 +149,7 @@ class Canvas:
     def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
         """Create `n` inset axes in a grid. Return their canvases column by column, each from top to bottom.
 
-        The vertical gap `gap`, horizontal gap `across` and left margin `left` are fractions of the size of these axes.
+        Vertical `gap`, horizontal gap `across` and margin `left` are fractions of the size of these axes.
         """
         rows = math.ceil(n / columns)
         width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
@@ -182,7 +181,7 @@ class Canvas:
     def curve(self, x: Column, y: Column, name: str, *, marked: bool = False, **options: Any) -> None:
         """Draw the curve of a model. Its colour differs from the curves before it, and its marks or its dashes too.
 
-        `marked` draws a mark at each point. `options` are passed to `Axes.plot`. The legend omits an empty name.
+        The legend omits an empty name.
         """
         options |= self.look(self.next_look, marked=marked)
         self.ax.plot(x, y, label="\n".join(map(printable, name.split("\n"))) or "_", gid=self._id("model"), **options)
@@ -218,9 +217,9 @@ class Canvas:
         self.ax.plot([], [], label=label, gid=self._id(kind), linestyle="none", **options)
 
     def curve_legend(self) -> None:
-        """Write a legend of the curves with names and of the keys, also of those from earlier calls on these axes.
+        """Write a legend of all curves with names and of the keys.
 
-        It is to the right of the axes if there is space, or else in the corner with the fewest data.
+        It is beside the axes if there is space, or else in the corner with the fewest data.
         """
         handles = self.keys
         if not handles:
@@ -258,7 +257,7 @@ class Canvas:
         return self._of_kind("model")
 
     def _id(self, kind: Kind) -> str:
-        """Return a group id for the next line, which is unique within the axes, because it is an id in SVG files."""
+        """Return a group id for the next line, unique within the axes, because it is an id in SVG files."""
         return f"torchcalib-{kind}-{len(self.ax.lines)}"
 
     def _of_kind(self, *kinds: Kind) -> list[Line2D]:
@@ -299,9 +298,8 @@ class ProbabilityAxis(NamedTuple):
 
     @classmethod
     def logit_of(cls, probabilities: Column, n: float) -> Self:
-        """Create a logit axis whose limits include the given probabilities.
+        """Create a logit axis for these probabilities, with limits at least about 1 / (10 n) from 0 and 1.
 
-        The limits are at least about 1 / (10 n) from 0 and 1, because n samples cannot distinguish smaller distances.
         Without this margin, a probability of 1e-19 would compress all other values.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
@@ -384,7 +382,7 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
     """Save the figure that contains `ax`, also if `ax` is in a subfigure.
 
-    With `bbox_inches="tight"`, matplotlib draws a figure twice. A layout engine needs that, because it moves the axes.
+    `bbox_inches="tight"` draws the figure twice, which only a layout engine needs, because it moves the axes.
     """
     figure = ax.figure.canvas.figure
     if figure.get_layout_engine() is None:

@@ -73,7 +73,7 @@ def difference_plot(
 
 
 def _has_interval(difference: Difference) -> bool:
-    """Return True if a difference has an interval or is NaN, which is drawn as "undefined"."""
+    """Return True for an interval, or for NaN, which is drawn as "undefined"."""
     return difference.interval is not None or math.isnan(difference.value)
 
 
@@ -111,7 +111,7 @@ def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
 
 
 def _colors(verdict: str, style: Style) -> tuple[str, str]:
-    """Return the edge and face colours of a mark. A mark is hollow if the difference is not significant."""
+    """Return the edge and face colours of a mark, hollow if not significant."""
     color = {"better": style.above, "worse": style.below}.get(verdict)
     return (color, color) if color else (style.muted, style.paper)
 

@@ -18,9 +18,7 @@ _EVENTS = {"positive": "positive class", "top_label": "top label", "classwise": 
 def draw_metric(metric: CalibrationMetric[Any], ax: Any = None) -> tuple[Any, Any] | None:
     """Return the figure and the axes with the diagram of a metric, or None if it has no diagram.
 
-    Args:
-        metric: metric with its state.
-        ax: axes to draw on. None creates a pyplot figure.
+    Without `ax`, create a pyplot figure.
     """
     diagram = _diagram_of(metric)
     if diagram is None:

@@ -14,7 +14,7 @@ from torchcalib.plots.sources import Source
 
 
 class _NamedCurve(NamedTuple):
-    """Curve without batch axes, with its name in the legend."""
+    """Curve without batch axes."""
 
     name: str
     curve: RiskCoverageCurve

@@ -80,10 +80,7 @@ class Source:
         return list(names) if label is None else [f"{label}, {name}" for name in names]
 
     def confidence_name(self) -> str:
-        """Return the name of the confidence, for the label of an axis.
-
-        It is "confidence" for the probability of a predicted class or of an answer, else "predicted probability".
-        """
+        """Return "confidence" for a predicted class or an answer, else "predicted probability"."""
         if self.is_mapping:
             names = {replace(self, data=one).confidence_name() for one in self.data.values()}
             return names.pop() if len(names) == 1 else "predicted probability"
@@ -182,10 +179,7 @@ class Source:
         return prepare(preds, target, task, class_names=self.class_names, positive_classes=positive)
 
     def _computed(self, function: Callable[..., T]) -> T:
-        """Return the table or curve that a metric function computes for predictions, with an inferred task.
-
-        Without a target, the data may be a tuple of predictions and targets.
-        """
+        """Return the table or curve that a metric function computes for predictions, with an inferred task."""
         preds, target = self.data, self.target
         if target is None and isinstance(preds, tuple) and len(preds) == 2:
             preds, target = preds

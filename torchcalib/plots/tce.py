@@ -148,8 +148,8 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
 def _violin(at: Column) -> tuple[Column, Column]:
     """Return positions along a violin and its relative widths there, from evenly spaced quantiles `at`.
 
-    The width is a Gaussian kernel density estimate with Silverman's bandwidth 0.9 min(sd, IQR / 1.34) n^(-1/5). Here sd
-    is the standard deviation, IQR the interquartile range, and n the number of quantiles.
+    The width is a Gaussian kernel density estimate with Silverman's bandwidth 0.9 min(sd, IQR / 1.34) n^(-1/5). Here n
+    quantiles have standard deviation sd and interquartile range IQR.
     """
     length = at[-1] - at[0]
     if length <= 1e-9:
@@ -167,8 +167,7 @@ def _violin(at: Column) -> tuple[Column, Column]:
 def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
     """Draw a histogram of all predictions along the axis of the violins.
 
-    The intervals between neighbouring quantiles of a bin contain equal numbers of samples, which are counted at the
-    middle of each interval.
+    Neighbouring quantiles of a bin enclose equal numbers of samples, which count at the middle between them.
     """
     transform = axis.apply(canvas, "y")
     has_data = bins.n > 0

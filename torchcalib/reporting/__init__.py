@@ -1,8 +1,7 @@
 """Reports on predictions, comparisons of systems, and calibration during training.
 
-A `ReportBuilder` (`building`) adds batches of predictions to accumulators (`accumulators`, `sample_or_sketch`,
-`buffer`, `groups`). `assembling` computes the report: `lines` computes scores and calibration errors, and `testing`
-adds p-values and intervals. `diagnosis` and `other_classes` compute the evidence for causes of miscalibration, and
-`findings` decides among them. The report is an object of `torchcalib.results`, which `render` writes as a page or on a
-terminal.
+A `ReportBuilder` (`building`) adds batches of predictions to sums, samples and a `buffer`. `assembling` computes the
+report: `lines` the scores and calibration errors, `testing` the p-values and intervals. `diagnosis` and `other_classes`
+compute the evidence for causes of miscalibration, and `findings` decides among them. The report is an object of
+`torchcalib.results`, which `render` writes as a page or on a terminal.
 """

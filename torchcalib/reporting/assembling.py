@@ -96,7 +96,6 @@ def _group_table(data: Data) -> GroupTable | None:
 
 
 def _method_of_ranked_errors(data: Data) -> str:
-    """Return how rank-based errors are computed."""
     if not data.samples:
         return "left out"
     return "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"

@@ -97,10 +97,7 @@ class PredictionBuffer:
         return replace(loaded, pieces=[]) if loaded.why_not else loaded
 
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
-        """Return an element of `pieces` from a file as predictions, after checking its values.
-
-        Multi-label predictions `(L, N)` are checked as binary predictions with one batch axis of length L.
-        """
+        """Return a checked element of `pieces`. Multi-label `(L, N)` is checked as binary with one batch axis."""
         original, task = self.input_format, self.input_format.read_as
         stored_task: Task = "multiclass" if task == "multiclass" else "binary"
         num_classes = original.num_classes if task == "multiclass" else None
@@ -151,10 +148,7 @@ def _copied(p: Predictions) -> Predictions:
 
 
 def _joined(pieces: list[Predictions]) -> Predictions:
-    """Concatenate predictions, and free their predicted values; see `_moved`.
-
-    If any of them have soft targets, labels are converted to soft targets.
-    """
+    """Concatenate predictions; see `_moved`. If any have soft targets, labels are converted to soft targets."""
     per_class = pieces[0].task == "multiclass"
     given = _moved(pieces, -2 if per_class else -1)
     first, hard = pieces[0], all(piece.hard for piece in pieces)

@@ -199,7 +199,7 @@ class ReportBuilder:
         return self._options.with_calibration or self._options.with_intervals
 
     def _statistic(self, name: str) -> Any:
-        """Return accumulated sums or samples as an object with metric values, such as `BinStats`."""
+        """Return accumulated sums or samples, such as `BinStats`."""
         return self._kinds[name].statistic(self._states[name])
 
     @property
@@ -208,9 +208,9 @@ class ReportBuilder:
         return {name: self._kinds[name] for name in self._states if isinstance(self._kinds[name], SampleOrSketchState)}
 
     def _clusters(self, p: Predictions | None) -> dict[str, Clusters]:
-        """Return sums over bins by cluster for each mode, and ranked samples if all predictions are available.
+        """Return sums over bins by cluster for each mode, and ranked samples if `p` has all predictions.
 
-        Sums of up to 4,096 clusters are not merged if all predictions are available and the sums are small.
+        With `p` and small sums, up to 4,096 clusters are not merged.
         """
         found: dict[str, Clusters] = {}
         for name, kind in self._kinds.items():
@@ -451,11 +451,7 @@ class ReportBuilder:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return a builder on the CPU, restored from a result of `state()`. The state is checked.
-
-        Raises:
-            Exception: of any type, if the state is invalid.
-        """
+        """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
         builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
@@ -482,17 +478,13 @@ class ReportBuilder:
         return builder
 
     def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
-        """Return the number of classes or labels in `preds`; None for a binary task."""
+        """Return the number of classes or labels; None for a binary task."""
         if self._format.task == "binary" or not preds.dim():
             return None
         return preds.shape[self._format.resolved(preds, target).axis]
 
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
-        """Return the operations on all states, by name. `input_format` must contain the number of classes.
-
-        Raises:
-            ValueError: if the sums would take more than 1 GiB.
-        """
+        """Return the operations on all states, by name. Sums of more than 1 GiB raise a ValueError."""
         task, num_classes = input_format.read_as, input_format.num_classes
         if num_classes is not None:
             check_size(task, num_classes, self._options.n_bins)

@@ -68,16 +68,8 @@ def calibration_stage(
 ) -> tuple[CalibrationStage | None, FittedCalibrators | None, tuple[str, ...]]:
     """Cross-validate every calibrator that supports the task and the weights.
 
-    Args:
-        p: predictions; None if they are not available.
-        why_not: reason why the predictions are not available, as a clause.
-        class_names: names of the classes or labels; empty if unknown.
-        n_bins: number of equal-width bins.
-        right: use bins `(a, b]` instead of `[a, b)`.
-
-    Returns:
-        The cross-validated scores, the calibrators fitted to all samples, and an empty tuple; or None, None and a note
-        with the reason.
+    Return the scores, the calibrators fitted to all samples, and notes. If it is impossible, the first two are None,
+    and a note contains the reason. `why_not` is the reason as a clause if `p` is None.
     """
     if p is not None:
         why_not = _obstacle(p)
@@ -104,11 +96,7 @@ def _obstacle(p: Predictions) -> str:
 
 
 def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes: Sequence[int] | None = None) -> T:
-    """Return a copy of a calibrator, fitted to predictions with labels as targets.
-
-    Raises:
-        ValueError: if the calibrator does not support the task, or does not support fractional weights.
-    """
+    """Return a fitted copy of a calibrator; raise a ValueError if it does not support the task or the weights."""
     if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
         tasks, counts = ", ".join(calibrator.tasks), " with whole-number weights" * calibrator.whole_weights
         raise ValueError(

@@ -240,12 +240,8 @@ def catalogue_of(
 ) -> Catalogue:
     """Return the metrics of a report.
 
-    Args:
-        task: task of the predictions.
-        n_bins: number of equal-width bins, and of equal-mass bins.
-        right: use bins `(a, b]` instead of `[a, b)`.
-        are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
-        with_noise: sum the noise of bins and, if they have a table, their entropic calibration difference.
+    With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. With
+    `with_noise`, bins include sums of their noise and, if they have a table, of their entropic calibration difference.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
     # Values and tests do not depend on the number of classes, which only determines the size of the state.
@@ -302,10 +298,7 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
 
 
 def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the value `(...)` of each member whose statistic is given, by key. Class-wise values are averaged.
-
-    Metrics of a ranked sample share its sorted elements.
-    """
+    """Return the value `(...)` of each member whose statistic is given, by key. Class-wise values are averaged."""
     found: dict[str, Tensor] = {}
     for name in dict.fromkeys([member.statistic for member in members]):
         sharing = [member for member in members if member.statistic == name]

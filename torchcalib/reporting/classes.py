@@ -14,10 +14,7 @@ _MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all class
 
 
 def class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
-    """Return the calibration of each class or label, in the order of the classes; an empty tuple if binary.
-
-    `tests` are the results of `class_tests`.
-    """
+    """Return the calibration of each class or label from results of `class_tests`; an empty tuple if binary."""
     if "classwise" not in data.bins:
         return ()
     bins = data.bins["classwise"]
@@ -50,8 +47,7 @@ def class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
 def _adjusted(p_values: Tensor) -> Tensor:
     """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
 
-    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the maximum of p_j (m - j + 1) over j <= k, at
-    most 1.
+    For ascending p_1, ..., p_m, the adjusted p_k is min(1, max_{j <= k} (m - j + 1) p_j).
 
     Reference:
         Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),

@@ -1,9 +1,9 @@
 """Reports on confidences: the predicted probabilities that predictions or answers are correct.
 
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
-positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed.
-The binary accuracy, which depends on the threshold 0.5, is replaced or removed. Metrics of selective prediction are
-computed from the confidence c by `torchcalib.reporting.lines.selective_mode`, and are not changed here.
+positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed. The binary
+accuracy, which depends on the threshold 0.5, is replaced or removed. Metrics of selective prediction are computed from
+c by `torchcalib.reporting.lines.selective_mode`, and are not changed here.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,7 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
     """Convert a binary report to a report on confidences, with the mean outcome as accuracy.
 
-    Errors of the positive class become errors of the top label. The binary errors of the top label are removed.
-
-    Args:
-        report: report of the task "binary".
-        weights_are_counts: whether all weights are whole numbers. Otherwise the accuracy has no interval, because the
-            interval assumes a binomial distribution.
+    Its interval assumes a binomial distribution, and is omitted unless `weights_are_counts`.
     """
     accuracy = report.priors[1]
     interval = _wilson(accuracy, report.n) if weights_are_counts and _has_intervals(report) else None
@@ -52,7 +47,7 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
 
 def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Convert a binary comparison to a comparison of confidences, without accuracy; see `report_of_confidences`."""
+    """Convert a binary comparison to a comparison of confidences, without accuracy."""
     lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
     return replace(
         comparison,

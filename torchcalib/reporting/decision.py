@@ -31,8 +31,8 @@ class Candidate(NamedTuple):
     n_parameters: int  # number of fitted parameters
     n_choices: int = 1  # number of classes or groups from which one was selected
     which: int = -1  # index of the selected class, label or group, or row and column of classes; -1 for none
-    # Fitted temperature, slope or rate of label noise; frequency of the label for `"confusion"`; slope of the gaps in
-    # standard errors for `"bad group"`.
+    # Fitted temperature, slope or rate of label noise. For `"confusion"`, the frequency of the label. For
+    # `"bad group"`, the slope of the gaps in standard errors.
     value: float = math.nan
     gap: float = math.nan  # mean gap of the samples concerned in standard errors; NaN if it was not computed
     expected: float = math.nan  # mean probability of the label for `"confusion"`
@@ -54,10 +54,7 @@ class Candidate(NamedTuple):
 def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate | None:
     """Return the cause with the most evidence; None without a significant one.
 
-    Args:
-        candidates: possible causes.
-        is_significant: whether the expected calibration error is significant. Otherwise the level of all causes
-            together is `CAUSES_LEVEL` (Bonferroni).
+    `is_significant` refers to the expected calibration error. Otherwise all causes share `CAUSES_LEVEL` (Bonferroni).
     """
     level = LEVEL if is_significant else CAUSES_LEVEL / max(1, len(candidates))
     found = [each for each in candidates if each.p_value < level]

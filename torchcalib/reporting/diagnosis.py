@@ -1,8 +1,8 @@
 """Evidence for causes of miscalibration.
 
-A cause is a change of the predicted probabilities with few parameters. Its evidence is the likelihood-ratio statistic,
-twice the increase of the log-likelihood when the change is fitted to all samples. Gaps of one class, label or group
-have score statistics instead: the squared gap in standard errors.
+A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
+likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class, label or group have score
+statistics instead: the squared gap in standard errors.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
@@ -34,29 +34,22 @@ _MIN_PER_CLASS = 5.0  # labels per class on average, for the chi-squared law of 
 
 
 class Evidence(NamedTuple):
-    """Candidates, and statistics of each class or label `(C,)`: mean probability, frequency, its gap and fitted bias.
-
-    The gap is the frequency minus the mean probability in standard errors.
-    """
+    """Candidates, and statistics of each class or label `(C,)`."""
 
     candidates: list[Candidate]
     also: Candidate | None  # a temperature in addition to class biases, or class biases in addition to a temperature
-    mean: Tensor
+    mean: Tensor  # mean probability
     frequency: Tensor
-    gap: Tensor
-    bias: Tensor
+    gap: Tensor  # frequency minus mean probability in standard errors
+    bias: Tensor  # fitted bias
 
 
 def evidence_of(
     p: Predictions, fits: Mapping[type[Calibrator], Any], nll: Mapping[type[Calibrator], Tensor], effect: float
 ) -> Evidence:
-    """Return the evidence for each cause.
+    """Return the evidence for each cause, from fits to all samples and the NLL of each sample after calibration.
 
-    Args:
-        p: predictions with labels as targets.
-        fits: calibrators fitted to all samples, by class.
-        nll: negative log-likelihood of each sample after calibration, by class.
-        effect: design effect of clusters, by which statistics are divided; 1 for independent samples.
+    `effect` is the design effect of clusters, by which statistics are divided; 1 for independent samples.
     """
     w = sample_weights(p)
     raw = p.cross_entropy
@@ -110,11 +103,9 @@ def evidence_of(
 
 
 def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return sums over the samples, and statistics of each sample.
+    """Return mean probability, frequency and weighted sum of q (1 - q) of each class or label `(C,)`.
 
-    Returns:
-        Mean probability and frequency of each class or label `(C,)`; weighted sum of q (1 - q) `(C,)`; variance of log
-        q and top class of each sample `(N,)`. The last two are empty unless the task is "multiclass".
+    For multi-class, also return the variance of log q and the top class of each sample `(N,)`, otherwise empty.
     """
     if p.task != "multiclass":
         total = w.sum(-1)
@@ -143,8 +134,8 @@ def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _biases_of_classes(mean: Tensor, frequency: Tensor, variance: Tensor, n: float, scale: float) -> Tensor:
     """Return the statistic of a bias of each class alone `(C,)`: a deviance, divided by its dispersion.
 
-    For many samples, it is the squared gap in standard errors. For few samples, the deviance is closer to its
-    chi-squared law. It is that of the less frequent outcome, whether the label is this class.
+    The deviance is that of the less frequent outcome. For many samples, it is the squared gap in standard errors. For
+    few samples, it is closer to its chi-squared law.
     """
     is_rare = mean <= 0.5
     expected, observed = (scale * n * torch.where(is_rare, x, 1 - x) for x in (mean, frequency))

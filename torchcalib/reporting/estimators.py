@@ -78,7 +78,7 @@ def _flags(target: NDArray[Any]) -> torch.Tensor:
 
 
 def _names(classes: Sequence[Any], n_labels: int) -> tuple[str, ...]:
-    """Return the names of the labels; an empty tuple if they are only the column numbers."""
+    """Return the names of the labels; empty if they are only the column numbers."""
     names = tuple(map(str, classes))
     return names if len(names) == n_labels and names != tuple(map(str, range(n_labels))) else ()
 

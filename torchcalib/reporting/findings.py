@@ -87,7 +87,7 @@ def sign(z: float) -> int:
 
 
 def _worst_group(statistics: Tensor) -> Candidate:
-    """Return the group with the largest mean gap or slope of its gaps, from both in standard errors `(G, 2)`."""
+    """Return the group with the largest of the statistics `(G, 2)` of `gaps_of_groups`."""
     index, which = divmod(int(statistics.abs().argmax()), 2)
     gap, slope = statistics[index].tolist()
     return Candidate("bad group", float(statistics[index, which]) ** 2, 1, statistics.numel(), index, slope, gap)
@@ -315,9 +315,7 @@ class Findings:
 def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
     """Return the decision: the cause with the most evidence, its degree, and what to do.
 
-    Args:
-        found: findings.
-        stage: cross-validated calibrators, with a recommendation for `found.worthwhile`; None if omitted.
+    The recommendation of `stage` must be for `found.worthwhile`. `stage` is None if calibrators were omitted.
     """
     if found.data.only_class is not None:
         return _one_class(found)
@@ -395,7 +393,6 @@ def _only_gain(found: Findings, stage: CalibrationStage) -> Decision:
 
 
 def _ece_in_words(found: Findings) -> str:
-    """Return a clause on ECE and its noise floor."""
     mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
     value, floor = significant(found.ece.value), significant(found.ece.noise_floor or 0.0)
     return f"ECE{mode} is {value}, and {floor} is expected if the model is calibrated"
@@ -461,7 +458,7 @@ def _useless(found: Findings) -> str:
 
 
 def _rounded(n: int) -> int:
-    """Round a number of samples up to one significant digit."""
+    """Round up to one significant digit."""
     unit = 10 ** (len(str(n)) - 1)
     return int(math.ceil(n / unit) * unit)
 
@@ -569,10 +566,9 @@ def _spread(found: Findings, cause: Candidate) -> tuple[str, str]:
 def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
     """Return whether the gaps of bins agree with random labels for a fraction `rate` of the samples.
 
-    The gaps of probability q are then proportional to 1 / C - q. Two other components of the gaps must not be
-    significant: one of under-confidence, proportional to q (1 - q) (logit q + log(C - 1)), which remains if some ranges
-    are over- and others under-confident; and for binary predictions a difference between probabilities above and below
-    0.5.
+    The gaps of probability q are then proportional to 1 / C - q. Two other components must not be significant. One is
+    under-confidence, proportional to q (1 - q) (logit q + log(C - 1)). It remains if some ranges are over- and others
+    under-confident. The other is a difference between probabilities above and below 0.5, for binary predictions.
     """
     gaps = found.gaps
     used = (gaps.n > 0) & (gaps.noise > 0)
@@ -590,7 +586,7 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
 
 
 def _is_high(found: Findings) -> Tensor:
-    """Return a mask of the bins in which the confidence of the predicted outcome is high, `(B,)`."""
+    """Return a mask `(B,)` of the bins with high confidence in the predicted outcome."""
     return found.confidence_of_bins.nan_to_num(0) >= _threshold(found)
 
 

@@ -20,10 +20,7 @@ _REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated re
 def group_table(names: Sequence[str], bins: BinStats, accumulator: EqualWidthBins) -> GroupTable:
     """Return a table of the groups whose expected calibration error (ECE) most exceeds its noise floor.
 
-    Args:
-        names: names of the groups.
-        bins: bins of all groups `(G, ..., B)`.
-        accumulator: accumulator of the bins of one group.
+    `bins` are those of all groups `(G, ..., B)`, and `accumulator` is that of one group.
     """
     order = sorted(range(len(names)), key=names.__getitem__)  # simulated outcomes depend on the position of a group
     sums = bins.sums[order]
@@ -41,10 +38,10 @@ def group_table(names: Sequence[str], bins: BinStats, accumulator: EqualWidthBin
 def gaps_of_groups(names: Sequence[str], bins: BinStats) -> tuple[list[str], Tensor]:
     """Return the names of large groups, and for each two score statistics in standard errors, `(G, 2)`.
 
-    The first is the mean gap, outcome minus confidence. The second is the sum of gaps times the log-odds of the
-    confidence, the derivative of the log-likelihood in the logarithm of a temperature: it is negative if
-    confidences are too close to 0 and 1. Groups are large if the variance of the number of outcomes is at least 3
-    for a calibrated model, so that both are approximately normal.
+    The first is the mean gap, outcome minus confidence. The second is the sum of gaps times log-odds, the derivative
+    of the log-likelihood in the logarithm of a temperature. It is negative if confidences are too close to 0 and 1. A
+    group is large if the number of outcomes has a variance of at least 3 under calibration. Both are then approximately
+    normal.
     """
     log_odds = bins.confidence.nan_to_num(0.5).clamp(_SMALLEST, 1 - _SMALLEST).logit()
 

@@ -134,11 +134,7 @@ class Data:
         ]
 
     def _naive_values(self) -> dict[str, float]:
-        """Return scores and metrics of selective prediction for always predicting the class frequencies, by key.
-
-        All confidences are then equal. Predictions are correct for the most frequent class, of each label for
-        multi-label.
-        """
+        """Return scores and metrics of selective prediction for always predicting the class frequencies, by key."""
         naive: dict[str, float] = {}
         for member in self.members:
             if isinstance(estimator := member.metric.estimator, ScoreEstimator):
@@ -162,5 +158,5 @@ def bin_table(task: Task, bins: BinStats) -> BinTable:
 
 
 def _numbers(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return scalar tensors as numbers. They are read at once, because each read waits for the device."""
+    """Return scalar tensors as numbers, read at once, because each read waits for the device."""
     return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))

@@ -48,11 +48,7 @@ class ReportOptions:
 
     @classmethod
     def of(cls, task: Task, options: Mapping[str, Any], where: str = "a report") -> Self:
-        """Check options, given as in `ReportOptionsDict`; `where` names their owner in errors.
-
-        Raises:
-            TypeError, ValueError: for an invalid option.
-        """
+        """Check options, given as in `ReportOptionsDict`; `where` names their owner in errors."""
         own = {name: options[name] for name in ReportOptionsDict.__annotations__ if name in options}
         of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}
         binning = Binning("equal_width", own.get("n_bins", cls.n_bins), own.get("right", cls.right))

@@ -41,10 +41,7 @@ class _Pairs(NamedTuple):
 def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
     """Return the evidence for each fault of a multi-class task; none with two or with very many classes.
 
-    Args:
-        p: predictions with labels as targets.
-        w: weights `(N,)`, 0 for samples whose label has probability 0.
-        scale: effective number of samples divided by the sum of weights.
+    Weights `w` are 0 for labels of probability 0. `scale` is the effective number of samples divided by their sum.
     """
     if p.num_classes < 3 or p.num_classes > _MAX_CLASSES or p.given.numel() > _MAX_ELEMENTS:
         return []

@@ -24,12 +24,9 @@ def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:
 
 
 def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> ReportBuilder:
-    """Return a builder that contains the predictions in files.
+    """Return a builder that contains the predictions in files, or in one list of files.
 
-    Args:
-        paths: paths of the files, or one list of paths.
-        opening: arguments of `open_predictions`.
-        **settings: other arguments of `ReportBuilder`.
+    `opening` contains the arguments of `open_predictions`, and `settings` those of `ReportBuilder`.
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]

@@ -82,7 +82,7 @@ def builder_of_bytes(content: bytes) -> ReportBuilder:
 
 
 class _OtherVersionError(InputError):
-    """Error for a state that was saved in another version of the format."""
+    """State in another version of the format."""
 
 
 def _builder_of(state: Any) -> ReportBuilder:

@@ -194,12 +194,7 @@ def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
     """Return the reason to omit bootstrap intervals of scores as a clause: few events or complements.
 
     A bootstrap sample contains no outcome that did not occur. Intervals are therefore too narrow if the mean score
-    depends on rare outcomes.
-
-    Args:
-        p: predictions.
-        bins: bins of the main mode.
-        effect: design effect of clusters.
+    depends on rare outcomes. `effect` is the design effect of clusters.
     """
     total, expected, observed = (float(bins.sums[..., row, :].sum()) for row in range(3))
     share = max(min(x, total - x) for x in (expected, observed)) / max(total, 1e-300)
@@ -211,10 +206,7 @@ def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
 def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[list[Line], list[str]]:
     """Add bootstrap intervals to lines that are not calibration errors; return the lines, and notes on omissions.
 
-    Args:
-        lines: lines with the results of `run_tests`.
-        data: data of the report.
-        why_not: reason to omit bootstrap intervals, as a clause; empty for none.
+    `why_not` is a reason to omit all intervals, as a clause; empty for none.
     """
     p = data.predictions
     if p is None or why_not:
@@ -287,10 +279,7 @@ def _bootstrap(
 
 
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:
-    """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`.
-
-    None if a bound is not finite; see `none_if_undefined`. For `n_clusters` see `Interval`.
-    """
+    """Return the bootstrap interval of a line, without its bias, from its replicates `(R,)`; None if undefined."""
     replicates = replicates.cpu()
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates, LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)

@@ -28,8 +28,7 @@ V = TypeVar("V")
 def above(place: str) -> Any:
     """Return the function or class at a place such as `"torchcalib.plots.reliability:reliability_diagram"`.
 
-    Results are data. The packages that compute, draw and render them import results, and not the other way round.
-    Methods of results that are shortcuts for functions of these packages find them here, when they are called.
+    Methods of results call packages that import results; such an import at module level would be circular.
     """
     return resolve_name(place)
 
@@ -37,8 +36,7 @@ def above(place: str) -> Any:
 def today() -> str:
     """Return the current date in UTC, as yyyy-mm-dd.
 
-    The environment variable `SOURCE_DATE_EPOCH`, in seconds since 1970, replaces the current time, for reproducible
-    files (https://reproducible-builds.org/specs/source-date-epoch).
+    `SOURCE_DATE_EPOCH` replaces the current time (https://reproducible-builds.org/specs/source-date-epoch).
     """
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
     now = datetime.fromtimestamp(int(seconds), UTC) if seconds else datetime.now(UTC)
@@ -79,7 +77,7 @@ class Results(Mapping[str, V], Tabular):
 
     @abstractmethod
     def _entry(self, line: Any) -> V:
-        """Return the value that the mapping has for the key of `line`."""
+        """Return the value of the mapping for the key of `line`."""
 
     @property
     def publications(self) -> tuple[str, ...]:
@@ -98,7 +96,6 @@ class Results(Mapping[str, V], Tabular):
         return f"{task}, n = {count(self.n)}{dropped}, {self.num_classes} classes"
 
     def _multilabel_size(self) -> str:
-        """Return the numbers of labelled entries and labels; for a report, of rows too."""
         return f"{count(self.n)} labelled entries, {self.num_classes:,} labels"
 
     def __getitem__(self, key: str) -> V:

@@ -84,10 +84,7 @@ class Comparison(Results[ComparedLine]):
 
 
 def compared_verdict(comparison: Comparison, name: str) -> str:
-    """Return in few words how a system differs from the baseline in calibration (ECE) and in NLL.
-
-    Differences with an adjusted p-value of at most 0.05 are named.
-    """
+    """Return the significant differences of a system from the baseline in ECE and NLL, in few words."""
     if name == comparison.baseline:
         return "baseline"
     words = []
@@ -120,7 +117,6 @@ def system_table(comparison: Comparison) -> Table:
 
 
 def _system_column(line: Any) -> Column:
-    """Return the column of values of a line by system."""
     return Column(line.name, lambda name: number(line.values[name]))
 
 
@@ -138,12 +134,7 @@ def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column
 
 
 def difference_table(comparison: Comparison, *names: str) -> Table:
-    """Return the table of scores and errors of the baseline and other systems, with their differences.
-
-    Args:
-        comparison: the comparison.
-        *names: names of the other systems. Each has columns for its value, difference, interval, p-values and verdict.
-    """
+    """Return the table of scores and errors of the baseline and the systems `names`, with their differences."""
     first = comparison.baseline
     columns = [name_column(), _value_column(first)]
     for name in names:
@@ -166,10 +157,7 @@ def _value_column(system: str) -> Column:
 
 
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
-    """Return the columns of the difference `name` - `first`: value, chance, interval, p-values and verdict.
-
-    `alone` is True if the table contains no other differences. The header then contains no names.
-    """
+    """Return the columns of the difference `name` - `first`. Headers contain the names unless it is `alone`."""
     header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
 
     def difference(line: Any) -> Cell:
@@ -236,10 +224,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
 
 
 def _in_words(difference: Difference, evidence: str = " (95% interval {}, adjusted p {})") -> str:
-    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, adjusted p = 0.005)"`.
-
-    The bounds are those of the decrease or increase.
-    """
+    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, adjusted p = 0.005)"`."""
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value

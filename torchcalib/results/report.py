@@ -413,12 +413,7 @@ report = Report.from_predictions
 
 
 def line_table(report: Report, only_main: bool = False) -> Table:
-    """Return the table of all scores and calibration errors in a report.
-
-    Args:
-        report: the report.
-        only_main: only the errors of the main mode that are tested, with one ECE and its debiased RMSCE.
-    """
+    """Return the table of all scores and calibration errors, or of the tested errors of the main mode."""
     columns = [
         name_column(),
         Column("value", lambda line: number(line.value, "main")),
@@ -444,17 +439,9 @@ def line_table(report: Report, only_main: bool = False) -> Table:
 
 
 def class_table(report: Report, most: int | None = None) -> Table | None:
-    """Return the calibration of each class against the rest, or of each label; see `CLASS_WORDS`.
+    """Return the calibration of each class against the rest, or of each label; None for a binary task.
 
-    Rows are sorted by ECE (expected calibration error) minus its noise floor, in descending order. Undefined values are
-    last.
-
-    Args:
-        report: the report.
-        most: maximum number of rows; None for all classes.
-
-    Returns:
-        The table; None for a binary task.
+    Rows are sorted by ECE minus its noise floor, in descending order. `most` limits their number.
     """
     if not report.class_lines:
         return None

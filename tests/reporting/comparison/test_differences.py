@@ -246,9 +246,14 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
     logits, target = systems("binary", 200)
     clusters = torch.arange(200) % 40
     found = {}
-    original = System.null_replicates
+    original = System.replicates
     for name, used in {"both": slice(None), "rows": slice(1), "signs": slice(1, 2)}.items():
-        monkeypatch.setattr(System, "null_replicates", lambda *a, used=used: original(*a)[used])
+
+        def replicates(*arguments, used=used):
+            every = original(*arguments)
+            return replace(every, null=every.null[used])
+
+        monkeypatch.setattr(System, "replicates", replicates)
         comparison = tc.compare(logits, target, task="binary", from_logits=True, clusters=clusters, n_replicates=199)
         found[name] = comparison["ece/positive"].differences["noisy"]
         assert_consistent(comparison)

@@ -50,13 +50,8 @@ class NamedGroupState:
     def from_groups(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> NamedSums:
         """Return the sums of a batch `p`, for the groups that occur in it.
 
-        Args:
-            p: predictions.
-            groups: group number of each sample, or -1 for no group; ignored for rows of weight 0.
-            names: names of the groups, indexed by group number; None uses the numbers.
-
-        Raises:
-            TypeError, ValueError: for invalid groups, and for too many groups.
+        `groups` contains a number for each sample, or -1 for no group. It is ignored for rows of weight 0. `names` are
+        indexed by these numbers; None uses the numbers as names.
         """
         _check_names(names)
         numbers = groups.flatten().long()

@@ -27,9 +27,8 @@ class GroupedSample:
     def evaluate(self, function: Callable[[RankedSample], Tensor]) -> Tensor:
         """Evaluate a function of samples for all G groups, and return the values `(G, *B, *)` with batch axes B.
 
-        Args:
-            function: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`. S is the
-                class or label axis. For an empty group, all samples are NaN.
+        The function maps samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`. All samples of an empty
+        group are NaN.
         """
         parts = [(numbers, function(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in parts])
@@ -50,12 +49,10 @@ class GroupedSample:
         return GroupedSample(sample, groups[chosen], len(numbers))
 
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
-        """Yield the samples of groups with similar sizes, padded to the same length m.
+        """Yield indices `(g,)` of groups of similar size, and their samples `(g, *S, m)`, padded to the same length m.
 
-        The sizes of groups that are yielded together differ by less than a factor of 2, which limits the padding.
-
-        Yields:
-            Indices `(g,)` of the groups, in [0, B * G) for all batch elements, and the samples `(g, *S, m)`.
+        The sizes differ by less than a factor of 2, which limits the padding. The indices are in [0, B * G) for all
+        batch elements.
         """
         score, positives, n, groups = self._flat
         n_total = math.prod(self.groups.shape[:-1]) * self.num_groups

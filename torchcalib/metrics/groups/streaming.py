@@ -48,12 +48,9 @@ class RowsInGroups(WrappedMetric[Any]):
         numbers: Callable[[torch.device, tuple[int, ...]], Tensor],
         role: str,
     ) -> None:
-        """Add a batch to the state, with the arguments of `update`.
+        """Add a batch to the state. `numbers` returns the group per sample, for the device and shape of samples.
 
-        Args:
-            preds, target, weights, sample_weight: See `update`.
-            numbers: Returns the group number per sample, for the device and the shape of the samples.
-            role: Name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
+        `role` distinguishes groups from clusters in the shared cache.
         """
         refuse_if_synced(self, "update")
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
@@ -64,7 +61,6 @@ class RowsInGroups(WrappedMetric[Any]):
         self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
-        """Return the predictions with the group of each sample."""
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
         return in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid)
 

@@ -173,12 +173,7 @@ def resolved(
     """Recompute the smallest possible p-values with more replicates, and return the updated tests.
 
     With R replicates the smallest possible p-value is 1 / (R + 1). After adjustment for the number of groups, even this
-    p-value may not be significant.
-
-    Args:
-        found: Calibration tests of all groups, with tensors `(G,)`.
-        retest: Function from group numbers `(g,)` and a number of replicates to the calibration tests of these groups.
-        n_replicates: Number of replicates R used for `found`.
+    p-value may not be significant. `retest` returns the tests of groups `(g,)` for a number of replicates.
     """
     n_present = int(found.p_value.isfinite().sum())
     smallest = (found.p_value < 1.5 / (n_replicates + 1)).nonzero().squeeze(-1)

@@ -98,7 +98,8 @@ def damped_newton(
         has_decreased = new.f <= value.f + SUFFICIENT * fraction * step.slope + 4 * eps * level
         if noise:
             has_decreased = has_decreased & (step.slope.abs() > noise * level)
-        if all_true(has_decreased & ~is_finished):  # the usual case, without copies
+        # The usual case, without copies. Elsewhere, copies are cheaper than another synchronisation.
+        if theta.device.type == "cpu" and all_true(has_decreased & ~is_finished):
             theta, value, fraction = moved, new, full
             continue
         # Near the minimum, f is constant up to rounding errors. There accept a step that halves the gradient.
@@ -107,8 +108,8 @@ def damped_newton(
         theta = torch.where(over_axes(better, theta), moved, theta)
         value = chosen(better, new, value)
         # Algorithm 3.1: contract the step length. A step from an old Hessian is replaced instead.
-        shorter = torch.where(fraction == 1, second_fraction, fraction / 4) if step.is_current else fraction
-        fraction = torch.where(better, 1, shorter).where(~is_finished, fraction)
+        shorter = torch.where(fraction == 1, second_fraction * full, fraction / 4) if step.is_current else fraction
+        fraction = torch.where(better, full, shorter).where(~is_finished, fraction)
     return Minimum(theta, value, step)
 
 

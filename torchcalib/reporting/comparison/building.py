@@ -184,16 +184,9 @@ def compare(
 
 
 class ComparisonBuilder:
-    """Compute a `Comparison` from batches of predictions.
+    """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments.
 
-    Memory is bounded: the builder stores sums for each group of rows, and at most 2^20 samples for rank-based errors.
-
-    Args:
-        names: names of the systems, the baseline first.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_replicates, seed, from_logits: see `compare`.
-        are_confidences: compare confidences with the task "binary". Targets are 1 for correct predictions.
-        **options: options of `torchcalib.reporting.options.ReportOptionsDict` that `compare` has.
+    With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions.
     """
 
     def __init__(
@@ -238,10 +231,7 @@ class ComparisonBuilder:
         weights: Tensor | None = None,
         clusters: Any = None,
     ) -> None:
-        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
-
-        `clusters` are the clusters of the rows (entries of the first axis), integers or text.
-        """
+        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged."""
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         self._check(preds, target, weights)
         n_dropped = 0
@@ -279,14 +269,7 @@ class ComparisonBuilder:
         self._has_clusters = clusters is not None
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
-        """Return the comparison of all predictions added so far.
-
-        Args:
-            sources: origin of the predictions, such as files, by system name.
-
-        Raises:
-            ValueError: if no predictions were added.
-        """
+        """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
         systems = self._systems
         first = next(iter(systems.values())).data(True) if systems else None
         if first is None or not first.n > 0:

@@ -1,15 +1,13 @@
 """Differences between systems and the baseline: values, intervals, p-values and verdicts.
 
-Each difference has up to three sets of replicates: those of the paired bootstrap and, for calibration errors, one or
-two sets of null replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value
-is the largest one of these sets, and the interval contains the intervals of all sets (intersection-union test, Berger
-1982). The bootstrap alone has no valid level for rare outcomes: a bin in which no event occurred has no noise in the
-replicates. The null replicates alone have no valid level for two systems that are equally miscalibrated.
+Each difference has replicates of the paired bootstrap. For calibration errors, it also has one or two sets of null
+replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value is the largest
+one of these sets (intersection-union test, Berger 1982). The interval contains those of all sets. The bootstrap
+alone has no valid level for rare outcomes, and null replicates alone have none for equally miscalibrated systems.
 
-The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This holds if both
-systems are calibrated, and approximately if their gaps have the same pattern: noise adds little to large gaps, because
-the root of the sum of the squares is near the larger term. For equal errors with different patterns, such as one large
-gap against many small ones, the expected difference can lie outside by up to one noise floor.
+The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. It holds
+approximately if the gaps of both systems have the same pattern, because noise adds little to large gaps. For equal
+errors with different patterns, the expected difference can lie outside by up to one noise floor.
 
 Reference:
     Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;
@@ -46,26 +44,16 @@ class SystemReplicates:
 
 
 class PairTest(NamedTuple):
-    """Test of the difference of one line between two systems, `(...)`.
+    """Test of the difference of one line between two systems, `(...)`."""
 
-    Attributes:
-        value: the difference; for a signed metric, the difference of absolute values.
-        low, high: 95% interval; NaN if undefined.
-        chance: difference of the noise floors; 0 without null replicates.
-        p_value: p-value of the hypothesis that the expected difference is between 0 and `chance`; NaN if undefined.
-        distance: distance of the difference from the hypothesis in standard errors.
-        standardised: replicates minus their mean, divided by their standard deviation, `(R, ...)`.
-        has_null: whether there are null replicates.
-    """
-
-    value: Tensor
-    low: Tensor
+    value: Tensor  # the difference; for a signed metric, the difference of absolute values
+    low: Tensor  # lower end of the 95% interval; NaN if undefined
     high: Tensor
-    chance: Tensor
-    p_value: Tensor
-    distance: Tensor
-    standardised: Tensor
-    has_null: bool
+    chance: Tensor  # difference of the noise floors; 0 without null replicates
+    p_value: Tensor  # hypothesis: the expected difference is between 0 and `chance`; NaN if undefined
+    distance: Tensor  # distance of the difference from the hypothesis in standard errors
+    standardised: Tensor  # replicates minus their mean, divided by their standard deviation, `(R, ...)`
+    has_null: bool  # whether there are null replicates
 
 
 Pair = tuple[Tensor, Tensor]
@@ -75,14 +63,9 @@ Pair = tuple[Tensor, Tensor]
 def pair_test(
     values: Pair, bootstrap: Pair, nulls: Sequence[Pair], better: Better, n_clusters: float | None = None
 ) -> PairTest:
-    """Test the difference of one line between two systems.
+    """Test the difference of one line: `values` `(...)`, their paired bootstrap, and each set of null replicates.
 
-    Args:
-        values: values for the data `(...)`.
-        bootstrap: values in the replicates of the paired bootstrap `(R, ...)`.
-        nulls: values in each set of null replicates `(R, ...)`.
-        better: direction of better values.
-        n_clusters: effective number of resampled clusters; None if rows were resampled.
+    `n_clusters` is the effective number of resampled clusters; None if rows were resampled.
     """
     value = _minus(values, better)
     sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
@@ -132,7 +115,7 @@ def _standardised(replicates: Tensor) -> Tensor:
 def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
     """Return the distance of the mean of the replicates from [`least`, `most`] in standard errors `(...)`.
 
-    For few clusters it is the normal quantile of the tail of Student's t-distribution.
+    For few clusters it is converted from Student's t-distribution to a normal quantile.
     """
     mean = interval.corrected.mean(0)
     outside = torch.maximum(mean - most, least - mean).clamp(min=0)
@@ -149,16 +132,9 @@ def compared_lines(
     replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None = None,
 ) -> tuple[ComparedLine, ...]:
-    """Compare all scores and calibration errors of the systems with those of the baseline.
+    """Compare all lines, given by system name with the baseline first, with those of the baseline.
 
-    Args:
-        lines: `Line` with the value of each system, by system name, the baseline first.
-        better: direction of better values, by `Line.key`.
-        replicates: replicates of each system, by name.
-        n_clusters: effective number of resampled clusters; None if rows were resampled.
-
-    Returns:
-        The values and their differences from the baseline, with intervals, p-values and adjusted p-values.
+    `better` is by `Line.key`, and `replicates` is by system name. For `n_clusters` see `pair_test`.
     """
     first, *others = replicates
     tests: list[dict[str, PairTest | None]] = []
@@ -235,8 +211,8 @@ def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
     adjustment conservative.
 
     Reference:
-        Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1; Romano, Wolf: Exact and approximate
-        stepdown methods for multiple hypothesis testing (Journal of the American Statistical Association, 2005).
+        Westfall and Young, as above; Romano, Wolf: Exact and approximate stepdown methods for multiple hypothesis
+        testing (Journal of the American Statistical Association, 2005).
     """
     tested = sorted(
         ((test, k) for k, test in enumerate(family) if test is not None), key=lambda pair: -float(pair[0].distance)

@@ -1,8 +1,8 @@
 """Bootstrap of random groups of rows, in bounded memory.
 
 Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
-more groups than rows, this is the bootstrap of single rows. With fewer groups than rows, groups are resampled instead
-of rows, which estimates the same variance. Each replicate is computed from the weighted sum of the group sums.
+more groups than rows, this is the bootstrap of single rows. Fewer groups estimate the same variance. Each replicate is
+computed from the weighted sum of the group sums.
 
 Groups and weights depend only on the seed and the row number, and not on the batch size. All systems therefore have the
 same replicates, and common errors cancel in their differences.
@@ -60,13 +60,7 @@ def group_of(words: Tensor, n_groups: int) -> Tensor:
 
 
 class Draws:
-    """Poisson weights and signs of random groups of rows in R replicates, which all systems share.
-
-    Args:
-        seed: seed of the random numbers.
-        n: number of replicates R.
-        device: device of the random numbers.
-    """
+    """Poisson weights and signs of random groups of rows in `n` = R replicates, which all systems share."""
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
         self.seed, self._replicates = seed, torch.arange(n, device=device)
@@ -91,12 +85,8 @@ class Draws:
 class GroupedSums:
     """Sums of an accumulator for each random group of rows.
 
-    `add` changes `sums` in place, because there can be many more groups than rows in a batch.
-
-    Args:
-        accumulator: accumulator that computes the sums, such as `EqualWidthBins`.
-        shape: shape `(..., F, K)` of the sums of one group, for F summands and K cells (bins or classes).
-        device: device of the sums.
+    `shape` `(..., F, K)` is that of one group, for F summands and K cells (bins or classes). `add` changes `sums` in
+    place, because there can be many more groups than rows in a batch.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:

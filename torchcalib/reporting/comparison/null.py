@@ -1,8 +1,5 @@
 """Null replicates: the errors of each system if it were calibrated, with the dependence between the systems.
 
-Two calibrated systems have different errors because of sampling noise. The null distribution of the difference needs
-the distribution of each error, and the dependence of the two errors, because the systems share their targets.
-
 The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
 variance (consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
 
@@ -38,12 +35,9 @@ UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
 
 
 def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
-    """Return the bins of a calibrated system in R replicates, `(R, ..., B)`.
+    """Return bins `(..., B)`, with sums of noise, as if calibrated in R replicates `(R, ..., B)`.
 
-    Args:
-        b: bins of the data `(..., B)`, with sums of noise.
-        residuals: sum of outcomes minus confidences in each bin of the bootstrap replicates `(R, ..., B)`.
-        seed: seed of the order of tied residuals.
+    `residuals` `(R, ..., B)` are the sums of outcomes minus confidences in bootstrap replicates. `seed` orders ties.
     """
     cells = BinCells.from_bins(b)
     level = (_ranks(residuals, seed) + 0.5) / len(residuals)
@@ -65,13 +59,9 @@ def _ranks(x: Tensor, seed: int) -> Tensor:
 
 
 def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int) -> Iterator[OrderedSample]:
-    """Yield the ranked samples of a calibrated system, in chunks of r replicates `(r, ..., N)`.
+    """Yield a sample `(..., N)` as if calibrated, in chunks of r replicates `(r, ..., N)`.
 
-    Args:
-        sample: sample of the data `(..., N)`.
-        rows: number of the row of each element, int64 `(..., N)`, equal for all systems.
-        seed: seed of the uniform random numbers.
-        n_replicates: number of replicates.
+    `rows` is the number of the row of each element, int64 `(..., N)`, equal for all systems.
     """
     s = sample.sorted()
     n, p = s.counts.to(s.confidence.dtype), s.confidence.masked_fill(~s.counted, 0)
@@ -90,12 +80,9 @@ def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_repl
 
 
 def samples_of_flipped(sample: OrderedSample, clusters: Tensor, signs: Tensor) -> Iterator[OrderedSample]:
-    """Yield ranked samples in which the residuals of each cluster have a random sign, `(r, ..., N)`.
+    """Yield a sample `(..., N)` whose residuals have a random sign for each cluster, `(r, ..., N)`.
 
-    Args:
-        sample: sample of the data `(..., N)`.
-        clusters: number of the cluster of each element, int64 `(..., N)`.
-        signs: random signs of G clusters `(R, G)`.
+    `clusters` is the number of the cluster of each element, int64 `(..., N)`. `signs` are those of G clusters `(R, G)`.
     """
     s = sample.sorted()
     expected = s.counts * s.confidence.masked_fill(~s.counted, 0)

@@ -31,15 +31,8 @@ _FEW_GROUPS = 1000  # up to this number of groups, the standard error of an inte
 class System:
     """Accumulated sums and ranked samples of one system, for each random group of rows.
 
-    Args:
-        like: first batch of predictions, which defines the task, the number of classes and the device.
-        n_bins: number of equal-width bins.
-        right: use bins `(a, b]` instead of `[a, b)`.
-        are_confidences: see `Catalogue`.
-
-    Attributes:
-        ranks: ranked samples with their groups, by name of the statistic. Empty if there are too many samples, or if
-            any weight is fractional.
+    `like` is a batch that defines the task, the number of classes and the device. `ranks` contains ranked samples by
+    name of the statistic; it is empty for too many samples and for fractional weights.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
@@ -106,8 +99,7 @@ class System:
     def replicates(self, draws: Draws, data: Data, has_clusters: bool) -> SystemReplicates:
         """Return each line of `data` in R bootstrap replicates, and each calibration error in the null replicates.
 
-        R is at most 199 for rank-based errors and metrics of selective prediction. There is a set of null replicates
-        for independent rows and, with clusters, one of random signs; see `comparison.null`.
+        R is at most 199 for metrics of ranked samples. With clusters, there is a second set of null replicates.
         """
         # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
         members = [each for each in data.members if not each.metric.settings.get("debiased")]

@@ -27,13 +27,7 @@ def usual_metrics(
 ) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor` by name: scores, and errors over equal-width bins.
 
-    All metrics use constant memory.
-
-    Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        n_bins: number of equal-width bins.
-        **options: see `torchcalib.functional.InputOptions`. `num_classes` is required for a multi-class task, and
-            `num_labels` for a multi-label task.
+    All metrics use constant memory. A multi-class task needs `num_classes`, and a multi-label task `num_labels`.
 
     Example:
         >>> import torchcalib
@@ -55,7 +49,7 @@ def usual_metrics(
 
 
 class _Sums(ECE):
-    """Metric with the sums over bins as its value, which ranks synchronise together with the other metrics."""
+    """Metric whose value is the sums over bins, which ranks synchronise together with the other metrics."""
 
     def _value(self, statistic: Any) -> Tensor:
         return statistic.sums  # type: ignore[no-any-return]

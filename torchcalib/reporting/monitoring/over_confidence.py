@@ -14,15 +14,11 @@ class OverConfidenceWarning(UserWarning):
 
 
 def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
-    """Return for each epoch whether the growth of over-confidence crosses a threshold.
+    """Return for each epoch whether the growth of over-confidence crosses a threshold in nats; NaN is ignored.
 
-    Growth is over-confidence, max(ECD, 0), minus its lowest value so far. For a model that starts under-confident, the
-    crossing is at an ECD of `threshold`. After a crossing, growth must fall to half of the threshold before the next
-    crossing (hysteresis). Values that fluctuate around the threshold therefore cross it once.
-
-    Args:
-        ecd: entropic calibration difference of each epoch, in nats; NaN (an epoch without data) is ignored.
-        threshold: threshold of growth, in nats.
+    Growth is over-confidence minus its lowest value so far. For a model that starts under-confident, the crossing is at
+    an ECD of `threshold`. After a crossing, growth must fall to half of the threshold before the next crossing
+    (hysteresis). Values that fluctuate around the threshold therefore cross it once.
 
     Example:
         >>> crossings([-0.5, 0.02, 0.06, 0.2, 0.01, 0.09], threshold=0.05)
@@ -40,12 +36,7 @@ def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
 
 
 def warning_text(history: History, name: str) -> str:
-    """Return the text of the warning for the last row: growth of over-confidence, accuracy and advice.
-
-    Args:
-        history: rows up to the epoch of the warning.
-        name: name of the entropic calibration difference (ECD) in logs.
-    """
+    """Return the text of the warning for the last row. `name` is that of the ECD in logs."""
     now = history.rows[-1]
     ecd = now.values["ecd"]
     # Growth starts at the last row with the lowest over-confidence, which is 0 for under-confident rows.

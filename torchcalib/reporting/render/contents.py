@@ -149,7 +149,6 @@ def formatted(value: Any, most: int = 5) -> str:
 
 
 def _binning(settings: Mapping[str, Any]) -> str:
-    """Describe the bins, such as "15 equal-width bins [a, b)"."""
     return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 
 

@@ -79,9 +79,7 @@ def render(results: Report | Comparison) -> str:
 def files_of(results: Report | Comparison) -> dict[str, bytes]:
     """Return the JSON file, the page, and every diagram as PNG and SVG, by file name.
 
-    A report has the diagrams `reliability` and `confidence` of the main mode. Other modes have a suffix, as in
-    `reliability_top_label`. Diagrams of tests are named `test_<mode>`, and the training curve is `training`. All files
-    of a comparison are named `compare`.
+    Diagrams of other modes than the main one have a suffix, as in `reliability_top_label`.
     """
     with matplotlib_style.context("default"):
         if isinstance(results, Report):
@@ -142,10 +140,7 @@ def _report_pictures(report: Report) -> dict[str, Axes]:
 
 
 def _overview(report: Report) -> tuple[Markup, str]:
-    """Return the reliability diagram before and after the calibrator to add, and the name of the calibrator.
-
-    Without a calibrator to add, it contains the predictions as they are, and the name is empty.
-    """
+    """Return the reliability diagram before and after the calibrator to add, and its name; empty without one."""
     stage = report.calibration
     if stage is None or not report.decision.calibrator:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
@@ -157,7 +152,7 @@ def _overview(report: Report) -> tuple[Markup, str]:
 def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None = None) -> Axes:
     """Draw a reliability diagram with the legend inside the axes, and the curve after calibration if `stage` is given.
 
-    Only the predictions as they are have consistency bands.
+    The curve after calibration has no consistency bands.
     """
     ax = Figure(figsize=(4.8, 4.8), facecolor=style.paper).subplots()
     reliability_diagram(report, ax=ax, style=style)
@@ -274,7 +269,6 @@ def _sources(comparison: Comparison) -> dict[str, str]:
 
 
 def _render_template(template: str, **values: Any) -> str:
-    """Return the text of a template with these values and the light and dark colours."""
     return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
 
 
@@ -311,13 +305,9 @@ def _linked(source: str) -> Markup:
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw a diagram, and return it as two SVG elements, in light and in dark colours.
+    """Draw `table`, and return it as two SVG elements, in light and in dark colours.
 
-    Args:
-        draw: plot function with the arguments `table` and `style`.
-        table: first argument of `draw`.
-        prefix: prefix of element ids, unique on the page.
-        label: description for screen readers.
+    `prefix` of element ids is unique on the page. `label` is the description for screen readers.
     """
     light = to_svg(draw(table, style=LIGHT))
     themes = (("light", light), ("dark", _darkened(light)))
@@ -325,7 +315,7 @@ def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) ->
 
 
 def _darkened(svg: str) -> str:
-    """Replace the colours of `LIGHT` in style attributes by the colours of `DARK`, without drawing again."""
+    """Replace the colours of `LIGHT` by those of `DARK`, without drawing again."""
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
     return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)

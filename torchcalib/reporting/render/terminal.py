@@ -73,7 +73,7 @@ class Advance(Protocol):
     """Type of the function that advances a progress bar."""
 
     def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance the bar by a number of rows, and change its description unless `description` is None."""
+        """Advance the bar by a number of rows, and change its description unless it is None."""
 
 
 @contextmanager
@@ -90,18 +90,14 @@ def progress(total: int | None, description: str, shown: bool = True) -> Iterato
 
 
 def _escaped(text: object) -> str:
-    """Escape rich markup and control characters in untrusted text, such as file and class names."""
+    """Escape rich markup and control characters in untrusted text."""
     return escape(printable(str(text)))
 
 
 def show(report: Report, everything: bool = False) -> None:
-    """Print a report: verdict, cause, action and key numbers, then the main errors and the best calibrators.
+    """Print a report: verdict, cause, action, key numbers, main errors, and best calibrators or worst labels.
 
-    For a multi-label task, the worst labels replace the calibrators.
-
-    Args:
-        report: the report.
-        everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
+    With `everything`, print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
     """
     console = _console()
     decision = report.decision
@@ -156,9 +152,7 @@ def _show_tables(console: Console, report: Report) -> None:
 def show_comparison(comparison: Comparison, everything: bool = False) -> None:
     """Print a comparison: the table of systems and the main findings.
 
-    Args:
-        comparison: the comparison.
-        everything: also print the files, one table for each system except the first, explanations and notes.
+    With `everything`, also print the files, a table for each further system, explanations and notes.
     """
     console = _console()
     console.print(f"\n[dim]{_escaped(comparison.input_line)}[/dim]\n")
