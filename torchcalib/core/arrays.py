@@ -140,7 +140,6 @@ def _stacked(name: str, rows: Sequence[Any], device: torch.device | None) -> Ten
 
 
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether an object array contains None or `pandas.NA`."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
 
 

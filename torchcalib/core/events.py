@@ -166,8 +166,7 @@ class Scores:
 def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
     """Convert predictions to scores and outcomes of the events of a mode, for rank-based metrics.
 
-    Binary and multi-label logits are log-odds already. Multi-class logits are converted to log-odds in float64.
-    Probabilities are not converted.
+    Only multi-class logits are converted, to float64 log-odds; other logits are log-odds already.
     """
     if p.task == "multiclass" and p.from_logits:
         score, outcome = _log_odds_of_classes(p, mode)

@@ -240,7 +240,6 @@ class Interval:
         return self.replicates.sort(0).values.masked_fill(missing, torch.nan)
 
     def __repr__(self) -> str:
-        """Return the value and the interval as text."""
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
 
 

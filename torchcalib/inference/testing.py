@@ -404,8 +404,8 @@ def _evidence(
 def _noise_floor_and_p_value(null: _Null, signed: bool, joint: bool) -> tuple[Tensor, Tensor]:
     """Return the noise floor and the p-value of an error averaged over classes, each `(g)`.
 
-    `joint` is True if a replicate simulates the labels of all classes together. The signs of clusters are equal for all
-    classes, and replicates of clusters are therefore also joint ones.
+    `joint` is True if a replicate simulates the labels of all classes together. Replicates of clusters are also joint,
+    because their signs are equal for all classes.
     """
     if signed:  # average before the absolute value: gaps of classes cancel
         p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())

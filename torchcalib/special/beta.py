@@ -43,10 +43,7 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def is_true_without_sync(flag: Tensor) -> bool:
-    """Return True if a bool scalar tensor is True and on the CPU, where reading it does not synchronise a device.
-
-    The result is False under `torch.compile` and `vmap`, where the value is not available.
-    """
+    """Return True if a bool scalar tensor is True and on the CPU; False where its value is not available."""
     return flag.device.type == "cpu" and value_if_available(flag) is True
 
 

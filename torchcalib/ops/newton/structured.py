@@ -104,7 +104,6 @@ class _Full:
 
 
 def _with_one(x: Tensor) -> Tensor:
-    """Return the features with a feature of 1 for the bias."""
     return torch.cat((x, torch.ones_like(x[..., :1])), -1)
 
 
@@ -257,11 +256,10 @@ def _softmax_pieces(p: SoftmaxRegression, theta: Tensor) -> Iterator[tuple[Tenso
 
 
 class _Curvature:
-    """Hessian at given parameters, for Newton steps.
+    """Hessian at given parameters, for Newton steps. With many parameters, only q and a preconditioner are stored.
 
     Let q be the softmax of a row, and d_k the derivative of the score of class k in its parameters. The Hessian of the
-    NLL is the weighted mean of diag(q_k d_k d_k') - (q d) (q d)' over the rows. With many parameters, only q and a
-    preconditioner are stored.
+    NLL is the weighted mean of diag(q_k d_k d_k') - (q d) (q d)' over the rows.
     """
 
     def __init__(self, p: SoftmaxRegression, theta: Tensor, present: Tensor) -> None:

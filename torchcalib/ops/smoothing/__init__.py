@@ -206,8 +206,7 @@ class _ReplicateErrors:
 class _Candidates:
     """Evaluation of cell sums at several kernel widths, with one Fourier transform per grid.
 
-    On the CPU only the grids for the given widths are computed. On other devices all grids are computed, because
-    selecting them by the widths would synchronise the device.
+    On the CPU only the grids for the given widths are computed. Elsewhere all are, to avoid a synchronisation.
     """
 
     def __init__(self, sums: Tensor) -> None:

@@ -62,13 +62,11 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float)
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` with the gradient in `values`.
+    """Fill `out` with the gradient in `values`, given the results of `forward` and the gradients in them, `(4, R)`.
 
     For logits x the gradient is q (a + b q + c (x - max x)). For probabilities q it is b q + c (log q + 1). The scores
     and incoming gradients of a row determine its coefficients a, b, c. The label and the top class have further terms.
     Their gradients can have the factor 1 - q, which float32 would round to 0, and are computed in `wide_dtype`.
-
-    `scores` and `top` are the results of `forward`. `grads` are the incoming gradients in `scores`, `(4, R)`.
     """
     size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):

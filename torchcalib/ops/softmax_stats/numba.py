@@ -215,7 +215,6 @@ def _replace_by_limits(x, largest):
 
 @step
 def _column():
-    """Return an uninitialised array with one number per row."""
     return np.empty(_LANES, np.float32)
 
 
