@@ -132,12 +132,13 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
     at the given a and b, `(..., 9)`.
     """
     total = n.sum(-1).clamp(min=1)
-    only_intercept = x.new_tensor([1.0, 0.0])
 
     def evaluate(theta: Tensor) -> Value:
         found = _log_likelihood(x, k, n, *theta.unbind(-1)).movedim(0, -1)
         mean = -found / total.unsqueeze(-1)
-        gradient = mean[..., 1:3] if free_slope else mean[..., 1:3] * only_intercept
+        gradient = mean[..., 1:3]
+        if not free_slope:
+            gradient = torch.stack((mean[..., 1], torch.zeros_like(mean[..., 1])), -1)
         return Value(mean[..., 0], gradient, gradient.square().sum(-1).sqrt(), (found,))
 
     def newton_step(at: Iterate) -> Step:
