@@ -318,6 +318,7 @@ def sometimes_certain(seed, kind, slope, n_classes):
     return (torch.from_numpy(np.asarray(x)) for x in (scores, target, weights))
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n_seeds", [8, pytest.param(150, marks=pytest.mark.extended)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_fits_with_certain_samples_reach_the_optimum_of_lbfgs(n_seeds):
