@@ -23,7 +23,7 @@ from torchcalib.ops.segments import bin_sums_of_replicates
 @pytest.mark.parametrize("law", get_args(Law))
 def test_weights_depend_on_the_seed_the_replicate_and_the_unit_only(law, monkeypatch):
     units = torch.arange(200)
-    whole = Weights(3, units, law).of(torch.arange(500))
+    whole = Weights(3, units, law).in_replicates(torch.arange(500))
     mean, variance = (0, 1) if law == "sign" else (1, 1)
     assert float(whole.mean()) == pytest.approx(mean, abs=4 / math.sqrt(whole.numel()))
     assert float(whole.var()) == pytest.approx(variance, abs=0.03)
@@ -32,9 +32,9 @@ def test_weights_depend_on_the_seed_the_replicate_and_the_unit_only(law, monkeyp
         assert whole.sum(-1).unique().tolist() == [200]
     else:
         some = torch.tensor([7, 3, 150])
-        close(Weights(3, units[some], law).of(torch.arange(500)), whole[:, some])
-    close(Weights(3, units, law, first=20).of(torch.arange(80)), whole[20:100])
-    assert not torch.equal(Weights(4, units, law).of(torch.arange(500)), whole)
+        close(Weights(3, units[some], law).in_replicates(torch.arange(500)), whole[:, some])
+    close(Weights(3, units, law, first=20).in_replicates(torch.arange(80)), whole[20:100])
+    assert not torch.equal(Weights(4, units, law).in_replicates(torch.arange(500)), whole)
     monkeypatch.setattr(predictions, "_MAX_AT_ONCE", 7 * 200)
     chunks = list(Weights(3, units, law).chunks(500, 200))
     assert max(map(len, chunks)) == 7
@@ -43,15 +43,15 @@ def test_weights_depend_on_the_seed_the_replicate_and_the_unit_only(law, monkeyp
 
 def test_absent_entries_have_weight_0_and_a_group_has_one_weight():
     present = torch.tensor([True, False, True, True, False, True])
-    plain = Weights(0, torch.arange(4), "multinomial").of(torch.arange(50))
-    alone = Weights.with_replacement(0, present).of(torch.arange(50))
+    plain = Weights(0, torch.arange(4), "multinomial").in_replicates(torch.arange(50))
+    alone = Weights.with_replacement(0, present).in_replicates(torch.arange(50))
     close(alone[:, present], plain)
     assert not alone[:, ~present].any()
     groups = torch.tensor([9, 9, -2, 5, 5, 9])
-    together = Weights.with_replacement(0, present, groups).of(torch.arange(50))
+    together = Weights.with_replacement(0, present, groups).in_replicates(torch.arange(50))
     close(together[:, present], multinomial_counts(0, torch.arange(50), 3, torch.float64)[:, [2, 0, 1, 2]])
     assert not together[:, ~present].any()
-    assert not Weights.with_replacement(0, ~present & present, groups).of(torch.arange(3)).any(), "no entry"
+    assert not Weights.with_replacement(0, ~present & present, groups).in_replicates(torch.arange(3)).any(), "no entry"
 
 
 @pytest.mark.parametrize("n_bins", [3, 200])

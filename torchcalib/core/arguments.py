@@ -225,17 +225,10 @@ def advising(advice: str) -> Callable[[F], F]:
     return decorate
 
 
-def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the given or implied `task` (see `task_of`), and `sample_weight` renamed to `weights`."""
-    found = with_weights(options) if "sample_weight" in options else dict(options)
-    found["task"] = task_of(**{"task": None, **found})
-    return found
-
-
 def with_resolved_task(task: Task | None, options: Options) -> tuple[Task, Options]:
-    """Return the given or implied task, and the options with `sample_weight` renamed; see `completed`."""
-    found = completed({**options, "task": task})
-    return found.pop("task"), cast(Options, found)
+    """Return the given or implied task (see `task_of`), and the options with `sample_weight` renamed to `weights`."""
+    found = with_weights(options) if "sample_weight" in options else dict(options)
+    return task_of(task, **found), cast(Options, found)
 
 
 def check_task(task: object) -> None:

@@ -112,7 +112,7 @@ def _cr2_factor(leverage: Tensor) -> Tensor:
 def _random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
     """Return random signs -1 and 1, `(R, G)`, for G clusters on the last axis of `like`."""
     clusters = torch.arange(like.shape[-1], device=like.device)
-    return Weights(seed, clusters, "sign").of(torch.arange(n_replicates, device=like.device), like.dtype)
+    return Weights(seed, clusters, "sign").in_replicates(torch.arange(n_replicates, device=like.device), like.dtype)
 
 
 def sign_p_value(residuals: Tensor, seed: int, n_replicates: int) -> Tensor:

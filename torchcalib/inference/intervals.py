@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells
+from torchcalib.ops.bisection import bisect_each
 from torchcalib.ops.host_values import constant
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
@@ -242,7 +243,8 @@ def replicated_interval(
 
     observed = (cells.share * size_of(cells.gap)).sum(-1)
     start = torch.zeros_like(directions[..., 0])
-    multiple = _bisected(lambda t: quantiles(t) < observed, start, torch.full_like(start, _LARGEST_MULTIPLE))
+    largest = torch.full_like(start, _LARGEST_MULTIPLE)
+    multiple, _ = bisect_each(lambda t: quantiles(t) < observed, start, largest, _N_BISECTIONS)
     if kind == "debiased":
         ends = (cells.share * cells.within_bounds(multiple.unsqueeze(-1) * directions).square()).sum(-1).sqrt()
     else:
@@ -337,13 +339,4 @@ def _not_rejected(
         upper_quantile, lower_quantile = moments(parameter).quantile(quantiles)
         return torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]))
 
-    return _bisected(is_below, torch.full_like(limits, lower), torch.full_like(limits, upper))
-
-
-def _bisected(is_below: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """Return the place between `low` and `high` where the increasing condition `is_below` becomes False."""
-    for _ in range(_N_BISECTIONS):
-        middle = (low + high) / 2
-        below = is_below(middle)
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return low
+    return bisect_each(is_below, torch.full_like(limits, lower), torch.full_like(limits, upper), _N_BISECTIONS)[0]

@@ -84,7 +84,7 @@ class Weights:
         units = torch.arange(n_units if place is None else max(1, n_units), device=present.device)
         return cls(seed, units, "multinomial", place)
 
-    def of(self, replicates: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def in_replicates(self, replicates: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the weights of all entries in the replicates with these numbers `(r,)`: `(r, N)`, `wide_dtype`."""
         dtype = dtype or wide_dtype(self.units.device)
         streams = self.first + replicates
@@ -99,7 +99,7 @@ class Weights:
     def chunks(self, n_replicates: int, elements: int) -> Iterator[Tensor]:
         """Yield the weights `(r, N)` of R replicates, a few at a time if each needs `elements` values in memory."""
         replicates = torch.arange(n_replicates, device=self.units.device)
-        yield from map(self.of, torch.split(replicates, replicates_at_once(elements)))
+        yield from map(self.in_replicates, torch.split(replicates, replicates_at_once(elements)))
 
 
 def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> tuple[Weights, float | None]:

@@ -367,7 +367,7 @@ class _Intervals:
         self.z = normal_quantile(level, cells.n)
         self.mean_gap_ends = mean_gap_interval(cells, self.z)
 
-    def of(self, kind: IntervalKind, noise_floor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def ends(self, kind: IntervalKind, noise_floor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return both ends, each `(g)`; `values` are replicates of the error for independent rows, `(R, g)`."""
         cells, flips, mean = self.cells, self.flips, self.mean
         error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
@@ -397,7 +397,7 @@ def _evidence(
     noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
     if test.interval is not None and intervals is not None:
-        low, high = intervals.of(test.interval, noise_floor, nulls[0].values.squeeze(-1))
+        low, high = intervals.ends(test.interval, noise_floor, nulls[0].values.squeeze(-1))
     return noise_floor, p_value, low, high
 
 

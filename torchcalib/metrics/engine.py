@@ -13,6 +13,7 @@ In torch, `_apply`, `_load_from_state_dict` and `_modules` are hooks and the reg
 """
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -54,9 +55,9 @@ class StatefulMetric(Metric, Generic[S]):
     _evidence: Evidence
     """Evidence of mistakes in the input, from all batches."""
 
+    @abstractmethod
     def _configuration(self) -> dict[str, object]:
         """Return a dict of all options that affect the state. States with equal options can be merged."""
-        raise NotImplementedError
 
     def _restore_axis(self, described: Description | None) -> None:
         if described is not None and described.likely_axis is not None:

@@ -34,6 +34,7 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import check_name_count
+from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.named import NamedGroupState
@@ -81,7 +82,7 @@ class ReportBuilder:
 
     def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[ReportOptionsDict]) -> None:
         self.source = source
-        self._options = ReportOptions.of(task, options)
+        self._options = ReportOptions.from_arguments(task, options)
         self._format, self._task = self._options.input_format, self._options.task
         self._parts: frozenset[str] = frozenset()  # identifiers of all merged builders, to reject a second merge
         self._has_groups: bool | None = None  # None before the first batch
@@ -521,7 +522,11 @@ def _loaded(name: str, kind: Any, parts: Any) -> Any:
         if not isinstance(kind, SumState) or _numel(parts) == expected:
             state = kind.check(parts, kind.empty())
     if state is None:
-        raise ValueError(f"`states` must have valid parts of {name!r}, got others. The file is corrupt.")
+        found = f"{_numel(parts):,} numbers" if isinstance(parts, list) else shown(parts)
+        raise ValueError(
+            f"`states` must have the parts of {name!r} with their types and shapes, got {found} that do not fit. "
+            "The file is corrupt: save the report again."
+        )
     return state
 
 

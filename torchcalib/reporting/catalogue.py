@@ -195,7 +195,7 @@ class Catalogue:
 
     def in_words(self, statistic: str) -> str:
         """Return the name of a sum in notes."""
-        member = self.of(statistic)[0]
+        member = self.computed_from(statistic)[0]
         if isinstance(member.metric, ScoreMetric):
             return type(member.metric).__name__
         return f"errors over equal-width bins, {member.group}"
@@ -204,7 +204,7 @@ class Catalogue:
         """Return the member with a key, such as `"ece/top_label"`."""
         return next(member for member in self.members if member.key == key)
 
-    def of(self, statistic: str) -> list[Member]:
+    def computed_from(self, statistic: str) -> list[Member]:
         """Return the members that are computed from a statistic."""
         return [member for member in self.members if member.statistic == statistic]
 

@@ -50,7 +50,7 @@ class Data:
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
         return [each for each in members if self.has_labels or not each.metric.needs_labels]
 
-    def of(self, statistic: str) -> list[Member]:
+    def computed_from(self, statistic: str) -> list[Member]:
         """Return the members that are computed from a statistic."""
         return [member for member in self.members if member.statistic == statistic]
 

@@ -47,7 +47,7 @@ class ReportOptions:
     with_intervals: bool = True
 
     @classmethod
-    def of(cls, task: Task, options: Mapping[str, Any], where: str = "a report") -> Self:
+    def from_arguments(cls, task: Task, options: Mapping[str, Any], where: str = "a report") -> Self:
         """Check options, given as in `ReportOptionsDict`; `where` names their owner in errors."""
         own = {name: options[name] for name in ReportOptionsDict.__annotations__ if name in options}
         of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}

@@ -132,7 +132,7 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
         return {}
     if over_classes and p is not None and p.hard and p.samples.numel() * n_replicates <= _MAX_LABELS:
         rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
-    tests = {each.key: each.error_test for each in data.catalogue.of(name) if not each.cancels}
+    tests = {each.key: each.error_test for each in data.catalogue.computed_from(name) if not each.cancels}
     return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
 
 

@@ -49,9 +49,8 @@ class Step(NamedTuple):
     p: Tensor  # `(..., *)`
     slope: Tensor  # g'p, the derivative of f along p `(...)`; minus the Newton decrement for a Newton step
     is_done: Tensor  # problems for which theta is the result `(...)`
-    is_current: bool = (
-        True  # whether the Hessian is that at theta; if not, a step that fails has another direction next
-    )
+    # whether the Hessian is that at theta; if not, a step that fails has another direction next
+    is_current: bool = True
 
 
 class Minimum(NamedTuple):

@@ -211,7 +211,7 @@ class ComparisonBuilder:
             )
         for value in declared.values():
             check_flag("from_logits", value)
-        self._options = ReportOptions.of(task, options, "a comparison")
+        self._options = ReportOptions.from_arguments(task, options, "a comparison")
         # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
         shared = replace(self._options.input_format, nan_policy="raise")
         self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}

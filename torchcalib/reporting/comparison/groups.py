@@ -73,13 +73,13 @@ class Draws:
         """Return the weights of the groups with these numbers `(g,)` in R replicates, uint8 `(R, g)`; cached."""
         numbers, weights = self._drawn.get(len(groups), (groups[:0], None))
         if weights is None or not torch.equal(numbers, groups):
-            weights = Weights(self.seed, groups, "poisson").of(self._replicates, torch.uint8)
+            weights = Weights(self.seed, groups, "poisson").in_replicates(self._replicates, torch.uint8)
             self._drawn[len(groups)] = groups, weights
         return weights
 
     def signs(self, groups: Tensor) -> Tensor:
         """Return random signs -1 and 1 of the groups with these numbers `(g,)`, float64 `(R, g)`."""
-        return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).of(self._replicates, torch.float64)
+        return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).in_replicates(self._replicates, torch.float64)
 
 
 class GroupedSums:
