@@ -252,3 +252,11 @@ def test_wrong_calls_of_calibrators_raise_errors(calibrator):
     assert_refused(rows)
     assert series(torch.rand(5, 2, 3)).shape == (5, 2, 3)
     assert series.part(1)(torch.rand(4)).shape == (4,)
+
+
+@pytest.mark.parametrize("name", ["transform", "fit_transform", "predict"])
+def test_methods_of_transformers_and_classifiers_are_absent_with_advice(name):
+    calibrator = TemperatureScaling().fit(torch.rand(20), torch.arange(20) % 2)
+    assert not hasattr(calibrator, name), "scikit-learn recognises transformers by their methods"
+    with pytest.raises(AttributeError, match="Call the fitted calibrator with predictions"):
+        getattr(calibrator, name)

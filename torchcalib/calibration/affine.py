@@ -68,9 +68,10 @@ class _Affine(Calibrator):
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
             return log_odds if from_logits else log_odds.sigmoid()
-        check_class_count(values, self.beta.shape[-1])
+        alpha, beta = self.alpha, self.beta
+        check_class_count(values, beta.shape[-1])
         log_q = log_scores(values, from_logits)
-        alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
+        alpha, beta = alpha.to(log_q)[..., None, None], beta.to(log_q)[..., None, :]
         z = scaled_and_shifted(log_q, log_q, alpha, beta)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 

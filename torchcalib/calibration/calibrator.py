@@ -4,12 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, is_int, task_of, weights_from
+from torchcalib.core.arguments import Task, is_int, task_of, with_weights
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
@@ -22,18 +22,6 @@ from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
 Zeros = Literal["never", "absent classes", "any class"]
-
-
-def _absent(name: str) -> Callable[..., NoReturn]:
-    """Return a method that users of scikit-learn may look for, which raises an AttributeError with advice."""
-
-    def method(self: "Calibrator", *_: Any) -> NoReturn:
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}. "
-            "Call the fitted calibrator with predictions, or its method predict_proba."
-        )
-
-    return method
 
 
 class Calibrator(nn.Module, ABC):
@@ -147,7 +135,7 @@ class Calibrator(nn.Module, ABC):
         if any(options.get(name) is not None for name in ("num_classes", "num_labels")):
             task = task_of(task, **options)
         if "sample_weight" in options:
-            options["weights"] = weights_from(options.get("weights"), options.pop("sample_weight"))
+            options = with_weights(options)
         given = prepare(preds, target, task, class_names=class_names, positive_classes=positive_classes)
         options["from_logits"] = infer_from_logits(given.preds, given.task) if from_logits is None else from_logits
         options["positive_classes"] = positive_classes
@@ -200,9 +188,10 @@ class Calibrator(nn.Module, ABC):
     def _with_buffers(self, buffers: dict[str, Tensor]) -> Self:
         """Return a copy with these buffers. Hooks that are added later to the copy do not affect the original."""
         other = copy(self)
-        vars(other).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, dict)})
-        for name, buffer in buffers.items():  # `register_buffer` would look up every attribute first
-            setattr(other, name, buffer)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                vars(other)[name] = copy(value)
+        other._buffers.update(buffers)  # the registry of `nn.Module`; `register_buffer` looks up every attribute first
         return other
 
     @abstractmethod
@@ -354,7 +343,10 @@ class Calibrator(nn.Module, ABC):
 
     def part(self, index: int) -> Self:
         """Return the calibrator at an index of the first batch axis."""
-        return self._with_buffers({name: x[index] for name, x in self.named_buffers(remove_duplicate=False)})
+        buffers = {}
+        for name, buffer in self.named_buffers(remove_duplicate=False):
+            buffers[name] = buffer[index]
+        return self._with_buffers(buffers)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""
@@ -406,7 +398,14 @@ class Calibrator(nn.Module, ABC):
         """
         return ""
 
-    transform, fit_transform, predict = map(_absent, ("transform", "fit_transform", "predict"))
+    def __getattr__(self, name: str) -> Any:
+        """Advise on methods that users of scikit-learn may look for. `hasattr` is False for them."""
+        if name in ("transform", "fit_transform", "predict"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}. "
+                "Call the fitted calibrator with predictions, or its method predict_proba."
+            )
+        return super().__getattr__(name)
 
     # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
 

@@ -217,9 +217,9 @@ def run_error_tests(
             value = value.mean(-1) if average else value
             result = _Result(*(0 * value + x for x in (0, 1, 0, 0, 1, 1)))
             if name in tested:
-                columns = zip(*(batch[name] for batch in batches), strict=True)
-                joined = (torch.cat(parts).reshape(value.shape) for parts in columns)
-                result = _Result(*(x.masked_fill(value.isnan(), torch.nan) for x in joined))
+                columns = zip(*[batch[name] for batch in batches], strict=True)
+                joined = [torch.cat(parts).reshape(value.shape) for parts in columns]
+                result = _Result(*[x.masked_fill(value.isnan(), torch.nan) for x in joined])
                 # The interval contains the error, which rounding errors could prevent.
                 result = result._replace(low=result.low.minimum(value), high=result.high.maximum(value))
             is_combined = name in tested and average and rows is None and not test.signed
