@@ -256,7 +256,7 @@ def test_wrong_calls_of_calibrators_raise_errors(calibrator):
 
 @pytest.mark.parametrize("name", ["transform", "fit_transform", "predict"])
 def test_methods_of_transformers_and_classifiers_are_absent_with_advice(name):
-    calibrator = TemperatureScaling().fit(torch.rand(20), torch.arange(20) % 2)
+    calibrator = TemperatureScaling().fit(torch.tensor([0.2, 0.7, 0.6, 0.4]), torch.tensor([0, 1, 0, 1]))
     assert not hasattr(calibrator, name), "scikit-learn recognises transformers by their methods"
     with pytest.raises(AttributeError, match="Call the fitted calibrator with predictions"):
         getattr(calibrator, name)
