@@ -18,7 +18,8 @@ from helpers.shards import add_to, cut, data_set
 
 import torchcalib
 from torchcalib.cli import main
-from torchcalib.reporting import buffer, sample_or_sketch
+from torchcalib.core import sample_or_sketch
+from torchcalib.reporting import buffer
 
 RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
