@@ -124,7 +124,7 @@ class Fitting(NamedTuple):
             found = torch.stack([value(p, values) for values in self.calibrate(p)])
             return found.to(wide_dtype(found.device)).mean(0).to(found.dtype)
 
-        return by_replicates(mean, self.p, self.p.given.numel() * (self.n_fits + 1))
+        return by_replicates(mean, self.p, self.p.input_preds.numel() * (self.n_fits + 1))
 
 
 def _is_without_folds(options: CalibrationOptions) -> bool:

@@ -234,8 +234,8 @@ def score_divergence(
 
     def divergence(p: Predictions, values: Tensor) -> Tensor:
         after = p.with_values(values.to(p.values.dtype))
-        replicates = after.given.shape[: after.given.dim() - p.given.dim()]
-        after = replace(after, given_target=p.given_target.expand(*replicates, *p.given_target.shape))
+        replicates = after.input_preds.shape[: after.input_preds.dim() - p.input_preds.dim()]
+        after = replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
@@ -246,7 +246,7 @@ def score_divergence(
 
 def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:
     q = after.probs
-    drawn = replace(p, given_target=q, hard=False)  # soft targets give the expectation over classes
+    drawn = replace(p, input_target=q, has_labels=False)  # soft targets give the expectation over classes
     if score == "nll":
         own = _mean(p, 0 - after.neg_entropy)
         whole = _mean(p, drawn.cross_entropy)

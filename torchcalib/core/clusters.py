@@ -148,7 +148,7 @@ def determine_label(p: Predictions) -> bool:
     probability sum_k f_k^n. The product over all clusters must be below 0.001. Labels that are all equal, soft targets
     and multi-label tasks give False.
     """
-    if p.groups is None or not p.hard or p.task == "multilabel":
+    if p.groups is None or not p.has_labels or p.task == "multilabel":
         return False
     present = slice(None) if p.weights is None else p.weights.reshape(-1) > 0
     label, cluster = p.target.reshape(-1).long()[present], p.groups.reshape(-1)[present]

@@ -144,7 +144,7 @@ class EqualWidthBins(EventSums[BinStats]):
         if self.mode != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
             return self.of_events(reduce_to_events(p, self.mode, self.with_ecd), p)
         sums = class_bins(  # a single pass over the rows computes the sums for all classes
-            p.given, p.given_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
+            p.input_preds, p.input_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
             from_logits=p.from_logits, noise=self.with_noise,
         )  # fmt: skip
         return self._bin_stats(p, sums)
@@ -157,7 +157,7 @@ class EqualWidthBins(EventSums[BinStats]):
 
     def of_events(self, events: Events, p: Predictions) -> BinStats:
         """Return the sums over events, which must not have replicate weights. One pass computes all of them."""
-        noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
+        noise: Noise = KIND_OF_NOISE[p.has_labels] if self.with_noise else "none"
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
             noise=noise, copies=p.copies,
@@ -173,7 +173,7 @@ class EqualWidthBins(EventSums[BinStats]):
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=KIND_OF_NOISE[p.hard] if self.with_noise else "none", copies=p.copies, groups=groups,
+            noise=KIND_OF_NOISE[p.has_labels] if self.with_noise else "none", copies=p.copies, groups=groups,
             n_groups=num_groups,
         )  # fmt: skip
         return self._bin_stats(p, sums.movedim(-3, 0), events, groups, num_groups)

@@ -74,8 +74,8 @@ class Events:
 def positive_class(p: Predictions) -> Events:
     """Return the events y=1 with confidence P(y=1), `(..., N)`, or multi-label `(..., L, N)`."""
     # Keep the dtype of the input: `weighted` converts each column to float64.
-    confidence = p.probs if p.from_logits else p.given.to(p.dtype)
-    return Events(confidence, p.given_target, p.weights)
+    confidence = p.probs if p.from_logits else p.input_preds.to(p.dtype)
+    return Events(confidence, p.input_target, p.weights)
 
 
 def top_label(p: Predictions) -> Events:
@@ -89,7 +89,7 @@ def top_label(p: Predictions) -> Events:
         outcome = outcome.to(confidence.dtype)
     elif p.task == "multiclass":
         rows = p.rows
-        confidence, outcome = rows.confidence, p.given_target == rows.top
+        confidence, outcome = rows.confidence, p.input_target == rows.top
     else:
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
         outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
@@ -104,9 +104,9 @@ def top_k(p: Predictions, which: TopK) -> Events:
         entries = p.values.topk(k, -1).values
         outcome = _soft_outcome(p, entries, which)
     else:
-        entries, rank = largest(p.given.detach(), p.given_target, k, from_logits=p.from_logits)
+        entries, rank = largest(p.input_preds.detach(), p.input_target, k, from_logits=p.from_logits)
         outcome = _hard_outcome(rank, which)
-        if not is_plain(p.given):  # `p.values` replaces NaN where the weight is 0, whose gradient would be NaN
+        if not is_plain(p.input_preds):  # `p.values` replaces NaN where the weight is 0, whose gradient would be NaN
             entries = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
@@ -180,26 +180,26 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
     elif mode == "top_label":
         score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
     else:
-        score, outcome = p.given.to(p.dtype), p.given_target
-    return Scores(score, outcome.to(torch.uint8 if p.hard else score.dtype), p.from_logits)
+        score, outcome = p.input_preds.to(p.dtype), p.input_target
+    return Scores(score, outcome.to(torch.uint8 if p.has_labels else score.dtype), p.from_logits)
 
 
 def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
     """Return the log-odds and outcomes of the events, each `(..., N)` or `(..., C, N)`, from multi-class logits."""
     if mode == "classwise":
-        return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
+        return log_odds(p.input_preds).transpose(-1, -2), _outcomes_of_classes(p)
     which = mode if isinstance(mode, TopK) else TopK(1)
     _check_k(p, which)
     if which.k == 1:
         top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
         outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)
-        return log_odds(p.given, top), outcome
+        return log_odds(p.input_preds, top), outcome
     entries, classes = p.values.detach().topk(which.k, -1)
     members = classes[..., -1:] if which.only else classes
     if p.soft:
-        return log_odds(p.given, members), _soft_outcome(p, entries, which)
-    _, rank = largest(p.given.detach(), p.given_target, which.k, from_logits=True)
-    return log_odds(p.given, members), _hard_outcome(rank, which)
+        return log_odds(p.input_preds, members), _soft_outcome(p, entries, which)
+    _, rank = largest(p.input_preds.detach(), p.input_target, which.k, from_logits=True)
+    return log_odds(p.input_preds, members), _hard_outcome(rank, which)
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:
@@ -240,7 +240,7 @@ def resolve_mode(task: Task, mode: Mode | None, modes: Sequence[NamedMode] | Non
 
 def n_events(p: Predictions, mode: Mode) -> int:
     """Return the number of events: one per sample, or one per sample and class for "classwise"."""
-    return p.given.numel() if mode == "classwise" else p.samples.numel()
+    return p.input_preds.numel() if mode == "classwise" else p.samples.numel()
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:

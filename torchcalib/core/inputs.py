@@ -137,12 +137,12 @@ class InputFormat:
         has_counts = self.check(preds, target, weights)
         preds, target, n_annotators, weights = self._rearranged(preds, target, weights, batch_shape, has_counts)
         dtype = torch.promote_types(preds.dtype, torch.float32)
-        weighted, hard = weights is not None, not target.is_floating_point()
+        weighted, has_labels = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
         # Convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype.
         if n_annotators is None:
-            target = target.long() if hard else target.to(dtype)
+            target = target.long() if has_labels else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
             weights = weights.to(wide_dtype(preds.device))
@@ -152,9 +152,9 @@ class InputFormat:
             own = one if weights is None else weights
             weights = torch.where(target == self.ignore_index, 0.0, own)
         samples = preds.dim() - (self.task == "multiclass")
-        absent = None if weights is None else in_all_replicates(weights == 0, samples)
-        if absent is not None and hard:  # replace the label of an ignored row by a valid index
-            target = target.masked_fill(absent, 0)
+        zero_weight = None if weights is None else in_all_replicates(weights == 0, samples)
+        if zero_weight is not None and has_labels:  # replace the label of an ignored row by a valid index
+            target = target.masked_fill(zero_weight, 0)
         p = Predictions(
             self.task,
             self.from_logits,
@@ -164,15 +164,15 @@ class InputFormat:
             dtype,
             n_invalid=None,
             weighted=weighted,
-            hard=hard,
+            has_labels=has_labels,
             sum_tolerance=SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf,
             n_annotators=n_annotators,
             copies=copies,
-            absent=absent,
+            zero_weight=zero_weight,
         )
         if self.nan_policy == "drop":
             p = self._without_missing(p, target_tolerance, wait and not drop_invalid)
-            absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
+            zero_weight = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
             # On other devices, reading values would wait for the device.
@@ -183,9 +183,9 @@ class InputFormat:
                     check_mistakes(p, first, evidence)
                 elif first and evidence is not None:
                     evidence.probabilities = evidence.decisions = None
-        if self.hard_targets and not hard:
+        if self.hard_targets and not has_labels:
             p = p.with_integer_labels()
-        weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)
+        weights, broken = enforce(rules, p.weights, zero_weight, drop_invalid, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
@@ -476,26 +476,26 @@ class InputFormat:
     def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
         if wait and self.validate_args and all_satisfied(self._value_rules(p, target_tolerance)):
             return p  # a missing row would break a rule
-        missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
+        missing = missing_rows(p.input_preds, p.input_target, self.from_logits, self.task == "multiclass")
         if p.n_annotators is not None:
             missing = missing | (p.n_annotators == 0)
-        if p.absent is not None:
-            missing = missing & ~p.absent
+        if p.zero_weight is not None:
+            missing = missing & ~p.zero_weight
         return p if wait and value_if_available(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
-            LogitRule(p.given, per_class)
+            LogitRule(p.input_preds, per_class)
             if self.from_logits
-            else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
+            else ProbabilityRule("preds", p.input_preds, per_class, p.sum_tolerance)
         )
-        if p.hard or self.hard_targets:
-            label_rule = LabelRule(p.given_target, p.num_classes, p.absent)
+        if p.has_labels or self.hard_targets:
+            label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
             return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
         if p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
-        return [preds_rule, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
+        return [preds_rule, ProbabilityRule("target", p.input_target, per_class, target_tolerance)]
 
 
 def _class_axes(preds: Tensor, target: Tensor) -> list[int]:

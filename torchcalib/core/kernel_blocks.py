@@ -28,9 +28,9 @@ class Vectors(NamedTuple):
 def vectors(p: Predictions) -> Vectors:
     """Return predictions and targets as vectors over classes."""
     if p.task == "multiclass":
-        return Vectors(p.given, p.given_target)
+        return Vectors(p.input_preds, p.input_target)
     values = torch.stack((torch.zeros_like(p.values) if p.from_logits else p.not_probs, p.values), -1)
-    target = p.given_target.long() if p.hard else torch.stack((1 - p.target, p.target), -1)
+    target = p.input_target.long() if p.has_labels else torch.stack((1 - p.target, p.target), -1)
     return Vectors(values, target)
 
 
@@ -42,7 +42,7 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     if absent is not None:  # mask before the softmax, whose gradient is NaN in a row with NaN
         wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
-    if p.hard:
+    if p.has_labels:
         classes = torch.arange(q.shape[-1], device=q.device)
         target = target.unsqueeze(-1) == classes
     residual = target.to(q.dtype) - q
@@ -54,7 +54,9 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
 def replicate_weights(p: Predictions) -> Tensor:
     """Return the weights of R replicates, float64 `(..., R, N)`; R = 1 without replicate weights."""
     if p.weights is None:
-        return torch.ones((*p.samples[:-1], 1, p.samples[-1]), dtype=wide_dtype(p.given.device), device=p.given.device)
+        return torch.ones(
+            (*p.samples[:-1], 1, p.samples[-1]), dtype=wide_dtype(p.input_preds.device), device=p.input_preds.device
+        )
     weights = p.weights.expand(*p.replicates, *p.samples)
     weights = weights.flatten(0, len(p.replicates) - 1) if p.replicates else weights.unsqueeze(0)
     return weights.movedim(0, -2)
@@ -155,7 +157,7 @@ class BlockAccumulator:
         rows = order.gather(-1, blocks.rows).reshape(*blocks.is_block.shape, self.size)
         per_block = pairwise.blocks(
             _gather_rows(values, rows, 2),
-            _gather_rows(target, rows, 1 if p.hard else 2),
+            _gather_rows(target, rows, 1 if p.has_labels else 2),
             blocks.is_block.long().unsqueeze(-1).expand_as(rows),
             torch.full(rows.shape[:-1], scale_of(self.kernel, self.bandwidth), dtype=wide, device=values.device),
             from_logits=p.from_logits,

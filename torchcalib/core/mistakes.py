@@ -92,18 +92,18 @@ class _Decisions:
     @classmethod
     def from_predictions(cls, p: Predictions) -> "_Decisions | None":
         """Return the evidence from a batch, or None if a value is neither 0 nor 1."""
-        values, per_class = p.given.detach(), p.task == "multiclass"
+        values, per_class = p.input_preds.detach(), p.task == "multiclass"
         if value_if_available(((values == 0) | (values == 1)).all()) is not True:
             return None
         rows = values.reshape(-1, values.shape[-1] if per_class else 1)
         differs = (rows != rows[0]).any(-1)
         examples = rows[[0, int(differs.int().argmax())]].tolist()
-        has_scores = not p.hard and p.n_annotators is None
-        scores = _scores_in(p.given_target) if has_scores else p.given_target.new_empty(0)
+        has_scores = not p.has_labels and p.n_annotators is None
+        scores = _scores_in(p.input_target) if has_scores else p.input_target.new_empty(0)
         return cls(
             len(rows),
             frozenset(map(tuple, examples)),
-            p.given_target.numel(),
+            p.input_target.numel(),
             scores.numel(),
             frozenset(torch.unique(scores)[: _FEW_TARGETS + 1].tolist()),
         )
@@ -149,7 +149,7 @@ def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | N
     per_class = p.task == "multiclass"
     may_be_probabilities = p.from_logits and min(first) >= 0 and max(first) <= 1
     decisions = _Decisions.from_predictions(p) if all(x in (0, 1) for x in first) else None
-    probabilities = _Probabilities.from_values(p.given, per_class) if may_be_probabilities else None
+    probabilities = _Probabilities.from_values(p.input_preds, per_class) if may_be_probabilities else None
     if earlier is not None:
         earlier.decisions = earlier.decisions + decisions if earlier.decisions and decisions else None
         earlier.probabilities = (
@@ -157,7 +157,7 @@ def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | N
         )
         decisions, probabilities = earlier.decisions or decisions, earlier.probabilities or probabilities
     if decisions is not None and decisions.n_scores:
-        target = p.given_target
+        target = p.input_target
         is_invalid = bool(((target < 0) | (target > 1)).any()) and has_scores(target)  # in any number of rows
         if is_invalid or decisions.are_labels:
             raise swapped("only 0 and 1", target, may_be_valid=not is_invalid)

@@ -24,25 +24,25 @@ class Predictions:
     from_logits: bool  # whether `values` are logits
     # Probabilities or logits in the dtype of the input: multi-class `(..., N, C)`, binary `(..., N)`. Multi-label
     # predictions `(..., L, N)` are binary with the labels as a batch axis.
-    given: Tensor
-    # Multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise the shape of `given`.
-    given_target: Tensor
+    input_preds: Tensor
+    # Multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise the shape of `input_preds`.
+    input_target: Tensor
     # Float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its values are
     # never used. R replicates add a leading axis to weights and results: `(R, ..., N)`.
     weights: Tensor | None
     dtype: torch.dtype  # dtype of results: the input dtype, at least float32
     n_invalid: Tensor | None  # number of ignored invalid rows, int64 scalar; None if invalid rows raise an error
     weighted: bool = False  # whether the caller passed weights; otherwise weights are 0 or 1, and 0 marks ignored rows
-    hard: bool = True  # whether targets are labels
+    has_labels: bool = True  # whether targets are labels
     sum_tolerance: float = math.inf  # largest accepted |1 - sum| of a row of probabilities; infinite to skip the check
     n_dropped: Tensor | None = None  # number of ignored missing rows, int64 scalar; None if none are ignored
     n_annotators: Tensor | None = None  # for each target, float64 `(..., N)`; None if targets were not counts
     copies: bool = True  # whether weights are integers that count copies of a row; floating ones express importance
     groups: Tensor | None = None  # group index of each sample, int64 `(..., N)`, broadcastable to `target`
-    absent: Tensor | None = None  # mask of rows with weight 0 in all replicates `(..., N)`; None without weights
+    zero_weight: Tensor | None = None  # mask of rows with weight 0 in all replicates `(..., N)`; None without weights
     # P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if P(y=0) is
     # 1 - P(y=1).
-    rest: Tensor | None = None
+    complement: Tensor | None = None
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
     num_classes: int = field(init=False)  # number of classes C; 2 for binary and multi-label
     soft: bool = field(init=False)  # whether multi-class targets are soft
@@ -51,14 +51,14 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """Probabilities or logits with the shape of `given`: multi-class in `dtype`, otherwise in float64.
+        """Probabilities or logits with the shape of `input_preds`: multi-class in `dtype`, otherwise in float64.
 
         In a multi-class row with logits of +inf, these become 0 and all other logits -inf, the limit of the softmax.
         """
         per_class = self.task == "multiclass"
-        values = self.given.to(self.dtype) if per_class else self._wide(self.given)
-        if self.absent is not None and values.requires_grad:  # the gradient at NaN is NaN, even with weight 0
-            absent = self.absent.unsqueeze(-1) if per_class else self.absent
+        values = self.input_preds.to(self.dtype) if per_class else self._wide(self.input_preds)
+        if self.zero_weight is not None and values.requires_grad:  # the gradient at NaN is NaN, even with weight 0
+            absent = self.zero_weight.unsqueeze(-1) if per_class else self.zero_weight
             values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
         if not per_class:
             return values
@@ -67,15 +67,15 @@ class Predictions:
     @once
     def target(self) -> Tensor:
         """Multi-class labels or soft targets. For other tasks, labels 0 and 1 or probabilities of y=1, in float64."""
-        return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
+        return self.input_target if self.task == "multiclass" else self._wide(self.input_target)
 
     def __post_init__(self) -> None:
         per_class = self.task == "multiclass"
-        samples = self.given.shape[:-1] if per_class else self.given.shape
+        samples = self.input_preds.shape[:-1] if per_class else self.input_preds.shape
         weights = () if self.weights is None else self.weights.shape
         derived = {
-            "num_classes": self.given.shape[-1] if per_class else 2,
-            "soft": per_class and self.given_target.is_floating_point(),
+            "num_classes": self.input_preds.shape[-1] if per_class else 2,
+            "soft": per_class and self.input_target.is_floating_point(),
             "samples": samples,
             "replicates": torch.Size(weights[: max(0, len(weights) - len(samples))]),
         }
@@ -84,11 +84,11 @@ class Predictions:
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
         """Return predictions with new weights (0 or NaN in the rows of the mask `broken`) and label 0 in these rows."""
-        target = self.given_target
-        if self.hard:
+        target = self.input_target
+        if self.has_labels:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
         n_invalid = broken.sum() if counted else self.n_invalid
-        return self._replaced(weights=weights, given_target=target, n_invalid=n_invalid)
+        return self._replaced(weights=weights, input_target=target, n_invalid=n_invalid)
 
     def without_missing(self, missing: Tensor) -> "Predictions":
         """Return predictions in which the rows of a mask `(..., N)` have weight 0 and valid values."""
@@ -97,12 +97,12 @@ class Predictions:
             return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, valid)
 
         per_class = self.task == "multiclass"
-        wide = wide_dtype(self.given.device)
-        ones = torch.ones((), dtype=wide, device=self.given.device)
+        wide = wide_dtype(self.input_preds.device)
+        ones = torch.ones((), dtype=wide, device=self.input_preds.device)
         return replace(
             self,
-            given=filled(self.given, per_class, 0 if self.from_logits else 1 / self.num_classes),
-            given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
+            input_preds=filled(self.input_preds, per_class, 0 if self.from_logits else 1 / self.num_classes),
+            input_target=filled(self.input_target, self.soft, 1 / self.num_classes if self.soft else 0),
             weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
             n_dropped=missing.sum(),
             n_annotators=None if self.n_annotators is None else filled(self.n_annotators, False, 1),
@@ -110,9 +110,9 @@ class Predictions:
 
     def with_integer_labels(self) -> "Predictions":
         """Return the same rows with integer targets, for floating targets that must be labels."""
-        target = self.given_target.long()
-        target = target if self.absent is None else target.masked_fill(self.absent, 0)
-        return self._replaced(given_target=target, hard=True)
+        target = self.input_target.long()
+        target = target if self.zero_weight is None else target.masked_fill(self.zero_weight, 0)
+        return self._replaced(input_target=target, has_labels=True)
 
     def with_weights(self, weights: Tensor) -> "Predictions":
         """Return the same rows with other weights. The cache is shared."""
@@ -130,7 +130,7 @@ class Predictions:
 
     def with_values(self, values: Tensor) -> "Predictions":
         """Return the same samples with new predictions, for example calibrated ones."""
-        return replace(self, given=values, rest=None)
+        return replace(self, input_preds=values, complement=None)
 
     def part(self, samples: slice | Tensor) -> "Predictions":
         """Return the samples at these positions of the last sample axis; without replicates, groups and counts."""
@@ -138,21 +138,21 @@ class Predictions:
         weights = None if self.weights is None else self.weights.expand(self.samples)[..., samples]
         return replace(
             self,
-            given=self.given[rows] if self.task == "multiclass" else self.given[..., samples],
-            given_target=self.given_target[rows] if self.soft else self.given_target[..., samples],
+            input_preds=self.input_preds[rows] if self.task == "multiclass" else self.input_preds[..., samples],
+            input_target=self.input_target[rows] if self.soft else self.input_target[..., samples],
             weights=weights,
-            rest=None if self.rest is None else self.rest[..., samples],
+            complement=None if self.complement is None else self.complement[..., samples],
             groups=None,
-            absent=None,
+            zero_weight=None,
             n_annotators=None,
         )
 
     def set_in_log_odds(self) -> "Predictions":
         """Return predictions of a set of classes as log-odds, accurate near probability 1; else `self`."""
-        if self.rest is None:
+        if self.complement is None:
             return self
         log_p, log_not_p = self.binary_log_probs
-        return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
+        return replace(self, from_logits=True, input_preds=log_p - log_not_p, complement=None)
 
     def resampled(self, counts: Tensor) -> "Predictions":
         """Return the same rows with resampling counts `(R, N)` as replicate weights, shared by all batch elements."""
@@ -171,10 +171,10 @@ class Predictions:
         if self.from_logits:  # log-odds are accurate where probabilities round to 1
             logits = self._wide(self.values)
             values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
-            rest = None
+            complement = None
         else:
             q = self._wide(self.values)
-            values, rest = (q.masked_fill(outside, 0).sum(-1).clamp(max=1) for outside in (~inside, inside))
+            values, complement = (q.masked_fill(outside, 0).sum(-1).clamp(max=1) for outside in (~inside, inside))
         if self.soft:
             target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
         else:
@@ -189,11 +189,11 @@ class Predictions:
             self.dtype,
             self.n_invalid,
             self.weighted,
-            self.hard,
+            self.has_labels,
             n_dropped=self.n_dropped,
             n_annotators=self.n_annotators,
             copies=self.copies,
-            rest=rest,
+            complement=complement,
         )
 
     def _wide(self, x: Tensor) -> Tensor:
@@ -221,27 +221,27 @@ class Predictions:
         """Binary P(y=0) `(..., N)`; for logits and sets of classes accurate even where P(y=1) is near 1."""
         if self.from_logits:
             return (-self.values).sigmoid()
-        return 1 - self.values if self.rest is None else self.rest
+        return 1 - self.values if self.complement is None else self.complement
 
     @once
     def predicts_one(self) -> Tensor:
         """Whether y=1 is more probable than y=0, bool `(..., N)`. A tie counts as y=0."""
         if self.from_logits:
             return self.values > 0
-        return self.values > (0.5 if self.rest is None else self.rest)
+        return self.values > (0.5 if self.complement is None else self.complement)
 
     @once
     def binary_log_probs(self) -> tuple[Tensor, Tensor]:
         """Binary log P(y=1) and log P(y=0), each `(..., N)`."""
-        if self.rest is not None:
-            return logs.safe_log(self.values), logs.safe_log(self.rest)
+        if self.complement is not None:
+            return logs.safe_log(self.values), logs.safe_log(self.complement)
         return logs.binary_log_probs(self.values, self.from_logits)
 
     @once
     def rows(self) -> Rows:
         """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.Rows`."""
         return softmax_stats.rows(
-            self.given, self.given_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
+            self.input_preds, self.input_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
         )
 
     @once
@@ -270,7 +270,7 @@ class Predictions:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
             return self.rows.squared_error
-        if self.from_logits or self.rest is not None:  # avoid the cancellation in 1 - p
+        if self.from_logits or self.complement is not None:  # avoid the cancellation in 1 - p
             return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()
 

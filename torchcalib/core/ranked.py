@@ -219,7 +219,7 @@ class ExactSample:
 
     mode: Mode
 
-    def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+    def leading_shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the batch axis that the mode adds; see `mode_shape`."""
         return mode_shape(self.mode, task, num_classes)
 

@@ -157,7 +157,7 @@ class Binning:
             raise ValueError(f"`n_min` must be at most `n_max`, got {self.n_min} and {self.n_max}.")
 
     @classmethod
-    def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
+    def from_bins(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
         """Create a binning from the argument `bins` of a metric: a name, or increasing edges from 0 to 1."""
         if isinstance(bins, str):
             if bins not in get_args(Bins):

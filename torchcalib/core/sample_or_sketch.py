@@ -117,7 +117,7 @@ class SampleOrSketchState:
         if not all(isinstance(part, Tensor) for part in (places, cells, has_labels)):
             return None
         expected = (torch.int64, torch.float64, torch.bool)
-        shapes_fit = places.dim() == 1 and cells.shape == (*self.exact.lead, 3, len(places))
+        shapes_fit = places.dim() == 1 and cells.shape == (*self.exact.leading_shape, 3, len(places))
         if not shapes_fit or (places.dtype, cells.dtype, has_labels.dtype) != expected or has_labels.numel() != 1:
             return None
         n_cells = self._sketch.shape("binary", 2)[-1]
@@ -141,7 +141,7 @@ class SampleOrSketchState:
 
     @property
     def _sketch(self) -> LogitCells:
-        resolution = max(1, min(RESOLUTION, _TOTAL_RESOLUTION // torch.Size(self.exact.lead).numel()))
+        resolution = max(1, min(RESOLUTION, _TOTAL_RESOLUTION // torch.Size(self.exact.leading_shape).numel()))
         return LogitCells(self.exact.accumulator.mode, resolution, self.exact.from_logits)
 
     def _cells_with(self, state: SampleOrSketch, sample: RankedSample) -> BinStats:

@@ -141,7 +141,7 @@ class SampleState:
     """
 
     accumulator: ExactSample
-    lead: tuple[int, ...]  # shape of the batch axes
+    leading_shape: tuple[int, ...]  # shape of the batch axes
     from_logits: bool  # whether scores are log-odds
     names: ClassVar[tuple[str, ...]] = Samples._fields  # names of the saved parts
     has_payload: ClassVar[bool] = True
@@ -180,7 +180,7 @@ class SampleState:
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
         outcome = sample.positives
         if sample.n is not None:  # store the mean outcome, which does not depend on the weight
-            outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.hard else score.dtype)
+            outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.has_labels else score.dtype)
         return [score, outcome, n]
 
     def _state_from(self, chunks: Sequence[Sequence[Tensor]], n_ignored: Tensor) -> Any:
@@ -236,7 +236,7 @@ class SampleState:
                 return None
         device = like.n_ignored.device
         for score, outcome, n, *_ in zip(*lists, strict=True):
-            fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]
+            fits = score.shape == outcome.shape and score.shape[:-1] == self.leading_shape == n.shape[:-1]
             if not fits or n.shape[-1] not in (0, score.shape[-1]):
                 return None
         columns = [[t.detach().to(device, copy=True) for t in part] for part in lists]
@@ -283,7 +283,7 @@ class SampleState:
         n, weighted = int(row[0]), bool(row[3])
         dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
         lengths = (n, n, n if weighted else 0)
-        return [(dtype, (*self.lead, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
+        return [(dtype, (*self.leading_shape, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 
     def _whole(self, state: Any) -> Sequence[Tensor]:
         """Return scores, outcomes and weights, each concatenated over all chunks."""

@@ -158,7 +158,7 @@ def noise_flag_of(
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
-    if p.hard or events is None:
+    if p.has_labels or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
     added = (1 - outcome).mul_(outcome)  # in place to save memory
@@ -223,7 +223,7 @@ class ScoreAccumulator:
         if p.weights is None and not self.by_class:  # without a vector of ones, for the speed of small batches
             total = score.sum(-1, dtype=wide_dtype(score.device))
             return ScoreSum(torch.stack((torch.full_like(total, score.shape[-1]), total), -1).unsqueeze(-1))
-        if p.replicates and p.weights is not None and (p.hard or not self.by_class):
+        if p.replicates and p.weights is not None and (p.has_labels or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
             ones = torch.ones_like(score)
             quantities = (ones, score, ones) if self.by_class else (ones, score)
@@ -240,7 +240,7 @@ class ScoreAccumulator:
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
-        if p.hard:
+        if p.has_labels:
             return Cells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
         classes = torch.arange(p.num_classes, device=score.device).expand(*score.shape, -1)
         return Cells(classes.flatten(-2), self._split_by_class(score, n, p).flatten(-2), p.num_classes)
@@ -272,7 +272,7 @@ def noise_summands(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
     confidence = events.confidence.detach().to(wide)
     weights = None if events.weights is None else events.weights.detach()
     spread = confidence * (1 - confidence)
-    variance = spread if p.hard else (events.outcome.detach().to(wide) - confidence).square()
+    variance = spread if p.has_labels else (events.outcome.detach().to(wide) - confidence).square()
     share = weights if weights is None or p.copies else weights.square()
     return weighted(spread, weights, wide), weighted(variance, share, wide)
 

@@ -107,7 +107,7 @@ def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> t
 
     Rows with weight 0 in all batch elements are never drawn. Groups are integers `(N,)`; others raise an error.
     """
-    n, device = p.samples[-1], p.given.device
+    n, device = p.samples[-1], p.input_preds.device
     present = torch.ones(n, dtype=torch.bool, device=device)
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, 1).expand(n)

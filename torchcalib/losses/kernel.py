@@ -175,7 +175,7 @@ class LeaveOneOut:
         """Return the error for each batch element; see `Penalty`. A single sample gets weight 2, the minimum."""
         weights = p.weights
         if weights is None:
-            weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
+            weights = torch.ones(p.samples, dtype=wide_dtype(p.input_preds.device), device=p.input_preds.device)
         is_single = weights.sum(-1, keepdim=True) == 1
         return self.settings.from_predictions(p.with_weights(torch.where(is_single, 2 * weights, weights)))
 

@@ -209,7 +209,7 @@ class CalibrationMetric(StatefulMetric[S]):
     def _state_kind(self) -> SumState[Any] | SampleState:
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
-            lead = (*self.batch_shape, *self.accumulator.lead(task, num_classes))
+            lead = (*self.batch_shape, *self.accumulator.leading_shape(task, num_classes))
             return SampleState(self.accumulator, lead, self.input_format.from_logits)
         return SumState(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
 

@@ -416,7 +416,7 @@ def mce(
         >>> mce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    binning = Binning.given(bins, n_bins=n_bins, right=right)
+    binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
     return binned(mce_from_bins, binning, task, mode, average, options)
 
 
@@ -480,7 +480,7 @@ def rmsce(
         tensor(0.2000)
     """
     check_flag("debiased", debiased)
-    binning = Binning.given(bins, n_bins=n_bins, right=right)
+    binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
     return binned(partial(rmsce_from_bins, debiased=debiased), binning, task, mode, average, options)
 
 
@@ -543,7 +543,7 @@ def calibration_curve(
         0 to 0.5      0     0%
         0.5 to 1    100   100%           0.8000     0.7500    0.7200 to 0.8800  -0.0500          +0.0693
     """
-    estimator = binned(ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
+    estimator = binned(ece_from_bins, Binning.from_bins(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     accumulator = estimator.accumulator
     if isinstance(accumulator, EqualWidthBins):
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)

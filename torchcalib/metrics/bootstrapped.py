@@ -38,7 +38,7 @@ class Replicates(SumState[S]):
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
         """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""
-        n, device = p.samples[-1], p.given.device
+        n, device = p.samples[-1], p.input_preds.device
 
         def sums(counts: Tensor) -> Tensor:
             return self.accumulator.from_predictions(p.resampled(counts)).sums.flatten()
@@ -223,7 +223,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     def _state_of(self, p: Predictions) -> Tensor:
         # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
-        rows = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.given.device)
+        rows = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.input_preds.device)
         return self.kind.resampled(p, Weights(self.seed, rows, "poisson", first=self._rank << 32))
 
     @property

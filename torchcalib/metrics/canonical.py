@@ -39,7 +39,7 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
     if p.weights is not None:
         absent = in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
         values = values.masked_fill(absent, 0 if p.from_logits else 1 / values.shape[-1])
-        target = target if p.hard else target.masked_fill(absent, 0)
+        target = target if p.has_labels else target.masked_fill(absent, 0)
     wide = values.to(wide_dtype(values.device))
     if p.from_logits:
         top = wide.amax(-1, keepdim=True) == torch.inf  # classes with logit +inf share the total probability equally
@@ -49,7 +49,7 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
         q = log_q.exp()
     else:
         log_q, q = safe_log(wide), wide
-    if p.hard:
+    if p.has_labels:
         target = target.unsqueeze(-1) == torch.arange(wide.shape[-1], device=wide.device)
     return log_q, q, target.to(wide.dtype)
 

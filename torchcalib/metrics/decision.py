@@ -286,7 +286,9 @@ def expected_cost(
         weights, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
     else:
         weights = p.weights
-    given = Predictions(p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.hard)
+    given = Predictions(
+        p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.has_labels
+    )
     score = Score(
         partial(_cost_of, decisions=decisions.masked_fill(outside, 0), cost=matrix),
         partial(_cheapest_constant, cost=matrix),

@@ -270,11 +270,11 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
     def events(self, p: Predictions) -> Events:
         """Return the events in `p`, with an accurate `complement` (1 - confidence) if available."""
         events = super().events(p)
-        if p.absent is not None:  # NaN in a row of weight 0 would make the gradient NaN
+        if p.zero_weight is not None:  # NaN in a row of weight 0 would make the gradient NaN
             per_class = p.task == "multiclass" and self.mode == "classwise"
-            absent = p.absent.unsqueeze(-2) if per_class else p.absent
+            absent = p.zero_weight.unsqueeze(-2) if per_class else p.zero_weight
             events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
-        if p.task == "multiclass" or not (p.from_logits or p.rest is not None):
+        if p.task == "multiclass" or not (p.from_logits or p.complement is not None):
             return events
         if self.mode == "top_label":
             return replace(events, complement=torch.where(p.predicts_one, p.not_probs, p.probs))

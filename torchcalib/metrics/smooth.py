@@ -78,7 +78,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Return the sums over all events in `p`, computed in one pass."""
         columns = (events.confidence, events.outcome, events.weights)
-        noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
+        noise: Noise = KIND_OF_NOISE[p.has_labels] if self.with_noise else "none"
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
         return replace(cells, noise_flag=noise_flag_of(p, cells.sums, events)) if self.with_noise else cells
 

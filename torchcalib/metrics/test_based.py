@@ -107,7 +107,7 @@ def tce(
     """
     _check_test(alpha, test)
     check_choice("norm", norm, get_args(Norm))
-    binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
+    binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     return _tested(partial(tce_from_bins, alpha=alpha, test=test, norm=norm), binning, task, mode, average, options)
 
 
@@ -204,7 +204,7 @@ def tce_table(
         tensor([3., 0.], dtype=torch.float64)
     """
     _check_test(alpha, test)
-    binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
+    binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     estimator = _tested(
         partial(tce_from_bins, alpha=alpha, test=test, norm="l1"), binning, task, mode, "macro", options
     )
@@ -279,7 +279,7 @@ def gce(
             "example."
         )
     check_choice("norm", norm, get_args(Norm))
-    binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
+    binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     formula = partial(gce_from_bins, loss=loss, norm=norm)
     return binned(formula, binning, task, mode, average, options, from_sample=True)
 

@@ -50,11 +50,11 @@ class PredictionBuffer:
     @property
     def has_shares(self) -> bool:
         """True if any target is a probability instead of a label."""
-        return not all(piece.hard for piece in self.pieces)
+        return not all(piece.has_labels for piece in self.pieces)
 
     def from_predictions(self, p: Predictions) -> Self:
         """Return a new buffer that contains only the batch `p`, which must have no batch axes."""
-        empty = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
+        empty = replace(self, n_samples=p.samples.numel(), n_values=p.input_preds.numel(), pieces=[])
         return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])
 
     def __add__(self, other: Self) -> Self:
@@ -92,7 +92,7 @@ class PredictionBuffer:
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
         loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
-        if not loaded.why_not and (size := sum(piece.given.numel() for piece in pieces)) != n_values:
+        if not loaded.why_not and (size := sum(piece.input_preds.numel() for piece in pieces)) != n_values:
             raise ValueError(f"`pieces` must contain {n_values:,} predicted values, got {size:,}. The file is corrupt.")
         return replace(loaded, pieces=[]) if loaded.why_not else loaded
 
@@ -112,34 +112,34 @@ class PredictionBuffer:
             raise ValueError(f"`pieces` must have no batch axes, got shape {tuple(p.samples)}. The file is corrupt.")
         rest = None
         if piece["rest"] is not None:
-            rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
-            stored.read(rest, p.given_target, p.weights)
+            rest = saved_tensor(piece, "rest", torch.float64, tuple(p.input_preds.shape))
+            stored.read(rest, p.input_target, p.weights)
         groups = None
         if piece["groups"] is not None:
             groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
         copies = saved_value(piece, "copies", bool)
-        return _copied(replace(p, task=task, rest=rest, groups=groups, copies=copies))
+        return _copied(replace(p, task=task, complement=rest, groups=groups, copies=copies))
 
 
 def _copied(p: Predictions) -> Predictions:
     """Return a copy that always has weights, and has integer targets if all targets are labels."""
-    ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
+    ones = torch.ones(p.samples, dtype=wide_dtype(p.input_preds.device), device=p.input_preds.device)
     weights = ones if p.weights is None else ones * p.weights.detach()
-    target, present = p.given_target.detach().clone(), weights != 0
+    target, present = p.input_target.detach().clone(), weights != 0
     if target.is_floating_point():
         labels = target.masked_fill(~(present.unsqueeze(-1) if p.soft else present), 0)
         if bool((labels == labels.round()).all()):
             target = labels.argmax(-1) if p.soft else labels.long()
     return replace(
         p,
-        given=p.given.detach().clone(),
-        given_target=target,
+        input_preds=p.input_preds.detach().clone(),
+        input_target=target,
         weights=weights,
-        absent=~present,
-        rest=None if p.rest is None else p.rest.detach().clone(),
+        zero_weight=~present,
+        complement=None if p.complement is None else p.complement.detach().clone(),
         groups=None if p.groups is None else p.groups.clone(),
-        dtype=torch.promote_types(p.given.dtype, torch.float32),
-        hard=not target.is_floating_point(),
+        dtype=torch.promote_types(p.input_preds.dtype, torch.float32),
+        has_labels=not target.is_floating_point(),
         sum_tolerance=math.inf,  # no check that probabilities sum to 1, which was done before
         n_invalid=None,
         n_dropped=None,
@@ -151,41 +151,41 @@ def _joined(pieces: list[Predictions]) -> Predictions:
     """Concatenate predictions; see `_moved`. If any have soft targets, labels are converted to soft targets."""
     per_class = pieces[0].task == "multiclass"
     given = _moved(pieces, -2 if per_class else -1)
-    first, hard = pieces[0], all(piece.hard for piece in pieces)
+    first, hard = pieces[0], all(piece.has_labels for piece in pieces)
 
     def target(piece: Predictions) -> Tensor:
-        if hard or not piece.hard:
-            return piece.given_target
-        labels = piece.given_target
-        return (one_hot(labels, piece.num_classes) if piece.task == "multiclass" else labels).to(piece.given)
+        if hard or not piece.has_labels:
+            return piece.input_target
+        labels = piece.input_target
+        return (one_hot(labels, piece.num_classes) if piece.task == "multiclass" else labels).to(piece.input_preds)
 
     def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
-        return torch.cat([column.to(first.given.device) for column in columns], -2 if with_classes else -1)
+        return torch.cat([column.to(first.input_preds.device) for column in columns], -2 if with_classes else -1)
 
-    rest = [piece.rest for piece in pieces if piece.rest is not None]
+    rest = [piece.complement for piece in pieces if piece.complement is not None]
     groups = [piece.groups for piece in pieces if piece.groups is not None]
     return replace(
         first,
-        given=given,
-        given_target=joined(map(target, pieces), per_class and not hard),
+        input_preds=given,
+        input_target=joined(map(target, pieces), per_class and not hard),
         weights=joined(piece.weights for piece in pieces if piece.weights is not None),
-        absent=joined(piece.absent for piece in pieces if piece.absent is not None),
-        rest=joined(rest) if rest else None,
+        zero_weight=joined(piece.zero_weight for piece in pieces if piece.zero_weight is not None),
+        complement=joined(rest) if rest else None,
         groups=joined(groups) if groups else None,
         dtype=torch.promote_types(given.dtype, torch.float32),
-        hard=hard,
+        has_labels=hard,
         copies=all(piece.copies for piece in pieces),
     )
 
 
 def _moved(pieces: list[Predictions], axis: int) -> Tensor:
     """Concatenate the predicted values, and replace those in the list by views, so that two copies never exist."""
-    sizes = [piece.given.shape[axis] for piece in pieces]
-    shape = list(pieces[0].given.shape)
+    sizes = [piece.input_preds.shape[axis] for piece in pieces]
+    shape = list(pieces[0].input_preds.shape)
     shape[axis] = sum(sizes)
-    dtype = reduce(torch.promote_types, (piece.given.dtype for piece in pieces))
-    whole = pieces[0].given.new_empty(shape, dtype=dtype)
+    dtype = reduce(torch.promote_types, (piece.input_preds.dtype for piece in pieces))
+    whole = pieces[0].input_preds.new_empty(shape, dtype=dtype)
     for k, part in enumerate(torch.split(whole, sizes, axis)):
-        part.copy_(pieces[k].given)
-        pieces[k] = replace(pieces[k], given=part)
+        part.copy_(pieces[k].input_preds)
+        pieces[k] = replace(pieces[k], input_preds=part)
     return whole

@@ -492,7 +492,7 @@ class ReportBuilder:
         kinds: dict[str, Any] = {}
         for name, accumulator in self._catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
-                lead = accumulator.lead(task, num_classes)
+                lead = accumulator.leading_shape(task, num_classes)
                 kinds[name] = SampleOrSketchState(SampleState(accumulator, lead, input_format.from_logits))
                 continue
             shape = accumulator.shape(task, num_classes)

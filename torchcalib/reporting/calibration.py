@@ -84,7 +84,7 @@ def calibration_stage(
 
 def _obstacle(p: Predictions) -> str:
     """Return the reason why calibrators cannot be cross-validated as a clause; empty for none."""
-    if not p.hard:
+    if not p.has_labels:
         return "calibrators need labels, and some targets are soft"
     if has_one_class(p):
         return "all samples have the same class"
@@ -123,7 +123,7 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     """Return the mean scores of each sample over splits, and ECE and bins of the predictions of all splits."""
     n = p.samples[-1]
     shape = (*p.samples[:-1], n_splits * n)
-    scores = {name: torch.zeros(shape, dtype=torch.float64, device=p.given.device) for name in SCORES}
+    scores = {name: torch.zeros(shape, dtype=torch.float64, device=p.input_preds.device) for name in SCORES}
     catalogue = catalogue_of(p.task, n_bins, right)
     main = modes_of(p.task)[0]
     accumulator = catalogue.accumulators[bins_of(main)]

@@ -43,7 +43,7 @@ def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Can
 
     Weights `w` are 0 for labels of probability 0. `scale` is the effective number of samples divided by their sum.
     """
-    if p.num_classes < 3 or p.num_classes > _MAX_CLASSES or p.given.numel() > _MAX_ELEMENTS:
+    if p.num_classes < 3 or p.num_classes > _MAX_CLASSES or p.input_preds.numel() > _MAX_ELEMENTS:
         return []
     pairs = _pairs(p, w)
     return [*_tail(p, w, scale), *_swapped(p, w, scale, pairs), *_confusion(scale, pairs)]

@@ -115,7 +115,7 @@ def _number_of_replicates(data: Data, ranked: Iterable[_Ranked]) -> int:
     """Return the number of replicates of all tests of a report."""
     n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked])
     p = data.predictions
-    n_rows = 0 if p is None or data.task != "multiclass" or not p.hard else p.samples.numel()
+    n_rows = 0 if p is None or data.task != "multiclass" or not p.has_labels else p.samples.numel()
     n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
     fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
     return next(fitting, _REPLICATES[-1])
@@ -130,7 +130,7 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
     if data.clusters is not None and (clusters := data.clusters.get(name)) is None:
         notes.append(f"Noise floor and p of errors over bins, {GROUPS[mode]}, are omitted for clusters: many classes.")
         return {}
-    if over_classes and p is not None and p.hard and p.samples.numel() * n_replicates <= _MAX_LABELS:
+    if over_classes and p is not None and p.has_labels and p.samples.numel() * n_replicates <= _MAX_LABELS:
         rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
     tests = {each.key: each.error_test for each in data.catalogue.computed_from(name) if not each.cancels}
     return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)

@@ -67,7 +67,7 @@ class RowsInGroups(WrappedMetric[Any]):
     def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
         if isinstance(kind, SampleState):
-            sample = kind.accumulator, kind.lead, kind.from_logits
+            sample = kind.accumulator, kind.leading_shape, kind.from_logits
             return GroupedSampleState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
         if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):

@@ -62,7 +62,7 @@ class SumsByGroup(Generic[S]):
         sums = sums.reshape(*sums.shape[:-1], self.num_groups, cells.n_cells).movedim(-2, 0)
         if not self.with_noise:
             return Sums(sums)
-        events = None if p.hard else reduce_to_events(p, accumulator.mode)
+        events = None if p.has_labels else reduce_to_events(p, accumulator.mode)
         return Sums(sums, noise_flag=noise_flag_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
 
     def wrap(self, sums: Tensor) -> S:

@@ -176,7 +176,7 @@ class GroupedRanks:
     """Ranked samples, with the random group of each row."""
 
     def __init__(self, accumulator: ExactSample, like: Predictions, num_classes: int) -> None:
-        lead = accumulator.lead(like.task, num_classes)
+        lead = accumulator.leading_shape(like.task, num_classes)
         self._kind = GroupedSampleState(accumulator, lead, like.from_logits, (), MAX_GROUPS)
         self._state = self._kind.empty()
 

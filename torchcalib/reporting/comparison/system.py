@@ -37,7 +37,7 @@ class System:
 
     def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
         num_classes = like.samples[0] if like.task == "multilabel" else like.num_classes
-        self.device = like.given.device
+        self.device = like.input_preds.device
         self._catalogue = catalogue_of(like.task, n_bins, right, are_confidences=are_confidences, with_noise=False)
         self._sums: dict[str, GroupedSums] = {}
         self.ranks: dict[str, GroupedRanks] = {}
