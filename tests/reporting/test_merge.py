@@ -197,8 +197,8 @@ class Evil:
 
 def deflated(path):
     """Write a state that is a thousand times larger after decompression."""
-    many = {"given": torch.zeros(10**6, 4), "given_target": torch.zeros(10**6, dtype=torch.int64)}
-    buffered("pieces", to=[{**many, "weights": None, "rest": None}])(path)
+    many = {"input_preds": torch.zeros(10**6, 4), "input_target": torch.zeros(10**6, dtype=torch.int64)}
+    buffered("pieces", to=[{**many, "weights": None, "complement": None}])(path)
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -206,8 +206,8 @@ def deflated(path):
             archive.writestr(name, content)
 
 
-ONE_AXIS_MORE = {"given": torch.zeros(1, 12, 4), "given_target": torch.zeros(1, 12, dtype=torch.int64)}
-ONE_AXIS_MORE |= {"weights": None, "rest": None}
+ONE_AXIS_MORE = {"input_preds": torch.zeros(1, 12, 4), "input_target": torch.zeros(1, 12, dtype=torch.int64)}
+ONE_AXIS_MORE |= {"weights": None, "complement": None}
 HOSTILE = {
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_bytes(b"hello" * 99),
@@ -221,9 +221,9 @@ HOSTILE = {
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
     "other classes": changed("num_classes", to=3),
-    "expanded": buffered("pieces", 0, "given", to=torch.ones(1, 1).expand(10**9, 4)),
+    "expanded": buffered("pieces", 0, "input_preds", to=torch.ones(1, 1).expand(10**9, 4)),
     "laughs": changed("states", "nll", to=reduce(lambda value, _: [value, value], range(40), [])),
-    "sparse": buffered("pieces", 0, "given", to=torch.ones(12, 4).to_sparse()),
+    "sparse": buffered("pieces", 0, "input_preds", to=torch.ones(12, 4).to_sparse()),
     "settings": changed("settings", to={"task": "multiclass", "nonsense": 1}),
     "bins": changed("settings", "n_bins", to=10**9),
     "a bin more": changed("settings", "n_bins", to=16),
@@ -236,12 +236,12 @@ HOSTILE = {
     "probabilities": samples(0, lambda chunk: chunk + 2, "positive", "probabilities"),
     "outcomes": samples(1, lambda chunk: chunk + 200),
     "counts": samples(2, lambda chunk: chunk - 9),
-    "labels out of range": buffered("pieces", 0, "given_target", to=torch.full((12,), 2**40)),
-    "labels missing": buffered("pieces", 0, "given_target", to=torch.zeros(5, dtype=torch.int64)),
-    "kept NaN": buffered("pieces", 0, "given", to=torch.full((12, 4), torch.nan)),
-    "kept of other classes": buffered("pieces", 0, "given", to=torch.zeros(12, 5)),
+    "labels out of range": buffered("pieces", 0, "input_target", to=torch.full((12,), 2**40)),
+    "labels missing": buffered("pieces", 0, "input_target", to=torch.zeros(5, dtype=torch.int64)),
+    "kept NaN": buffered("pieces", 0, "input_preds", to=torch.full((12, 4), torch.nan)),
+    "kept of other classes": buffered("pieces", 0, "input_preds", to=torch.zeros(12, 5)),
     "kept too few": buffered("pieces", to=[]),
-    "kept no tensors": buffered("pieces", 0, "given", to="text"),
+    "kept no tensors": buffered("pieces", 0, "input_preds", to="text"),
     "kept of one axis more": buffered("pieces", 0, to=ONE_AXIS_MORE),
     "pieces": buffered("pieces", to=8),
     "kept nothing": changed("predictions", to=None),

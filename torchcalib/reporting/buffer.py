@@ -83,7 +83,7 @@ class PredictionBuffer:
 
     def state(self) -> dict[str, Any]:
         """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
-        names = ("given", "given_target", "weights", "copies", "rest", "groups")
+        names = ("input_preds", "input_target", "weights", "copies", "complement", "groups")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
@@ -105,20 +105,20 @@ class PredictionBuffer:
         stored = InputFormat(
             stored_task, original.from_logits, class_axis=-1, batch_dims=n_batch, num_classes=num_classes
         )
-        p = stored.read(piece["given"], piece["given_target"], piece["weights"])
+        p = stored.read(piece["input_preds"], piece["input_target"], piece["weights"])
         axes = [*p.samples[:-1]]
         n_axes = 1 + n_batch + (stored_task == "multiclass")
-        if p.replicates or piece["given"].dim() != n_axes or (axes and original.num_classes not in (None, *axes)):
+        if p.replicates or piece["input_preds"].dim() != n_axes or (axes and original.num_classes not in (None, *axes)):
             raise ValueError(f"`pieces` must have no batch axes, got shape {tuple(p.samples)}. The file is corrupt.")
-        rest = None
-        if piece["rest"] is not None:
-            rest = saved_tensor(piece, "rest", torch.float64, tuple(p.input_preds.shape))
-            stored.read(rest, p.input_target, p.weights)
+        complement = None
+        if piece["complement"] is not None:
+            complement = saved_tensor(piece, "complement", torch.float64, tuple(p.input_preds.shape))
+            stored.read(complement, p.input_target, p.weights)
         groups = None
         if piece["groups"] is not None:
             groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
         copies = saved_value(piece, "copies", bool)
-        return _copied(replace(p, task=task, complement=rest, groups=groups, copies=copies))
+        return _copied(replace(p, task=task, complement=complement, groups=groups, copies=copies))
 
 
 def _copied(p: Predictions) -> Predictions:
@@ -162,7 +162,7 @@ def _joined(pieces: list[Predictions]) -> Predictions:
     def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
         return torch.cat([column.to(first.input_preds.device) for column in columns], -2 if with_classes else -1)
 
-    rest = [piece.complement for piece in pieces if piece.complement is not None]
+    complement = [piece.complement for piece in pieces if piece.complement is not None]
     groups = [piece.groups for piece in pieces if piece.groups is not None]
     return replace(
         first,
@@ -170,7 +170,7 @@ def _joined(pieces: list[Predictions]) -> Predictions:
         input_target=joined(map(target, pieces), per_class and not hard),
         weights=joined(piece.weights for piece in pieces if piece.weights is not None),
         zero_weight=joined(piece.zero_weight for piece in pieces if piece.zero_weight is not None),
-        complement=joined(rest) if rest else None,
+        complement=joined(complement) if complement else None,
         groups=joined(groups) if groups else None,
         dtype=torch.promote_types(given.dtype, torch.float32),
         has_labels=hard,
