@@ -23,6 +23,18 @@ from torchcalib.io.errors import InputError
         ("nan_policy='drop' drops rows.", "--nan-policy drop drops rows."),
         ("Omit from_logits=True for probabilities.", "Pass --from-probs for probabilities."),
         ("`n_bins` must be an int, got 1.5.", "`--n-bins` must be an int, got 1.5."),
+        (
+            "`other` must have the same arguments, got n_bins=13 instead of n_bins=11.",
+            "every part must have the same arguments, got --n-bins 13 instead of --n-bins 11.",
+        ),
+        (
+            "`other` must have groups if this builder has groups. Pass `groups` to `update` of both builders.",
+            "every part must have groups if another part has groups. Pass --groups for every part.",
+        ),
+        (
+            "`other` must contain no predictions of this builder. Merge each builder once.",
+            "every part must contain no predictions of another part. Merge each part once.",
+        ),
         ("Pass average=None, mode='classwise'.", "Pass average=None, mode='classwise'."),
     ],
 )

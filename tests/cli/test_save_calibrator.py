@@ -1,6 +1,5 @@
 """`torchcalib report --save-calibrator`: recommended calibrator, complete files, and one-line errors."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -92,23 +91,3 @@ def test_data_without_folds_or_with_too_many_samples_give_an_early_error(saved, 
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")
     assert "All targets are class 1" in error
     assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "out"]
-
-
-@pytest.mark.parametrize("option", ["--save-calibrator", "--save-state"])
-def test_failed_write_leaves_no_incomplete_file(option, saved, capsys, monkeypatch):
-    saved()
-    Path("a.pt").write_bytes(b"old")
-    original = Path.open
-
-    class Full(io.FileIO):
-        def write(self, content):
-            super().write(content[:100])
-            raise OSError(28, "No space left on device")
-
-    def opened(self, mode="r", *args, **options):
-        return Full(self, mode) if "w" in mode else original(self, mode, *args, **options)
-
-    monkeypatch.setattr(Path, "open", opened)
-    assert failing(capsys, "a.npz", "--out", "out", option, "a.pt") == "[Errno 28] No space left on device: 'a.pt'"
-    assert Path("a.pt").read_bytes() == b"old"
-    assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "a.pt", "out"]

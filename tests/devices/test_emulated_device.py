@@ -26,32 +26,6 @@ def test_all_tests_pass_on_the_emulated_device(file, marks):
     assert codes in ([0], [nothing_selected]), output
 
 
-@emulated
-def test_tensors_have_the_layout_and_the_aliases_of_cpu_tensors(device):
-    base = torch.arange(12.0).view(3, 4)
-    x = base.to(device)
-    for view in (lambda t: t.T, lambda t: t[1:, ::2], lambda t: t.view(4, 3), lambda t: t.unfold(1, 2, 1)):
-        assert view(x).stride() == view(base).stride()
-        assert view(x).storage_offset() == view(base).storage_offset()
-    x[1].add_(100)
-    x.T[0].mul_(2)
-    base[1] += 100
-    base.T[0] *= 2
-    assert torch.equal(x.cpu(), base)
-
-
-@emulated
-def test_gradients_through_writes_into_views_are_those_of_the_cpu(device):
-    def gradient(where):
-        x = torch.arange(1.0, 5.0, device=where, requires_grad=True)
-        into = torch.zeros(2, 4, device=where)
-        into[1, 1:] = x[:3] ** 2
-        (into.cumsum(0) * x).sum().backward()
-        return x.grad.cpu()
-
-    assert torch.equal(gradient(device), gradient("cpu"))
-
-
 MIXED = {
     "add": lambda x, y: x + y,
     "where": lambda x, y: torch.where(x > 0, x, y),

@@ -222,6 +222,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (parquet(probs=[[0.5, 0.5], [1.0]], y=[0, 1]), "got 2 numbers in row 1 and 1 in row 2"),
     (parquet(probs=[[0.5, 0.5], [1.0, None]], y=[0, 1]), "got none in row 2"),
     (parquet(probs=[[[0.5]], [[0.5]]], y=[0, 1]), "floating-point predictions, got list<"),
+    (parquet(probs=pa.array([None, []], pa.list_(pa.float64())), y=[0, 1]), "got shape (2, 0) of float64"),
     (parquet(p_0=PROBS, p_1=["a"] * 7, y=HITS), "got float64 and string"),
 ]
 

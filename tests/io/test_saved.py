@@ -1,9 +1,11 @@
 """Files are written completely or not at all, and hostile files of tensors are refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 from helpers.hostile_files import Corpus, add_pt
+from processes import SCRIPTS, run_together
 
 from torchcalib.calibration import load_calibrator
 from torchcalib.io.saved import write_all
@@ -36,3 +38,9 @@ def test_no_hostile_file_is_loaded_as_a_calibrator(tmp_path):
     for file in files:
         with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
             load_calibrator(file)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of file sizes need POSIX")
+def test_killed_writers_leave_the_old_file_and_resumed_runs_give_the_uninterrupted_report(tmp_path):
+    codes, output = run_together([[SCRIPTS / "killed_writers.py", tmp_path]], timeout=100)
+    assert codes == [0], output

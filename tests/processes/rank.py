@@ -170,17 +170,6 @@ def check_calibration_test_equals_that_of_one_process(rank, world):
         assert metric._is_synced is False, "the local state is not restored"
 
 
-def check_syncing_different_metrics_raises_and_keeps_the_state(rank, world):
-    ece, mce = tc.ECE(task="binary", n_bins=5), tc.ECE(task="binary", n_bins=5, right=True)
-    for metric in (ece, mce):
-        metric.update(torch.tensor([0.25]), torch.tensor([1]))
-    with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
-        (ece if rank == 0 else mce).compute()
-    assert not ece._is_synced
-    assert not mce._is_synced
-    close(ece.compute(), torch.tensor(0.75, dtype=torch.float64))
-
-
 def check_process_groups_dist_sync_on_step_and_custom_gather(rank, world):
     group = dist.new_group([0, 1])
     if rank < 2:
@@ -213,7 +202,6 @@ def every_check(rank, world, folder):
         check_ranks_have_independent_bootstrap_weights,
         check_groups_need_no_additional_collective,
         check_calibration_test_equals_that_of_one_process,
-        check_syncing_different_metrics_raises_and_keeps_the_state,
         check_process_groups_dist_sync_on_step_and_custom_gather,
     ):
         check(rank, world)

@@ -9,6 +9,7 @@ import pytest
 from processes import ROOT
 
 import torchcalib as tc
+from torchcalib.cli.parser import make_parser
 
 pytest.importorskip("matplotlib")  # for torchcalib.plots
 NAMESPACES = (tc, tc.functional, tc.calibration, tc.inference, tc.losses, tc.plots, tc.special, tc.integrations)
@@ -67,3 +68,10 @@ def test_every_argument_is_in_the_signature_and_documented(monkeypatch):
 def test_everything_that_users_call_has_an_example():
     without = [name for name, value in public() if not is_result(value) and "Example" not in inspect.getdoc(value)]
     assert not without
+
+
+def test_every_command_has_a_section_with_its_generated_options():
+    text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    commands = set(make_parser().commands)
+    assert set(re.findall(r"^```\{cli-options\} (\w+)$", text, flags=re.MULTILINE)) == commands
+    assert set(re.findall(r"^## torchcalib (\w+)$", text, flags=re.MULTILINE)) == commands

@@ -23,9 +23,7 @@ def metric_pages():
 @pytest.fixture(scope="module")
 def metric_figures(metric_pages):
     pytest.importorskip("matplotlib")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs/_ext"))
-        yield importlib.import_module("metric_figures")
+    return importlib.import_module("metric_figures")
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +94,6 @@ def test_example_of_every_metric_runs_and_classes_agree_with_functions(metric_pa
             tolerance = 0.05 if page.name == "skce" else 1e-3
             assert printed[0] == pytest.approx(printed[1], rel=tolerance), page.name
             assert names["metric"].compute().isfinite().all(), page.name
-
-
-def test_pages_are_only_rewritten_if_they_change(metric_pages, metric_figures, monkeypatch, tmp_path):
-    pages = [page for page in metric_pages.pages() if page.name in ("nees", "ecd")]
-    entry = {**pages[0].entry, "related": ["nees"]}
-    pages = [metric_pages.Page(page.name, {**page.entry, "related": []}, page.cls) for page in pages]
-    monkeypatch.setattr(metric_pages, "pages", lambda: pages)
-    metric_pages.write_pages(tmp_path)
-    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-    assert {"ecd.md", "nees.md", "index.md", "ecd_light.svg", "ecd_dark.svg"} <= {path.name for path in first}
-
-    metric_pages.write_pages(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == first
-
-    (tmp_path / ".digest").write_text("of other sources")
-    (tmp_path / "removed.md").write_text("page of a metric that no longer exists")
-    pages[0] = metric_pages.Page(pages[0].name, entry, pages[0].cls)
-    metric_pages.write_pages(tmp_path)
-    changed = {path.name for path in tmp_path.rglob("*.*") if first.get(path) != path.stat().st_mtime_ns}
-    assert changed == {"ecd.md", ".digest"}
-    assert not (tmp_path / "removed.md").exists()
 
 
 @pytest.mark.parametrize("name", ["nll", "ece", "spiegelhalter", "total_variation"])

@@ -353,14 +353,14 @@ def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
 
     check_each(
         [
-            ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must have the same arguments"),
+            ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: every part must have the same arguments"),
             ("double.pt", "`double.npz` must have the same dtype as `shard-0.npz`, got 'float64' and 'float32'."),
             (
                 "annotator_counts.pt",
                 "`annotator_counts.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')",
             ),
             ("shard-0.pt", "Every part must be named once"),
-            ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must contain no predictions"),
+            ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: every part must contain no predictions"),
             ("none*.pt", "`none*.pt` must match at least one file, got none."),
             ("none.pt", "No such file"),
             ("shard-1.npz", "`shard-1.npz` must be a complete report state"),

@@ -90,7 +90,7 @@ def failing_calls(folder):
         ([fine, "--save-calibrator", str(folder / "nowhere" / "cal.pt")], "in a folder that exists"),
         ([str(folder / "no?.npz")], "must match at least one file"),
         ([fine, *QUICK_COMMAND, "--from-probs"], "`preds` must be probabilities"),
-        ([fine, "--n-bins", "1{rank}"], "must have the same arguments, got --n-bins 1"),
+        ([fine, "--n-bins", "1{rank}"], "every part must have the same arguments, got --n-bins 1"),
     ]
 
 

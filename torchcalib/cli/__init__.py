@@ -4,12 +4,10 @@ An error prints one line on stderr, `torchcalib: error: ...`, and returns exit c
 before the module of the command imports torch. Help and path errors are therefore fast.
 """
 
-import gc
 import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.parser import make_parser
@@ -30,24 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with ranks.agreed():
                 paths = arguments.find(arguments)
                 with working("loading torch", shown=ranks.is_first):
-                    module = _imported(f"torchcalib.cli.{arguments.module}")
+                    module = import_module(f"torchcalib.cli.{arguments.module}")
             getattr(module, arguments.command)(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         return fail(line_of(error))
-    finally:
-        gc.unfreeze()  # modules that are not collected at exit may print leaks, as those of nanobind do
     return 0
-
-
-def _imported(module: str) -> ModuleType:
-    """Import a module without garbage collection, which takes a fifth of the time and frees almost nothing."""
-    if module in sys.modules or not gc.isenabled():
-        return import_module(module)
-    gc.disable()
-    try:
-        return import_module(module)
-    finally:
-        gc.enable()
-        gc.freeze()  # collections during the command skip the objects of modules

@@ -61,11 +61,12 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
 def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
     """Check that all systems agree in task, number of rows, shape, class order and presence of weights."""
     for (a, first), (b, second) in pairwise(files.items()):
+        classes = [predictions.source.class_names for predictions in (first, second)]
         for kind, found_a, found_b in (
-            ("task", _task_in_words(first), _task_in_words(second)),
+            ("task", *("confidence" if p.source.are_confidences else p.task for p in (first, second))),
             ("number of rows", first.n_rows, second.n_rows),
             ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
-            ("order of classes", *_class_names_of_both(first, second)),
+            ("order of classes", *(", ".join(names) if all(classes) else "" for names in classes)),
             ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
         ):
             if found_a != found_b:
@@ -73,16 +74,6 @@ def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
                     f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
                     "Compare predictions of the same rows."
                 )
-
-
-def _task_in_words(files: PredictionFiles) -> str:
-    return "confidence" if files.source.are_confidences else files.task
-
-
-def _class_names_of_both(first: PredictionFiles, second: PredictionFiles) -> tuple[str, str]:
-    """Return the class names of two systems, each as one string; both empty if a system has no names."""
-    names, others = first.source.class_names, second.source.class_names
-    return (", ".join(names), ", ".join(others)) if names and others else ("", "")
 
 
 def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:

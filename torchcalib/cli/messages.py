@@ -13,21 +13,25 @@ _INPUTS = "preds|target|weights|groups|clusters"
 _SETTINGS = "class_names|epochs|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
 _ARGUMENT = re.compile(rf"\b({_INPUTS}|{_SETTINGS})=(True|False|-?\d+|'[^']*'|\[[^\]]*\])")
 _CALL = re.compile(rf"{_ARGUMENT.pattern}(?:(?:, | and ){_ARGUMENT.pattern})*")
-_REMEDIES = {
+_REPLACEMENTS = {
     r"Omit from_logits=True": "Pass --from-probs",
     r"Divide every row by its sum: preds / .*?\)\.": "Pass --normalize.",
     r"Pass class_axis=(\d+) for class-first input": r"Move axis \1 to the end before saving",
     r"Pass the shape \(N, C\), or class_axis=0 for \(C, N\)": "Store the arrays with shape (N, C)",
+    r"`other` must": "every part must",
+    r"\bthis builder\b": "another part",
+    r"Pass `(groups|clusters)` to `update` of both builders": r"Pass --\1 for every part",
+    r"Merge each builder once": "Merge each part once",
 }
-"""Regular expressions for remedies that differ between a program and a file."""
+"""Words that differ between a program and the command line, as regular expressions."""
 
 
 def line_of(error: Exception) -> str:
     """Return the message of an error as one line, with command line options instead of Python arguments."""
     expected = isinstance(error, ValueError | TypeError | ImportError | OSError | UserWarning)
     message = limited(str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}")
-    for remedy, replacement in _REMEDIES.items():
-        message = re.sub(remedy, replacement, message)
+    for pattern, replacement in _REPLACEMENTS.items():
+        message = re.sub(pattern, replacement, message)
     message = _CALL.sub(_options, message)
     # `preds` is an option in errors for files, which name the data by its array, and data in errors for values.
     names = f"{_INPUTS}|{_SETTINGS}" if isinstance(error, InputError) else _SETTINGS

@@ -4,7 +4,7 @@ import argparse
 import os
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
@@ -32,11 +32,13 @@ _FEW_ROWS = 20
 def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
     """Read the files, then write and print their report."""
     ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
+    files: PredictionFiles | None = None  # this rank may have no files or rows
     with ranks.agreed():
         if ranks.is_first:
             _check_places(arguments, paths)
-        with working("opening the files", shown=ranks.is_first):
-            files = _opened(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+        share = share_of(paths, ranks.rank, ranks.n_ranks)
+        with working("opening the files", shown=ranks.is_first), suppress(NoSamplesError):
+            files = opened(arguments, share) if share else None
         if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
             raise ValueError(
                 "--class-names must be given if several processes read text labels, got none. Pass the names of all "
@@ -67,14 +69,6 @@ def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
             except ValueError as error:
                 raise ValueError(f"`{path}` cannot be merged with `{paths[0]}`: {error}") from error
     _finish(whole, arguments)
-
-
-def _opened(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
-    """Open the files of this rank. Return None without files or rows, because other ranks may have rows."""
-    try:
-        return opened(arguments, paths) if paths else None
-    except NoSamplesError:
-        return None
 
 
 def _accumulated(
@@ -193,21 +187,18 @@ def _check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None
     places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
     paths = {option: Path(place) for option, place in places.items() if place is not None}
     for option, path in paths.items():
-        _check_place(option, path, inputs)
+        folder = path.parent
+        if path.is_dir() or not path.name:
+            raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
+        if not folder.is_dir():
+            raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
+        if not os.access(folder, os.W_OK):
+            found = f"got {str(path)!r}. Name another one."
+            raise ValueError(f"`{option}` must be in a folder that can be written to, {found}")
+        if any(path.exists() and path.samefile(other) for other in inputs):
+            raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError(
             f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both. "
             "Name two files."
         )
-
-
-def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
-    folder = path.parent
-    if path.is_dir() or not path.name:
-        raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
-    if not folder.is_dir():
-        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"`{option}` must be in a folder that can be written to, got {str(path)!r}. Name another one.")
-    if any(path.exists() and path.samefile(other) for other in inputs):
-        raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")

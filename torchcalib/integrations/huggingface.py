@@ -92,12 +92,11 @@ class CalibrationMetrics:
         num_labels: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
-        named = {"from_logits": from_logits, "ignore_index": ignore_index, "task": task}
-        named |= {"num_classes": num_classes, "num_labels": num_labels}
+        all_options: Any = {**options, "from_logits": from_logits, "ignore_index": ignore_index, "task": task}
+        all_options |= {"num_classes": num_classes, "num_labels": num_labels}
         defaults = {"from_logits": True, "ignore_index": -100}
-        given = {**options, **{name: value for name, value in named.items() if value != defaults.get(name)}}
+        given = [name for name, x in all_options.items() if name in options or x != defaults.get(name)]
         if metrics is None:
-            all_options: Any = {**options, **named}
             metrics = CalibrationCollection({name: metric(**all_options) for name, metric in _DEFAULT.items()})
         elif not isinstance(metrics, CalibrationCollection):
             raise TypeError(
@@ -106,7 +105,7 @@ class CalibrationMetrics:
             )
         elif given:
             raise TypeError(
-                f"`{next(iter(given))}` must not be given together with `metrics`, got both. Pass it to each metric."
+                f"`{given[0]}` must not be given together with `metrics`, got both. Pass it to each metric."
             )
         self.metrics = metrics
         self.shift = shift

@@ -87,30 +87,23 @@ class _CompactReader:
         self.n_columns = 0  # stored columns, according to the schema
 
     def page_header(self) -> tuple[int, int, int]:
-        """Read a page header. Return the compressed and uncompressed sizes and the number of values; -1 if missing.
-
-        If a damaged page has headers of two versions, the larger number of values counts.
-        """
-
-        def data_page() -> int:
-            return int(self.structure({_NUM_VALUES: self.int32}).get(_NUM_VALUES, -1))
-
+        """Read a page header. Return the compressed and uncompressed sizes and the number of values; -1 if missing."""
         sizes = {_COMPRESSED_SIZE: self.int32, _UNCOMPRESSED_SIZE: self.int32}
-        found = self.structure({**sizes, **dict.fromkeys(_DATA_PAGES, data_page)})
+        data_page = dict.fromkeys(_DATA_PAGES, lambda: self.structure({_NUM_VALUES: self.int32}).get(_NUM_VALUES, -1))
+        found = self.structure({**sizes, **data_page})
+        # If a damaged page has headers of two versions, the larger number of values counts.
         n_values = max((found[page] for page in _DATA_PAGES if page in found), default=0)
         return found.get(_COMPRESSED_SIZE, -1), found.get(_UNCOMPRESSED_SIZE, -1), n_values
 
     def row_groups(self) -> list[list[Chunk]]:
-        """Read the row groups, which follow the schema."""
-        return [self.row_group() for _ in self.elements(_STRUCT, _MAX_CHUNKS // max(1, self.n_columns))]
-
-    def row_group(self) -> list[Chunk]:
-        """Read the column chunks of a row group."""
-        found = self.structure({_COLUMNS: lambda: [self.chunk() for _ in self.elements(_STRUCT, self.n_columns)]})
-        chunks: list[Chunk] = found.get(_COLUMNS, [])
-        if len(chunks) != self.n_columns:
-            raise ValueError(f"a row group must have {self.n_columns:,} columns, got {len(chunks):,}")
-        return chunks
+        """Read the column chunks of each row group. The row groups follow the schema."""
+        columns = {_COLUMNS: lambda: [self.chunk() for _ in self.elements(_STRUCT, self.n_columns)]}
+        groups: list[list[Chunk]] = []
+        for _ in self.elements(_STRUCT, _MAX_CHUNKS // max(1, self.n_columns)):
+            groups.append(self.structure(columns).get(_COLUMNS, []))
+            if len(groups[-1]) != self.n_columns:
+                raise ValueError(f"a row group must have {self.n_columns:,} columns, got {len(groups[-1]):,}")
+        return groups
 
     def chunk(self) -> Chunk:
         """Read a column chunk."""

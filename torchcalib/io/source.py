@@ -43,6 +43,8 @@ class Source:
 
     def in_words(self) -> dict[str, Any]:
         """Return a description for reports, with headings as keys. Control characters are replaced."""
+        n = len(self.class_names)
+        more = [f"... ({n:,} in all)"] if n > _MAX_SHOWN else []
         kind = "logits" if self.from_logits else "probabilities"
         if self.are_confidences:
             kind = "logits of confidences" if self.from_logits else "confidences"
@@ -54,7 +56,7 @@ class Source:
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
             **({} if self.clusters is None else {"clusters": printable(self.clusters)}),
-            **({"classes": _first_names(self.class_names)} if self.class_names else {}),
+            **({"classes": [*map(printable, self.class_names[:_MAX_SHOWN]), *more]} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),
             "not used": [printable(name) for name in self.ignored],
@@ -76,11 +78,6 @@ class Source:
         if not source.files or not source.shape:
             raise ValueError("`files` and `shape` must not be empty, got an empty tuple")
         return source
-
-
-def _first_names(names: tuple[str, ...]) -> list[str]:
-    more = [f"... ({len(names):,} in all)"] if len(names) > _MAX_SHOWN else []
-    return [*map(printable, names[:_MAX_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:

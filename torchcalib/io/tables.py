@@ -5,8 +5,10 @@ import json
 import re
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from os.path import commonprefix
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -17,7 +19,6 @@ import torch
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
-from torchcalib.io.columns import joined, with_composed
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
@@ -28,6 +29,7 @@ from torchcalib.io.limits import (
     check_samples,
     decoded_limit,
 )
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -53,7 +55,7 @@ class _Table(Reader):
 
     def compose(self, columns: Sequence[str]) -> str:
         """Combine columns, one per class, into an array, and return its name."""
-        array = joined([self.arrays[name] for name in columns], "")
+        array = _joined([self.arrays[name] for name in columns], "")
         known = (other.name for other in self.arrays.values() if other.columns == array.columns)
         name = next(known, array.name)
         self.arrays.setdefault(name, array)
@@ -151,7 +153,7 @@ class Csv(_Table):
             )
         self.check_names(schema.names)
         n = sum(batch.num_rows for batch in self.batches({schema.names[0]: "binary"}, 1))
-        return with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
+        return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
         options["read_options"] = csv.ReadOptions(block_size=_BLOCK, use_threads=not options)
@@ -219,7 +221,7 @@ class Jsonl(_Table):
             shape = (n, widths[name]) if name in widths else (n,)
             found = {"float64"} if found == {"int64", "float64"} else found
             described.append(Array(name, " and ".join(sorted(found)) or "null", shape))
-        return with_composed(described)
+        return _with_composed(described)
 
     def _add_kinds(self, row: Any, kinds: dict[str, set[str]], widths: dict[str, int]) -> None:
         """Add the dtypes in a line to `kinds`, by key, and the length of the first list that is not empty to `widths`.
@@ -285,7 +287,7 @@ class Parquet(_Table):
             self.check_names(file.schema_arrow.names)
             self._leaves = _leaves(file)
             self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
-            return with_composed([self._described(file, column) for column in file.schema_arrow])
+            return _with_composed([self._described(file, column) for column in file.schema_arrow])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -329,8 +331,11 @@ class Parquet(_Table):
             advice = "Write smaller row groups: df.to_parquet(path, row_group_size=100_000)."
             return Array(column.name, dtype, shape, f"must be less compressed: {error}. {advice}")
         per_row = max(1, largest_group // max(1, *shape))
-        batches = file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name])
-        return Array(column.name, dtype, (*shape, next(filter(None, (_width(b.column(0)) for b in batches)), 0)))
+        for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name]):
+            lengths = pc.list_value_length(batch.column(0)).drop_null()
+            if len(lengths) and lengths[0].as_py():
+                return Array(column.name, dtype, (*shape, lengths[0].as_py()))
+        return Array(column.name, dtype, (*shape, 0))
 
     def _check_pages(self, names: Sequence[str]) -> int:
         """Return the largest decoded size of columns in a row group, in bytes. Raise if it exceeds the limit."""
@@ -356,13 +361,69 @@ READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jso
 """Reader by file format."""
 
 
+def _with_composed(arrays: list[Array]) -> list[Array]:
+    """Append one combined array per common stem of columns, such as `prob_0`, `prob_1` or `prob_cat`, `prob_dog`."""
+    by_number, by_class = defaultdict(list), defaultdict(list)
+    known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
+    keys = {array.key for array in arrays}
+    for array in arrays:
+        if len(array.shape) > 1:
+            continue
+        if parts := numbered(array.key):
+            by_number[parts[0]].append((parts[1], array.name, array))
+        elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
+            by_class[named[0]].append(array)
+    together = []
+    for stem, members in by_number.items():
+        ordered = sorted(members)
+        numbers = tuple(number for number, _, _ in ordered)
+        problem = ""
+        if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+            found = ", ".join(map(str, numbers[:12]))
+            problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
+        if len(members) > 1:
+            together.append(_joined([array for _, _, array in ordered], stem, problem, is_numbered=True))
+    for stem, columns in by_class.items():
+        dtypes = {column.dtype for column in columns}
+        are_numbers = dtypes <= WHOLE if stem in TARGETS and dtypes & WHOLE else bool(dtypes & FLOATS)
+        if len(columns) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
+            together.append(_joined(columns, stem))
+    return arrays + together
+
+
+def _joined(columns: Sequence[Array], stem: str, problem: str = "", is_numbered: bool = False) -> Array:
+    """Combine columns, one per class, into one array, with class names unless the columns are numbered."""
+    names = tuple(column.name for column in columns)
+    dtypes = {column.dtype for column in columns}
+    # In text files, a column without decimal points has an integer dtype.
+    dtype = np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
+    if lists := [column.name for column in columns if len(column.shape) > 1]:
+        problem = f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column."
+    shape = (*columns[0].shape, len(columns))
+    return Array(
+        f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, () if is_numbered else _class_names(names, stem)
+    )
+
+
+def _class_names(names: Sequence[str], stem: str) -> tuple[str, ...]:
+    """Return the class names: column names without the stem, or without common prefix and suffix. () for numbers."""
+    parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
+    if not stem:
+        start = len(commonprefix(parts))  # noqa: RUF071 - names are not paths
+        while start and parts[0][start - 1] not in "_.:- ":
+            start -= 1
+        parts = [part[start:] for part in parts]
+        end = len(commonprefix([part[::-1] for part in parts]))  # noqa: RUF071
+        while end and parts[0][len(parts[0]) - end] not in "_.:- ":
+            end -= 1
+        parts = [part[: len(part) - end] for part in parts]
+    return () if all(part.isdecimal() for part in parts) else tuple(parts)
+
+
 def _leaves(file: Any) -> dict[str, list[int]]:
     """Return the numbers of the stored columns for each column. A nested column has several."""
-    leaves: dict[str, list[int]] = {name: [] for name in file.schema_arrow.names}
     stored = iter(range(len(file.schema)))
-    for column in file.schema_arrow:
-        leaves[column.name] = [next(stored) for _ in range(_n_leaves(column.type))]
-    return leaves
+    return {column.name: [next(stored) for _ in range(_n_leaves(column.type))] for column in file.schema_arrow}
 
 
 def _n_leaves(kind: Any) -> int:
@@ -400,12 +461,6 @@ def _numbers(values: Any) -> np.ndarray[Any, Any]:
         values = values.cast(pa.int64()).cast(pa.float64())
     found: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
     return found
-
-
-def _width(lists: Any) -> int:
-    """Return the length of the first list that is not missing, or 0."""
-    lengths = pc.list_value_length(lists).drop_null()
-    return lengths[0].as_py() if len(lengths) else 0
 
 
 def _columns(array: Array) -> tuple[str, ...]:

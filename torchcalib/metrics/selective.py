@@ -387,7 +387,7 @@ class SelectiveMetric(CalibrationMetric[RankedSample]):
     is_differentiable = False
     unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
     needs_labels = needs_whole_weights = True
-    diagram = diagram_of_classes = "torchcalib.plots.selective:risk_coverage_curve"
+    diagram = diagram_of_classes = "torchcalib.plots.curves:risk_coverage_curve"
 
     def curve(self) -> RiskCoverageCurve:
         """Return the risk-coverage curve, over all ranks if `torch.distributed` is running.

@@ -221,12 +221,14 @@ class Canvas:
 
         It is beside the axes if there is space, or else in the corner with the fewest data.
         """
-        handles = self.keys
+        handles, style, figure = self.keys, self.style, self.ax.figure
         if not handles:
             return
-        style = self.style
         where: dict[str, Any] = {"loc": "best", "fontsize": "x-small", "handlelength": 1.4, "framealpha": 0.85}
-        space = self._space_beside
+        space = 0.0  # to the right of the axes, in points; 0 if there are other axes in the figure
+        if figure.axes == [self.ax]:
+            self.ax.apply_aspect()
+            space = float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
         if space >= _NARROW:
             where = {"loc": "upper left", "bbox_to_anchor": (1.03, 1), "borderaxespad": 0, "frameon": False}
             where["fontsize"] = "small" if space >= _WIDE else "x-small"
@@ -235,15 +237,6 @@ class Canvas:
         options: dict[str, Any] = {"labelspacing": 0.7, "handlelength": 1.6, **colors, **where}
         for text in self.ax.legend(handles, labels, **options).get_texts():
             text.set_parse_math(False)
-
-    @property
-    def _space_beside(self) -> float:
-        """Width of the space to the right of the axes, in points; 0 if there are other axes in the figure."""
-        figure = self.ax.figure
-        if figure.axes != [self.ax]:
-            return 0.0
-        self.ax.apply_aspect()
-        return float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
 
     @property
     def keys(self) -> list[Line2D]:
@@ -380,12 +373,8 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 
 
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
-    """Save the figure that contains `ax`, also if `ax` is in a subfigure.
-
-    `bbox_inches="tight"` draws the figure twice, which only a layout engine needs, because it moves the axes.
-    """
+    """Save the figure that contains `ax`, also if `ax` is in a subfigure."""
     figure = ax.figure.canvas.figure
-    if figure.get_layout_engine() is None:
-        figure.savefig(buffer, bbox_inches=figure.get_tightbbox().padded(0.06), **options)
-    else:
-        figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)
+    # "tight" draws the figure twice, which only a layout engine needs, because it moves the axes.
+    box = "tight" if figure.get_layout_engine() else figure.get_tightbbox().padded(0.06)
+    figure.savefig(buffer, bbox_inches=box, pad_inches=0.06, **options)

@@ -1,14 +1,22 @@
-"""Diagram of several binnings of the same data, one below the other."""
+"""Diagrams that compare several binnings of the same data, or several systems with the first system."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
+from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of
 from torchcalib.plots.sources import Source
+from torchcalib.results.comparison import Comparison
+from torchcalib.results.lines import ComparedLine, Difference
+
+_COLUMNS = 2
 
 
 def bin_comparison(
@@ -113,3 +121,115 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
         transform=canvas.ax.get_xaxis_transform(),
         clip_on=False,
     )
+
+
+def difference_plot(
+    comparison: Comparison, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
+) -> Axes:
+    """Draw the differences between several systems and the first system, with 95% confidence intervals.
+
+    Each score and each main calibration error has a panel with its own scale, if its differences have intervals. A line
+    at 0 marks the first system, and the better side is shaded. Each further system has a row:
+
+    - A mark at the difference, and a line for its interval. The mark is blue for a better system, orange for a worse
+      system, and grey and hollow if the difference is not significant. Significance is not adjusted for the number of
+      differences; see `torchcalib.results.Difference`.
+    - A triangle instead of the mark, if the difference is beyond the end of the scale.
+
+    Args:
+        comparison: Result of `torchcalib.compare`.
+        ax: Axes to draw on; None creates a figure.
+        title: Title of the diagram. None names the first system.
+        style: Colours of the diagram.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import compare
+        >>> p, y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
+        >>> ax = difference_plot(compare({"a": p, "b": p.sqrt()}, y, task="binary"))
+        >>> ax.child_axes[1].get_title(loc="left")
+        'NLL (nats)'
+    """
+    lines, others = comparison.main_lines, comparison.systems[1:]
+    drawn = [  # a difference of NaN is drawn as "undefined"
+        line for line in lines if any(d.interval is not None or math.isnan(d.value) for d in line.differences.values())
+    ] or lines
+    n_rows = math.ceil(len(drawn) / _COLUMNS)
+    names = [short_name(name) for name in others]
+    if title is None:
+        title = f"Difference from {short_name(comparison.baseline)}, 95% intervals"
+    size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
+    canvas = Canvas.create(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
+    # System names are the tick labels of the first column of panels, and apply to all columns.
+    across, down = canvas.points
+    margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
+    gap = min(0.06, 26 / across)
+    panels = canvas.panels(len(drawn), min(46 / down, 0.5 / n_rows), columns=_COLUMNS, left=margin, across=gap)
+    for index, (line, panel) in enumerate(zip(drawn, panels, strict=True)):
+        _draw_panel(panel, line, others)
+        panel.ax.set_yticks(range(len(others)), labels=names if index < n_rows else [""] * len(others))
+        for label in panel.ax.get_yticklabels():
+            label.set_parse_math(False)
+    verdicts = "better", "worse", "not significantly different"
+    handles = [_mark(*_colors(verdict, style), label=verdict) for verdict in verdicts]
+    where = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 1.5}
+    canvas.legend(handles=handles, handletextpad=0.1, columnspacing=1.2, **where)
+    return canvas.ax
+
+
+def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> None:
+    panel, style = canvas.ax, canvas.style
+    unit = "" if line.unit == "probability" else f" ({line.unit})"
+    name = f"|{line.name}|" if line.better == "nearer to 0" else line.name
+    canvas.title(f"{name}{unit}", fontsize="small", pad=4, parse_math=False)
+    panel.grid(False, axis="y")
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(axis="y", length=0)
+    low, high = _limits([line.differences[name] for name in others])
+    panel.set(xlim=(low, high), ylim=(len(others) - 0.4, -0.6))
+    panel.xaxis.set_major_locator(MaxNLocator(4, symmetric=False))
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g}".replace("-", "−") if x else "0")
+    panel.axvspan(*((0, high) if line.better == "higher" else (low, 0)), color=style.grid, alpha=0.5, linewidth=0)
+    panel.axvline(0, color=style.ink, linewidth=0.8, zorder=1.5)
+    for row, name in enumerate(others):
+        _draw_difference(canvas, row, line.differences[name])
+
+
+def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
+    panel = canvas.ax
+    low, high = panel.get_xlim()
+    if math.isnan(difference.value):
+        canvas.text(0, row, " undefined ", canvas.style.muted, fontsize="x-small", ha="left", va="center")
+        return
+    edge, face = _colors(difference.verdict, canvas.style)
+    if difference.interval is not None:
+        ends = np.clip([difference.interval.low, difference.interval.high], low, high)
+        panel.plot(ends, [row, row], color=edge, linewidth=1.8, solid_capstyle="butt", zorder=2)
+    marker = "<" if difference.value < low else ">" if difference.value > high else "o"
+    mark = _mark(edge, face, [np.clip(difference.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
+    panel.add_line(mark)
+
+
+def _colors(verdict: str, style: Style) -> tuple[str, str]:
+    """Return the edge and face colours of a mark, hollow if not significant."""
+    color = {"better": style.above, "worse": style.below}.get(verdict)
+    return (color, color) if color else (style.muted, style.paper)
+
+
+def _mark(edge: str, face: str, x: Sequence[float] = (), y: Sequence[float] = (), **options: Any) -> Line2D:
+    options = {"marker": "o", "markersize": 5.5, "linestyle": "none", "zorder": 3, "clip_on": False, **options}
+    return Line2D(x, y, markeredgecolor=edge, markerfacecolor=face, **options)
+
+
+def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
+    """Return axis limits that include 0 and all finite differences and interval ends."""
+    shown = [0.0]
+    for difference in differences:
+        ends = [] if difference.interval is None else [difference.interval.low, difference.interval.high]
+        shown += [x for x in (difference.value, *ends) if math.isfinite(x)]
+    low, high = min(shown), max(shown)
+    room = 0.08 * (high - low) or 1e-3  # not 0 if all values are equal
+    return low - room, high + room

@@ -28,11 +28,10 @@ from torchcalib.display.tables import Tabular, to_html
 from torchcalib.display.words import count, listed, significant
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
-from torchcalib.plots.confidence import confidence_histogram
-from torchcalib.plots.differences import difference_plot
-from torchcalib.plots.reliability import reliability_diagram
+from torchcalib.plots.comparison import difference_plot
+from torchcalib.plots.curves import training_curve
+from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
 from torchcalib.plots.tce import tce_diagram
-from torchcalib.plots.training import training_curve
 from torchcalib.reporting.render.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,

@@ -1,0 +1,17 @@
+from torchcalib.plots.canvas import DARK as DARK
+from torchcalib.plots.canvas import LIGHT as LIGHT
+from torchcalib.plots.canvas import Style as Style
+from torchcalib.plots.canvas import to_png as to_png
+from torchcalib.plots.canvas import to_svg as to_svg
+from torchcalib.plots.classwise import classwise_reliability_diagrams as classwise_reliability_diagrams
+from torchcalib.plots.comparison import bin_comparison as bin_comparison
+from torchcalib.plots.comparison import difference_plot as difference_plot
+from torchcalib.plots.curves import ECD_MINIMUM as ECD_MINIMUM
+from torchcalib.plots.curves import ecd_curve as ecd_curve
+from torchcalib.plots.curves import risk_coverage_curve as risk_coverage_curve
+from torchcalib.plots.curves import training_curve as training_curve
+from torchcalib.plots.reliability import MAX_LABELLED_BINS as MAX_LABELLED_BINS
+from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
+from torchcalib.plots.reliability import corp_diagram as corp_diagram
+from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
+from torchcalib.plots.tce import tce_diagram as tce_diagram
