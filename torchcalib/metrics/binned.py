@@ -11,19 +11,10 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Task,
-    check_average,
-    check_flag,
-    task_by_position,
-    task_read_as,
-)
+from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, task_by_position
 from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import Mode, resolve_mode
-from torchcalib.core.inputs import input_format_of
+from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
@@ -83,24 +74,23 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Return the estimator of a calibration error over bins, with values `(...)`, or `(..., C)` with `average=None`.
+    """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
 
-    Args:
-        formula: Function from sums over bins to values `(...)`.
-        binning: Rule that assigns samples to bins.
-        task: Task of the input.
-        mode: Event whose probability is the confidence.
-        average: `"macro"` averages over classes, None returns one value per class.
-        options: Input options, see `InputOptions`.
-        from_sample: Store samples even for equal-width bins, because the formula requires more than sums.
-        hard_targets: Reject soft targets, because the formula counts labels.
+    `formula` maps sums over bins to values `(...)`. `from_sample` stores samples even for equal-width bins, because the
+    formula requires more than sums. `hard_targets` rejects soft targets, because the formula counts labels.
     """
-    mode = resolve_mode(task_read_as(task, options), mode)
-    averages = check_average(average, mode == "classwise")
     is_additive = binning.bins == "equal_width" and not from_sample
-    demands = {"hard_targets": hard_targets or binning.is_isotonic, "whole_weights": not is_additive}
-    accumulator = EqualWidthBins(mode, binning.n_bins, binning.right) if is_additive else ExactSample(mode)
-    return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
+    return BinnedEstimator.of_events(
+        partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right) if is_additive else ExactSample,
+        formula,
+        task,
+        mode,
+        average,
+        options,
+        binning,
+        hard_targets=hard_targets or binning.is_isotonic,
+        whole_weights=not is_additive,
+    )
 
 
 class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
@@ -546,6 +536,5 @@ def calibration_curve(
     estimator = binned(ece_from_bins, Binning.from_bins(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     accumulator = estimator.accumulator
     if isinstance(accumulator, EqualWidthBins):
-        accumulator = replace(accumulator, with_ecd=True, with_noise=True)
-    statistic: Any = accumulator.from_predictions(estimator.input_format.read(preds, target, options.get("weights")))
-    return estimator.table(statistic)
+        estimator = replace(estimator, accumulator=replace(accumulator, with_ecd=True, with_noise=True))
+    return estimator.table(estimator.statistic(preds, target, options.get("weights")))
