@@ -1,7 +1,7 @@
 """Bayes risk (mean cost of the optimal decisions under the predictions), and expected cost of given decisions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -278,19 +278,15 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
-        weights, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
-    else:
-        weights = p.weights
-    given = Predictions(
-        p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.has_labels
-    )
+        checked, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
+        p = replace(p, weights=checked)
     score = Score(
         partial(_cost_of, decisions=decisions.masked_fill(outside, 0), cost=matrix),
         partial(_cheapest_constant, cost=matrix),
         normalizable=True,
     )
     estimator = scored(score, "multiclass", {}, normalize=normalize, priors=priors)
-    return by_replicates(estimator.from_predictions, given, estimator.accumulator.n_events(given))
+    return by_replicates(estimator.from_predictions, p, estimator.accumulator.n_events(p))
 
 
 @dataclass(frozen=True, eq=False)

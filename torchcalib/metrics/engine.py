@@ -100,7 +100,6 @@ class StatefulMetric(Metric, Generic[S]):
             vars(self)["input_format"] = self.input_format.preferring(described.likely_axis)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
-        """Add the state of a batch, whose predictions are `preds`, to the state."""
         if is_captured(preds):
             self._add_in_graph(batch)
             return
