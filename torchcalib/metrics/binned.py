@@ -130,10 +130,9 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
         """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
-        accumulator = self.accumulator
-        if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
-            return None
-        return equal_width_rows(p, accumulator)
+        is_average = self.estimator.averages and p.task == "multiclass"
+        bins = self.accumulator
+        return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
@@ -145,12 +144,13 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
-        if isinstance(statistic, RankedSample) and estimator.averages and cancels:
-            rows = LabelRows.from_sample(statistic)
-        depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
-        invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
-        if isinstance(statistic, RankedSample) and not depends_on_outcomes:
-            statistic = estimator.binning.from_sample(statistic).with_noise()
+        invalid = None
+        if isinstance(statistic, RankedSample):
+            invalid = statistic.has_invalid_rows
+            if estimator.averages and cancels:
+                rows = LabelRows.from_sample(statistic)
+            if not (estimator.binning.is_isotonic or self.depends_on_samples):
+                statistic = estimator.binning.from_sample(statistic).with_noise()
         found = run_error_test(
             self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
         )
