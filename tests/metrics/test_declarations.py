@@ -1,5 +1,6 @@
 """Metadata of metric classes, which reports, comparisons, diagrams and pages read."""
 
+import math
 from inspect import isclass
 from pkgutil import resolve_name
 from typing import get_args
@@ -27,8 +28,10 @@ def cls(request):
 def test_every_metric_declares_what_it_is(cls):
     for name in ("key", "name", "question", "source", "unit"):
         assert isinstance(getattr(cls, name), str)
+        assert getattr(cls, name)
     low, high = cls.value_range
     assert low <= cls.perfect <= high
+    assert math.isfinite(cls.perfect)
     assert cls.better in (*get_args(Better), None)
     assert cls.higher_is_better == {"higher": True, "lower": False}.get(cls.better)
 
@@ -53,7 +56,8 @@ def test_diagrams_are_functions(cls):
 def test_wrapped_metrics_have_the_metadata_of_the_metric():
     names = [name for name in vars(WrappedMetric) if name in dir(tc.ECE) and name not in dir(Metric)]
     names = [name for name in names if isinstance(vars(WrappedMetric)[name], property) and name != "state"]
-    for wrapped in (tc.Clustered(tc.ESCE(task="binary")), tc.Bootstrapped(tc.ESCE(task="binary"))):
+    esce = tc.ESCE(task="binary")
+    for wrapped in (tc.Clustered(esce), tc.Bootstrapped(esce), tc.ByGroup(esce, num_groups=2)):
         assert {name: getattr(wrapped, name) for name in names} == {name: getattr(tc.ESCE, name) for name in names}
 
 

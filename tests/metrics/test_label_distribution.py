@@ -13,14 +13,11 @@ import torchcalib.functional as F
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
 
 DISTANCES = {
-    "tv": (F.total_variation, tc.TotalVariation, oracles.total_variation_of,
-           oracles.total_variation_floor),
+    "tv": (F.total_variation, tc.TotalVariation, oracles.total_variation_of, oracles.total_variation_floor),
     "kl": (F.kl_divergence, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
-    "entropy": (F.entropy_gap, tc.EntropyGap,
-                oracles.entropy_difference_of, oracles.entropy_floor),
-    "counts": (F.squared_distance, tc.SquaredDistance, oracles.brier_of,
-              oracles.brier_floor),
-}  # fmt: skip
+    "entropy": (F.entropy_gap, tc.EntropyGap, oracles.entropy_difference_of, oracles.entropy_floor),
+    "counts": (F.squared_distance, tc.SquaredDistance, oracles.brier_of, oracles.brier_floor),
+}
 SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
 SETTINGS.remove(("tv", "corrected"))
 TASKS = ("binary", "multiclass", "multilabel")

@@ -18,7 +18,6 @@ from torchcalib.core.arguments import (
     check_positive,
     check_task,
     task_of,
-    task_read_as,
     with_resolved_task,
 )
 from torchcalib.core.bins import root
@@ -240,5 +239,4 @@ class SKCELoss(PenaltyLoss):
     ) -> None:
         task = task_of(task, **options)
         check_task(task)
-        penalty = KernelSettings(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
-        super().__init__(penalty, task=task, **options)
+        super().__init__(KernelSettings("biased", kernel, bandwidth), task=task, **options)

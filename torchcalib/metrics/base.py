@@ -1,6 +1,7 @@
 """Base class for all streaming metrics: what a metric is, its options, and the conversion of batches."""
 
 import math
+import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
@@ -29,10 +30,8 @@ from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.engine import StatefulMetric
+from torchcalib.metrics.engine import StatefulMetric, refuse_if_synced
 from torchcalib.metrics.estimator import Estimator, factory_of, options_of
-from torchcalib.metrics.rollback import refuse_if_synced
-from torchcalib.metrics.sync import fingerprint
 
 S = TypeVar("S")
 Better = Literal["higher", "lower", "nearer to 0"]
@@ -183,8 +182,10 @@ class CalibrationMetric(StatefulMetric[S]):
             check_count("batch_shape", size)
         self.kind = self._state_kind()
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
-        # differs between metrics with different options.
-        self.state_names = tuple(f"{name}_{fingerprint(self):05x}" for name in self.kind.names)
+        # differs between metrics with different options. It does not depend on the class.
+        settings = {name: value for name, value in self._configuration().items() if name != "class"}
+        checksum = zlib.crc32(repr(settings).encode()) & 0xFFFFF
+        self.state_names = tuple(f"{name}_{checksum:05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
             self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
@@ -202,24 +203,12 @@ class CalibrationMetric(StatefulMetric[S]):
         """Number of labels L for a multi-label task; None for other tasks."""
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
-    def share(self, computed: dict[Hashable, Any] | None) -> None:
-        """Set the cache that all metrics in a collection share during an update; None removes the cache."""
-        vars(self)["_shared"] = computed
-
     def _state_kind(self) -> SumState[Any] | SampleState:
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*self.batch_shape, *self.accumulator.leading_shape(task, num_classes))
             return SampleState(self.accumulator, lead, self.input_format.from_logits)
         return SumState(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
-
-    def _state_of(self, p: Predictions) -> Any:
-        return self.kind.from_predictions(p)
-
-    @property
-    def _state_key(self) -> tuple[object, ...]:
-        """Cache key for the state of a batch. Metrics with equal keys compute equal states from a batch."""
-        return (self.accumulator, type(self)._state_of)
 
     def _value(self, statistic: S) -> Tensor:
         return self.estimator.value(statistic)
@@ -248,12 +237,12 @@ class CalibrationMetric(StatefulMetric[S]):
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         if self._shared is None:
-            batch = self._state_of(self._read(self.input_format, preds, target, weights))
+            batch = self.kind.from_predictions(self._read(self.input_format, preds, target, weights))
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:
-            reading, p = self._keyed_predictions(preds, target, weights)
-            batch = self._cached((*reading, *self._state_key), lambda: self._state_of(p))
+            key, p = self._keyed_predictions(preds, target, weights)
+            batch = self._cached((*key, self.kind), lambda: self.kind.from_predictions(p))
         self._add(preds, batch)
 
     def compute(self) -> Tensor:
@@ -266,7 +255,7 @@ class CalibrationMetric(StatefulMetric[S]):
         """
         if not self._enable_grad:  # `forward`, where `_enable_grad` is True, must not synchronise the device
             self._raise_if_invalid()
-        return self._value(self._statistic)
+        return self._value(self.kind.statistic(self.state))
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw the diagram of the metric, or plot given values. Return the figure and the axes.
@@ -395,16 +384,11 @@ class CalibrationMetric(StatefulMetric[S]):
             target,
             weights,
             batch_shape=self.batch_shape,
-            drop_invalid=self._drops_invalid,
+            drop_invalid=self.device.type != "cpu",  # elsewhere an error would synchronise the device
             evidence=evidence,
         )
         vars(self)["_evidence"] = evidence
         return p
-
-    @property
-    def _drops_invalid(self) -> bool:
-        """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
-        return self.device.type != "cpu"
 
 
 def _class_options(factory: Callable[..., Any]) -> list[Parameter]:

@@ -11,19 +11,10 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Task,
-    check_average,
-    check_flag,
-    task_by_position,
-    task_read_as,
-)
+from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, task_by_position
 from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import Mode, resolve_mode
-from torchcalib.core.inputs import input_format_of
+from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
@@ -83,24 +74,23 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Return the estimator of a calibration error over bins, with values `(...)`, or `(..., C)` with `average=None`.
+    """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
 
-    Args:
-        formula: Function from sums over bins to values `(...)`.
-        binning: Rule that assigns samples to bins.
-        task: Task of the input.
-        mode: Event whose probability is the confidence.
-        average: `"macro"` averages over classes, None returns one value per class.
-        options: Input options, see `InputOptions`.
-        from_sample: Store samples even for equal-width bins, because the formula requires more than sums.
-        hard_targets: Reject soft targets, because the formula counts labels.
+    `formula` maps sums over bins to values `(...)`. `from_sample` stores samples even for equal-width bins, because the
+    formula requires more than sums. `hard_targets` rejects soft targets, because the formula counts labels.
     """
-    mode = resolve_mode(task_read_as(task, options), mode)
-    averages = check_average(average, mode == "classwise")
     is_additive = binning.bins == "equal_width" and not from_sample
-    demands = {"hard_targets": hard_targets or binning.is_isotonic, "whole_weights": not is_additive}
-    accumulator = EqualWidthBins(mode, binning.n_bins, binning.right) if is_additive else ExactSample(mode)
-    return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
+    return BinnedEstimator.of_events(
+        partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right) if is_additive else ExactSample,
+        formula,
+        task,
+        mode,
+        average,
+        options,
+        binning,
+        hard_targets=hard_targets or binning.is_isotonic,
+        whole_weights=not is_additive,
+    )
 
 
 class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
@@ -140,10 +130,9 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
         """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
-        accumulator = self.accumulator
-        if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
-            return None
-        return equal_width_rows(p, accumulator)
+        is_average = self.estimator.averages and p.task == "multiclass"
+        bins = self.accumulator
+        return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
@@ -155,12 +144,13 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
-        if isinstance(statistic, RankedSample) and estimator.averages and cancels:
-            rows = LabelRows.from_sample(statistic)
-        depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
-        invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
-        if isinstance(statistic, RankedSample) and not depends_on_outcomes:
-            statistic = estimator.binning.from_sample(statistic).with_noise()
+        invalid = None
+        if isinstance(statistic, RankedSample):
+            invalid = statistic.has_invalid_rows
+            if estimator.averages and cancels:
+                rows = LabelRows.from_sample(statistic)
+            if not (estimator.binning.is_isotonic or self.depends_on_samples):
+                statistic = estimator.binning.from_sample(statistic).with_noise()
         found = run_error_test(
             self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
         )
@@ -546,6 +536,5 @@ def calibration_curve(
     estimator = binned(ece_from_bins, Binning.from_bins(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
     accumulator = estimator.accumulator
     if isinstance(accumulator, EqualWidthBins):
-        accumulator = replace(accumulator, with_ecd=True, with_noise=True)
-    statistic: Any = accumulator.from_predictions(estimator.input_format.read(preds, target, options.get("weights")))
-    return estimator.table(statistic)
+        estimator = replace(estimator, accumulator=replace(accumulator, with_ecd=True, with_noise=True))
+    return estimator.table(estimator.statistic(preds, target, options.get("weights")))

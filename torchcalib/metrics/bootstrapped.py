@@ -17,7 +17,7 @@ from torchcalib.core.sums import Sums
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state
-from torchcalib.metrics.rollback import refuse_if_synced
+from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.logs import wide_dtype
 
@@ -93,6 +93,7 @@ class Bootstrapped(WrappedMetric[S]):
     """
 
     kind: Replicates[S]
+    _depends_on_earlier_batches = True  # weights depend on the number of previous rows
 
     def __init__(
         self,
@@ -162,22 +163,22 @@ class Bootstrapped(WrappedMetric[S]):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        refuse_if_synced(self, "update")
+        _, p = self._keyed_predictions(preds, target, weights)
+        n = p.samples[-1]
         if clusters is None:
-            super().update(preds, target, weights=weights)
+            # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
+            rows = torch.arange(self._n_rows, self._n_rows + n, device=preds.device)
+            drawn = Weights(self.seed, rows, "poisson", first=self._rank << 32)
         else:
-            refuse_if_synced(self, "update")
             n_batch = len(self.batch_shape)
             samples = self.input_format.samples_of(preds, target, n_batch)[n_batch:]
             ids = of_samples(identifiers(clusters, preds.device), samples).reshape(-1)
-            _, p = self._keyed_predictions(preds, target, weights)
             # The same weights on all ranks, because a cluster may have rows on several ranks.
-            weights_of_clusters = Weights(self.seed, ids, "poisson")
-            self._add(preds, self.kind.resampled(p, weights_of_clusters, are_clusters=True))
+            drawn = Weights(self.seed, ids, "poisson")
         self._has_clusters = clusters is not None
-        rows = preds.numel() // math.prod(self.batch_shape)
-        if self.input_format.task != "binary":
-            rows //= preds.shape[self.input_format.resolved(preds, target, len(self.batch_shape)).axis]
-        self._n_rows += rows
+        self._add(preds, self.kind.resampled(p, drawn, are_clusters=self._has_clusters))
+        self._n_rows += n
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the state of another metric; see `CalibrationMetric.merge_state`.
@@ -220,20 +221,6 @@ class Bootstrapped(WrappedMetric[S]):
         kind = super()._state_kind()
         assert isinstance(kind, SumState)  # checked by __init__
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
-
-    def _state_of(self, p: Predictions) -> Tensor:
-        # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
-        rows = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.input_preds.device)
-        return self.kind.resampled(p, Weights(self.seed, rows, "poisson", first=self._rank << 32))
-
-    @property
-    def _is_plain_sum(self) -> bool:
-        """False, because the weights for a batch depend on the number of previous rows."""
-        return False
-
-    @property
-    def _state_key(self) -> tuple[object, ...]:
-        return (self.accumulator, self.n_replicates, self.seed, self._n_rows)
 
     def _configuration(self) -> dict[str, object]:
         return {**super()._configuration(), "class": type(self.metric).__name__, "n_replicates": self.n_replicates}

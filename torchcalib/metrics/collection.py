@@ -16,7 +16,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import contains_state, read_state
-from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.metrics.engine import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 
@@ -161,7 +161,7 @@ class CalibrationCollection(MetricCollection):
                 for reading in readings:
                     p = reading.predictions(preds, target, weights)
                     for metrics in reading.by_state:
-                        batch = metrics[0]._state_of(p)
+                        batch = metrics[0].kind.from_predictions(p)
                         states += [(metric, metric.added(batch, shared)) for metric in metrics]
             for metric, state in states:
                 metric.count_update(state)
@@ -239,12 +239,12 @@ class CalibrationCollection(MetricCollection):
         shared: dict[Hashable, Any] = {}
         with unchanged_on_error(*self._members()):
             for metric in self._members():
-                metric.share(shared)
+                vars(metric)["_shared"] = shared
             try:
                 yield
             finally:
                 for metric in self._members():
-                    metric.share(None)
+                    vars(metric)["_shared"] = None
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
@@ -301,7 +301,7 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating
         reading = readings.setdefault(key, _Reading(key[0], [], []))
         if metric.input_format not in reading.formats:
             reading.formats.append(metric.input_format)
-        state = (key, metric._state_key)
+        state = (key, metric.kind)
         if state not in states:
             states[state] = []
             reading.by_state.append(states[state])

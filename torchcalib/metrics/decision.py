@@ -1,7 +1,7 @@
 """Bayes risk (mean cost of the optimal decisions under the predictions), and expected cost of given decisions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -84,11 +84,6 @@ def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatri
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
-def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
-    matrix = cost if cost is None or isinstance(cost, CostMatrix) else CostMatrix(cost)
-    return Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
-
-
 @metric_function
 def bayes_risk(
     task: Task | None = None,
@@ -138,7 +133,8 @@ def bayes_risk(
         >>> bayes_risk(preds, target, task="binary", reduction="none")
         tensor([0., 0., 0., 1.])
     """
-    score = _bayes_risk_score(cost)
+    matrix = cost if cost is None or isinstance(cost, CostMatrix) else CostMatrix(cost)
+    score = Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
@@ -193,7 +189,6 @@ class BayesRisk(ScoreMetric, function=bayes_risk):
         tensor(0.1250, dtype=torch.float64)
     """
 
-    score = _bayes_risk_score(None)
     question = "mean cost of the optimal decisions under the predictions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1"
 
@@ -283,19 +278,15 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
-        weights, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
-    else:
-        weights = p.weights
-    given = Predictions(
-        p.task, p.from_logits, p.values, p.target, weights, p.dtype, p.n_invalid, p.weighted, p.has_labels
-    )
+        checked, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
+        p = replace(p, weights=checked)
     score = Score(
         partial(_cost_of, decisions=decisions.masked_fill(outside, 0), cost=matrix),
         partial(_cheapest_constant, cost=matrix),
         normalizable=True,
     )
     estimator = scored(score, "multiclass", {}, normalize=normalize, priors=priors)
-    return by_replicates(estimator.from_predictions, given, estimator.accumulator.n_events(given))
+    return by_replicates(estimator.from_predictions, p, estimator.accumulator.n_events(p))
 
 
 @dataclass(frozen=True, eq=False)

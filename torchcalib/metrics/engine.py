@@ -22,17 +22,51 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
-from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
+
+
+@contextmanager
+def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
+    """Restore the metrics if the `with` block raises. Tensors are not copied, because updates are not in place."""
+    before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
+    try:
+        yield
+    except BaseException:
+        for metric, attributes in zip(metrics, before, strict=True):
+            metric.__dict__.clear()
+            metric.__dict__.update(attributes)
+        raise
+
+
+def refuse_if_synced(metric: Metric, method: str) -> None:
+    """Raise TorchMetricsUserError if the metric is synced, because `unsync` would discard the changes by `method`."""
+    if metric._is_synced:
+        raise TorchMetricsUserError(
+            f"`{method}` must be called before `sync` or after `unsync`, got a synced {type(metric).__name__}. "
+            "Call unsync() first."
+        )
+
+
+@contextmanager
+def unsynced_on_error(metric: Metric) -> Iterator[None]:
+    """Unsync the metric if the `with` block syncs it and then raises."""
+    was_synced = metric._is_synced
+    try:
+        yield
+    except BaseException:
+        if metric._is_synced and not was_synced:
+            metric.unsync()
+        raise
 
 
 class StatefulMetric(Metric, Generic[S]):
@@ -52,6 +86,8 @@ class StatefulMetric(Metric, Generic[S]):
     _in_graph = False
     """Whether a captured CUDA graph updates the state in place."""
     _in_forward = False
+    _depends_on_earlier_batches = False
+    """Whether a graph cannot repeat an update, because its effect on the sums depends on earlier batches."""
     _evidence: Evidence
     """Evidence of mistakes in the input, from all batches."""
 
@@ -76,7 +112,8 @@ class StatefulMetric(Metric, Generic[S]):
 
     def _add_in_graph(self, batch: Any) -> None:
         """Add the state of a batch in place. Disable the cache of `compute`, which graph replays cannot clear."""
-        if not self._is_plain_sum or self._enable_grad:  # `_enable_grad` is True only within `forward`
+        is_sum = isinstance(self.kind, SumState) and not self._depends_on_earlier_batches
+        if not is_sum or self._enable_grad:  # `_enable_grad` is True only within `forward`
             raise RuntimeError(
                 f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
                 "A graph can capture only `update`, and only of metrics whose state consists of sums. Call `update` "
@@ -84,11 +121,6 @@ class StatefulMetric(Metric, Generic[S]):
             )
         self.state.add_(batch)
         self._in_graph, self.compute_with_cache = True, False
-
-    @property
-    def _is_plain_sum(self) -> bool:
-        """Whether the state is a sum over batches, with summands that depend only on one batch."""
-        return isinstance(self.kind, SumState)
 
     def reset(self) -> None:
         """Reset the state. Between `sync` and `unsync`, reset both the global and the local state."""
@@ -159,10 +191,6 @@ class StatefulMetric(Metric, Generic[S]):
             ValueError: If an update contained invalid rows on CUDA.
         """
         self._raise_if_invalid()
-        return self._statistic
-
-    @property
-    def _statistic(self) -> S:
         return self.kind.statistic(self.state)
 
     def _synced_statistic(self) -> S:

@@ -14,12 +14,22 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import InputOptions, Task, unknown_argument, with_input_options, with_task, with_weights
-from torchcalib.core.events import TopK
-from torchcalib.core.inputs import InputFormat
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_average,
+    task_read_as,
+    unknown_argument,
+    with_input_options,
+    with_task,
+    with_weights,
+)
+from torchcalib.core.events import Mode, TopK, resolve_mode
+from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.sums import Sums, SumsAccumulator
+from torchcalib.core.sums import SumsAccumulator
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -37,12 +47,37 @@ class Estimator(Generic[S]):
     formula: Callable[[Any], Tensor]
     averages: bool  # Whether values are averaged over classes or labels, the last batch axis
 
+    @classmethod
+    def of_events(
+        cls,
+        accumulator: Callable[[Mode], Any],
+        formula: Callable[[Any], Tensor],
+        task: Task | None,
+        mode: Mode | None,
+        average: Average | None,
+        options: Mapping[str, Any],
+        *fields: Any,
+        **requirements: Any,
+    ) -> Self:
+        """Create the estimator of a metric of events, whose probabilities are the confidences.
+
+        `accumulator` is a function of the mode. `options` are `InputOptions`, `requirements` further fields of the
+        `InputFormat`, and `fields` those of a subclass.
+        """
+        mode = resolve_mode(task_read_as(task, options), mode)
+        averages = check_average(average, mode == "classwise")
+        return cls(input_format_of(task, options, **requirements), accumulator(mode), formula, averages, *fields)
+
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
         if p.replicates:
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
+
+    def statistic(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
+        """Return the statistic of tensors: sums or samples."""
+        return self.accumulator.from_predictions(self.input_format.read(preds, target, weights))
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the metric value `(...)` for validated predictions, in the dtype of the statistic."""
@@ -51,7 +86,11 @@ class Estimator(Generic[S]):
     def value(self, statistic: Any) -> Tensor:
         """Return the metric value `(...)` for sums or samples, averaged over classes or labels if `self.averages`."""
         values = self.values(statistic)
-        return values.mean(batch_axes(statistic) - 1) if self.averages else values
+        if not self.averages:
+            return values
+        # Batch axes of samples `(..., N)` or sums `(..., F, K)`. The class or label axis is the last one.
+        batch_axes = statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
+        return values.mean(batch_axes - 1)
 
     def values(self, statistic: Any) -> Tensor:
         """Return the metric value `(...)` per batch element and per class or label, without averaging over classes."""
@@ -68,11 +107,6 @@ class Estimator(Generic[S]):
         return replace(self, input_format=replace(self.input_format, num_classes=num_classes), accumulator=accumulator)
 
 
-def batch_axes(statistic: Sums | RankedSample) -> int:
-    """Return the number of batch axes of accumulated sums `(..., F, K)` or of samples `(..., N)`."""
-    return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
-
-
 _PLAIN_TYPES = (bool, int, float, str, type(None), TopK)
 _MAX_CACHED = 256
 _estimators: dict[Any, Estimator[Any]] = {}
@@ -81,28 +115,23 @@ _estimators: dict[Any, Estimator[Any]] = {}
 def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
     """Return the estimator for the options, cached for plain values because validation is slow for small inputs."""
     parts: list[Any] = [factory]
+    is_plain = True
     for name, option in options.items():
-        if name == "weights":
-            continue
-        if not isinstance(option, _PLAIN_TYPES):
-            return _checked(factory, options)
-        parts += (name, type(option), option)
-    key = tuple(parts)
-    found = _estimators.get(key)
-    if found is None:
-        found = _checked(factory, options)
-        if len(_estimators) >= _MAX_CACHED:
-            _estimators.clear()  # safe even if another thread also clears it
-        _estimators[key] = found
-    return found
-
-
-def _checked(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
-    """Return the estimator for the options. Raise TypeError for an unknown name, with a suggestion."""
+        if name != "weights":
+            is_plain = is_plain and isinstance(option, _PLAIN_TYPES)
+            parts += (name, type(option), option)
+    key = tuple(parts) if is_plain else None
+    if found := _estimators.get(key):
+        return found
     known = {"preds", "target", *InputOptions.__annotations__, *(p.name for p in options_of(factory))}
     if unknown := [name for name in options if name not in known]:
         raise unknown_argument(unknown[0], known, factory.__name__)
-    return factory(**options)
+    made = factory(**options)
+    if is_plain:
+        if len(_estimators) >= _MAX_CACHED:
+            _estimators.clear()  # safe even if another thread also clears it
+        _estimators[key] = made
+    return made
 
 
 def options_of(factory: Callable[..., Any]) -> list[Parameter]:

@@ -8,14 +8,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Task,
-    check_choice,
-    check_count,
-    is_number,
-)
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, check_count, is_number
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, Unpack, get_args
 
 import torch
@@ -44,32 +45,19 @@ InBlocks = Literal["block", "linear"]
 class KernelSettings:
     """Validated options of the squared kernel calibration error; see `skce`."""
 
-    task: Task  # Task of the metric: binary for multi-class input with `positive_classes`
     estimator: Estimate
     kernel: Kernel
     bandwidth: float | Literal["median"]
-    block_size: int
-    average: Average | None
-    chunk: int | None
+    block_size: int = 32
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("estimator", self.estimator, get_args(Estimate))
         check_choice("kernel", self.kernel, get_args(Kernel))
-        check_average(self.average, self.task == "multilabel")
         check_count("block_size", self.block_size, at_least=2)
         if self.chunk is not None:
             check_count("chunk", self.chunk)
         check_bandwidth(self.bandwidth, "median")
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether the estimator is a mean over blocks of samples. The state then consists of sums."""
-        return self.estimator in ("block", "linear")
-
-    @property
-    def demands(self) -> dict[str, bool]:
-        """Requirements for the input, as keyword arguments of `InputFormat`."""
-        return {"whole_weights": self.estimator != "biased"}
 
     def accumulator(self) -> BlockAccumulator:
         """Return the accumulator for the estimators "block" and "linear"."""
@@ -78,7 +66,7 @@ class KernelSettings:
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Compute SKCE from validated predictions: `(...)`, or `(..., L)` for multi-label."""
-        if self.in_blocks:
+        if self.estimator in get_args(InBlocks):
             accumulator = self.accumulator()
             return by_replicates(lambda p: accumulator.from_predictions(p).mean, p, accumulator.n_events(p))
         return self._all_pairs(p)
@@ -102,10 +90,6 @@ class KernelSettings:
         # With one sample, `total - own` is a rounding error. Its division by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
-    def averaged(self, value: Tensor) -> Tensor:
-        """Average the value over labels for a multi-label task, unless `average` is None."""
-        return value.mean(-1) if self.task == "multilabel" and self.average is not None else value
-
 
 def check_bandwidth(bandwidth: object, *names: str) -> None:
     """Raise an error unless `bandwidth` is a positive number or one of the method names in `names`."""
@@ -127,11 +111,8 @@ class KernelEstimator(Estimator[BlockStats]):
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value, `(...)` or `(..., L)`, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        return self.settings.averaged(self.settings.from_predictions(p)).to(p.dtype)
-
-
-def _mean_of_blocks(statistic: BlockStats) -> Tensor:
-    return statistic.mean
+        value = self.settings.from_predictions(p)
+        return (value.mean(-1) if self.averages else value).to(p.dtype)
 
 
 @metric_function
@@ -189,10 +170,10 @@ def skce(
         >>> skce(preds, torch.tensor([1, 1, 1]), task="multiclass")
         tensor(0.3850)
     """
-    settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
-    input_format = input_format_of(task, options, **settings.demands)
-    averages = settings.task == "multilabel" and average is not None
-    return KernelEstimator(input_format, settings.accumulator(), _mean_of_blocks, averages, settings)
+    settings = KernelSettings(estimator, kernel, bandwidth, block_size, chunk)
+    averages = check_average(average, task_read_as(task, options) == "multilabel")
+    input_format = input_format_of(task, options, whole_weights=estimator != "biased")
+    return KernelEstimator(input_format, settings.accumulator(), attrgetter("mean"), averages, settings)
 
 
 def _streamed(
@@ -321,10 +302,10 @@ def skce_test(
         >>> skce_test(preds, (target + 1) % 3, task="multiclass", estimator="block").p_value < 1e-9
         tensor(True)
     """
-    settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
+    settings = KernelSettings(estimator, kernel, bandwidth, block_size, chunk)
     if estimator == "biased":
         raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased', got 'biased'. Use 'unbiased'.")
-    p = read_input(task, preds, target, options, **settings.demands)
+    p = read_input(task, preds, target, options, whole_weights=True)
     if estimator == "unbiased":
         return _asymptotic(
             _hoeffding_test(settings, p).to(p.dtype), method="bound on the tail probability (conservative)"

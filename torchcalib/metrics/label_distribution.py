@@ -168,7 +168,6 @@ class TotalVariation(ScoreMetric, function=total_variation):
         tensor(0.1000, dtype=torch.float64)
     """
 
-    score = _score("total variation", "value")
     question = "mean total variation distance between predictions and label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
 
@@ -234,7 +233,6 @@ class KLDivergence(ScoreMetric, function=kl_divergence):
         tensor(0.0582, dtype=torch.float64)
     """
 
-    score = _score("Kullback-Leibler", "value")
     question = "mean Kullback-Leibler divergence of predictions from label distributions"
     source = (
         "Pavlovic, Beyond Accuracy; "
@@ -300,7 +298,6 @@ class EntropyGap(ScoreMetric, function=entropy_gap):
         tensor(0.1429, dtype=torch.float64)
     """
 
-    score = _score("entropy", "value")
     question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
 
@@ -364,7 +361,6 @@ class SquaredDistance(ScoreMetric, function=squared_distance):
         tensor(0.0400, dtype=torch.float64)
     """
 
-    score = _score("squared", "value")
     question = "mean squared distance between predictions and label distributions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions"
     name = "Squared distance"

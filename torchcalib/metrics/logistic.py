@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number, task_read_as
+from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number
 from torchcalib.core.clusters import ClusteredSums, Clusters, cluster_table
 from torchcalib.core.event_sums import EventSums
-from torchcalib.core.events import Events, Mode, resolve_mode
-from torchcalib.core.inputs import input_format_of
+from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
@@ -337,10 +336,9 @@ def spiegelhalter(
         tensor(-0.8296)
     """
     check_choice("component", component, get_args(SpiegelhalterComponent))
-    no_average(task, mode, options)
-    accumulator = SpiegelhalterAccumulator(resolve_mode(task_read_as(task, options), mode))
-    value = partial(spiegelhalter_from_sums, component=component)
-    return Estimator(input_format_of(task, options, hard_targets=True), accumulator, value, False)
+    average = no_average(task, mode, options)
+    formula = partial(spiegelhalter_from_sums, component=component)
+    return Estimator.of_events(SpiegelhalterAccumulator, formula, task, mode, average, options, hard_targets=True)
 
 
 class Spiegelhalter(CalibrationMetric[Sums], function=spiegelhalter):

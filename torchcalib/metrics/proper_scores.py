@@ -18,18 +18,12 @@ from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
 
-def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
+def _nll_of(p: Predictions, eps: float | None) -> Tensor:
     return p.cross_entropy if eps is None else p.clipped_cross_entropy(eps)
 
 
 def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return 0 - xmul(priors, safe_log(priors)).sum(-1)  # `0 - x`, because `-x` would be -0.0 for a single class
-
-
-def _nll_score(eps: float | None = None) -> Score:
-    if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
-        raise ValueError(f"`eps` must be a float in (0, 1) or None, got {shown(eps)}. A common value is 1e-7.")
-    return Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
 
 
 @metric_function
@@ -78,7 +72,9 @@ def nll(
         >>> nll(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary", reduction="none")
         tensor([0.0000, 0.6931])
     """
-    score = _nll_score(eps)
+    if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
+        raise ValueError(f"`eps` must be a float in (0, 1) or None, got {shown(eps)}. A common value is 1e-7.")
+    score = Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
@@ -93,7 +89,6 @@ class NLL(ScoreMetric, function=nll):
         tensor(0.2284, dtype=torch.float64)
     """
 
-    score = _nll_score()
     question = "mean negative log probability of the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8"
 
@@ -118,10 +113,6 @@ def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
     """
     over_classes = s.label_square.sum(-1) / s.total - priors.square().sum(-1)
     return over_classes if task == "multiclass" else over_classes / 2
-
-
-_BRIER = Score(_brier_of, _brier_of_prior, normalizable=True)
-_BRIER_OVER_CLASSES = Score(_brier_over_classes, _brier_of_prior)
 
 
 @metric_function
@@ -160,8 +151,11 @@ def brier_score(
         >>> brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.0467)
     """
-    score, by = (_BRIER_OVER_CLASSES, None) if normalize == "classes" else (_BRIER, normalize)
-    return scored(score, task, options, normalize=by, priors=priors, average=average, reduction=reduction)
+    if normalize == "classes":
+        score, normalize = Score(_brier_over_classes, _brier_of_prior), None
+    else:
+        score = Score(_brier_of, _brier_of_prior, normalizable=True)
+    return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
 class BrierScore(ScoreMetric, function=brier_score):
@@ -175,7 +169,6 @@ class BrierScore(ScoreMetric, function=brier_score):
         tensor(0.0467, dtype=torch.float64)
     """
 
-    score = _BRIER
     question = "mean squared distance between probabilities and outcomes"
     source = (
         "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; "
@@ -190,9 +183,6 @@ def _ecd_of(p: Predictions) -> Tensor:
     return p.ecd
 
 
-_ECD = Score(_ecd_of)
-
-
 @metric_function
 def _ecd_of_classes(
     task: Task | None = None,
@@ -202,7 +192,7 @@ def _ecd_of_classes(
     reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    return scored(_ECD, task, options, priors=priors, average=average, reduction=reduction)
+    return scored(Score(_ecd_of), task, options, priors=priors, average=average, reduction=reduction)
 
 
 @task_by_position
@@ -281,7 +271,6 @@ class ECD(ScoreMetric, function=ecd):
     """
 
     factory = staticmethod(factory_of(_ecd_of_classes))
-    score = _ECD
     question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
 
@@ -297,9 +286,6 @@ def is_correct(p: Predictions) -> Tensor:
 
 def _largest_share(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return priors.amax(-1)
-
-
-_ACCURACY = Score(is_correct, _largest_share)
 
 
 @metric_function
@@ -333,7 +319,7 @@ def accuracy(
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.6667)
     """
-    return scored(_ACCURACY, task, options, priors=priors, average=average)
+    return scored(Score(is_correct, _largest_share), task, options, priors=priors, average=average)
 
 
 class Accuracy(ScoreMetric, function=accuracy):
@@ -347,7 +333,6 @@ class Accuracy(ScoreMetric, function=accuracy):
         tensor(0.6667, dtype=torch.float64)
     """
 
-    score = _ACCURACY
     question = "fraction of samples whose most probable class is the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs"
     unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)

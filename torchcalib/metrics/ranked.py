@@ -5,7 +5,7 @@ algorithm for isotonic regression.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -14,17 +14,8 @@ from typing import Any, Literal, NamedTuple, Self, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Task,
-    check_average,
-    check_choice,
-    task_by_position,
-    task_read_as,
-)
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, task_by_position, task_read_as
 from torchcalib.core.events import Mode, resolve_mode
-from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.labels import LabelRows
@@ -40,20 +31,8 @@ _MAX_POINTS = 2**10
 """Maximum number of points in a CORP curve."""
 
 
-def ranked(
-    formula: Callable[[RankedSample], Tensor],
-    task: Task | None,
-    mode: Mode | None,
-    average: Average | None,
-    options: Mapping[str, Any],
-    *,
-    hard_targets: bool = False,
-) -> Estimator[RankedSample]:
-    """Return the estimator of a rank-based metric. `formula` is a function from `RankedSample` to values `(...)`."""
-    mode = resolve_mode(task_read_as(task, options), mode)
-    averages = check_average(average, mode == "classwise")
-    input_format = input_format_of(task, options, hard_targets=hard_targets, whole_weights=True)
-    return Estimator(input_format, ExactSample(mode), formula, averages)
+ranked = partial(Estimator.of_events, ExactSample, whole_weights=True)
+"""Function that creates the estimator of a rank-based metric; see `Estimator.of_events`."""
 
 
 def no_average(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
@@ -96,12 +75,11 @@ DriftNorm = Literal["max", "range"]
 
 
 def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
-    """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`."""
-    return ks_from_sorted(sample.sorted(), norm)
+    """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`.
 
-
-def ks_from_sorted(s: SortedSample, norm: DriftNorm = "max") -> Tensor:
-    """Compute `ks_from_sample` from a sorted sample, by cumulative sums at the last sample of each distinct score."""
+    It is computed from cumulative sums at the last sample of each distinct score.
+    """
+    s = sample.sorted()
     # Without data (total 0), the NaN of 0 / 0 is not masked and becomes the value.
     drift = s.drift.masked_fill(~s.ends & (s.total > 0).unsqueeze(-1), 0)
     if norm == "max":
@@ -402,11 +380,9 @@ def corp_curve(
         tensor([0.0000, 0.6667, 0.6667, 0.6667], dtype=torch.float64)
     """
     check_arguments(level, n_replicates, seed)
-    mode = resolve_mode(task_read_as(task, options), mode)
-    input_format = input_format_of(task, options, hard_targets=True, whole_weights=True)
+    estimator: Estimator[RankedSample] = ranked(_recalibrated, task, mode, "macro", options, hard_targets=True)
     with torch.no_grad():
-        sample = ExactSample(mode).from_predictions(input_format.read(preds, target, options.get("weights")))
-        return curve_of(sample, level, n_replicates, seed)
+        return curve_of(estimator.statistic(preds, target, options.get("weights")), level, n_replicates, seed)
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:

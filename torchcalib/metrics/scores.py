@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -33,10 +33,6 @@ class Score(NamedTuple):
     normalizable: bool = False  # whether the mean score may be divided by that of the constant prediction
     arguments: tuple[Hashable, ...] = ()
     min_annotators: int = 0  # minimum number of annotators per target
-
-    def accumulator(self, by_class: bool) -> ScoreAccumulator:
-        """Return the accumulator of the scores, with separate sums for each true class if `by_class` is True."""
-        return ScoreAccumulator(self.per_sample, self.arguments, by_class)
 
 
 def mean_score(s: ScoreSum) -> Tensor:
@@ -127,14 +123,14 @@ def scored(
     see `ScoreEstimator.per_sample`.
     """
     check_choice("reduction", reduction, get_args(Reduction))
-    demands = {"hard_targets": priors is not None, "min_annotators": score.min_annotators}
-    input_format = input_format_of(task, options, **demands)
+    hard_targets = priors is not None
+    input_format = input_format_of(task, options, hard_targets=hard_targets, min_annotators=score.min_annotators)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         allowed = "None or 'prior'" if score.normalizable else "None"
         raise ValueError(f"`normalize` must be {allowed}, got {shown(normalize)}. Omit it for the mean score.")
     averages = check_average(average, input_format.read_as == "multilabel")
-    accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
     normalizes = normalize is not None
+    accumulator = ScoreAccumulator(score.per_sample, score.arguments, by_class=normalizes or hard_targets)
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalizes, priors, reduction)
 
 
@@ -143,6 +139,3 @@ class ScoreMetric(CalibrationMetric[ScoreSum]):
 
     The state consists of 2 sums, or with `normalize` or `priors` of 3 sums per class.
     """
-
-    score: ClassVar[Score]
-    """Definition of the score for default options."""

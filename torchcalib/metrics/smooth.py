@@ -1,7 +1,7 @@
 """Smooth expected calibration error (smECE), based on kernel smoothing."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -10,18 +10,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Task,
-    check_average,
-    is_number,
-    task_read_as,
-)
+from torchcalib.core.arguments import Average, InputOptions, Task, is_number
 from torchcalib.core.clusters import ClusteredSums
 from torchcalib.core.event_sums import EventSums
-from torchcalib.core.events import Events, Mode, resolve_mode
-from torchcalib.core.inputs import input_format_of
+from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
@@ -173,18 +165,6 @@ def _event_chunks(events: Events, at_once: int) -> Iterator[Events]:
         yield flat.map(itemgetter(slice(start, start + at_once)))
 
 
-def _smoothed(
-    formula: Callable[[BinStats], Tensor],
-    task: Task | None,
-    mode: Mode | None,
-    average: Average | None,
-    options: Mapping[str, Any],
-) -> SmoothEstimator:
-    mode = resolve_mode(task_read_as(task, options), mode)
-    averages = check_average(average, mode == "classwise")
-    return SmoothEstimator(input_format_of(task, options), SmoothingAccumulator(mode), formula, averages)
-
-
 @metric_function
 def smece(
     task: Task | None = None,
@@ -231,7 +211,8 @@ def smece(
         raise ValueError(
             f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {shown(bandwidth)}. Omit it to select it."
         )
-    return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
+    formula = partial(smece_from_cells, bandwidth=bandwidth)
+    return SmoothEstimator.of_events(SmoothingAccumulator, formula, task, mode, average, options)
 
 
 class SmECE(CalibrationMetric[SmoothingCells], function=smece):
@@ -292,7 +273,8 @@ def smece_width(
         >>> smece_width(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1758)
     """
-    return _smoothed(width_from_cells, task, mode, no_average(task, mode, options), options)
+    average = no_average(task, mode, options)
+    return SmoothEstimator.of_events(SmoothingAccumulator, width_from_cells, task, mode, average, options)
 
 
 class SmoothCurve(NamedTuple):
@@ -323,10 +305,7 @@ def smoothing_cells(
 ) -> SmoothingCells:
     """Return the sums over cells for predictions, from which `smooth_curve_of` computes a curve."""
     estimator = factory_of(smece)(task=task, mode=mode, **options)
-    accumulator: Any = estimator.accumulator
-    cells: SmoothingCells = accumulator.from_predictions(
-        estimator.input_format.read(preds, target, options.get("weights"))
-    )
+    cells: SmoothingCells = estimator.statistic(preds, target, options.get("weights"))
     return cells
 
 

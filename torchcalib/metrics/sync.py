@@ -3,7 +3,6 @@
 The first one compares the configurations, see `gathering`. The second one adds sums, or gathers sums and samples.
 """
 
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from torchcalib.metrics.engine import StatefulMetric
 
 _SYNC = "sync the same metrics"
-
-
-def fingerprint(metric: "StatefulMetric[Any]") -> int:
-    """Return a 20-bit checksum of the options that affect the state. It does not depend on the class."""
-    settings = {name: value for name, value in metric._configuration().items() if name != "class"}
-    return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
 def synced_states(

@@ -18,9 +18,8 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.bins import TCETable
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
-from torchcalib.core.sums import BinStats, Sums
+from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
 from torchcalib.metrics.estimator import metric_function
@@ -105,31 +104,30 @@ def tce(
         >>> tce(p, torch.tensor([1, 1, 1, 1, 1, 1]), task="binary", bins="equal_width", n_bins=2)
         tensor(50.)
     """
-    _check_test(alpha, test)
-    check_choice("norm", norm, get_args(Norm))
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
-    return _tested(partial(tce_from_bins, alpha=alpha, test=test, norm=norm), binning, task, mode, average, options)
+    return _tested(binning, alpha, test, norm, task, mode, average, options)
 
 
 def _tested(
-    formula: Callable[[BinStats], Tensor],
     binning: Binning,
+    alpha: float,
+    test: Test,
+    norm: Norm,
     task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
 ) -> BinnedEstimator:
-    if mode is None and task_read_as(task, options) == "multiclass":
-        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
-    return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
-
-
-def _check_test(alpha: float, test: Test) -> None:
     if not is_number(alpha):
         raise TypeError(f"`alpha` must be a number, got {shown(alpha)}. The usual level is 0.05.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice("test", test, get_args(Test))
+    check_choice("norm", norm, get_args(Norm))
+    if mode is None and task_read_as(task, options) == "multiclass":
+        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
+    formula = partial(tce_from_bins, alpha=alpha, test=test, norm=norm)
+    return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
 
 
 class TCE(BinnedMetric, function=tce):
@@ -149,17 +147,13 @@ class TCE(BinnedMetric, function=tce):
 
     def table(self) -> TCETable:
         """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
-        return _table(self.estimator, self._synced_statistic(), self.settings["alpha"], self.settings["test"])
+        bins = self.estimator.binning.from_sample(self._synced_statistic())  # type: ignore[arg-type]  # a RankedSample
+        return bins.test_table(self.settings["alpha"], self.settings["test"])
 
     unit, value_range = "percent", (0.0, 100.0)
     needs_labels = needs_whole_weights = True
     diagram = "torchcalib.plots.tce:tce_diagram"
     is_differentiable = False
-
-
-def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
-    assert isinstance(sample, RankedSample)  # `_tested` passes from_sample=True
-    return estimator.binning.from_sample(sample).test_table(alpha, test)
 
 
 @task_by_position
@@ -203,13 +197,10 @@ def tce_table(
         >>> table.rejected
         tensor([3., 0.], dtype=torch.float64)
     """
-    _check_test(alpha, test)
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
-    estimator = _tested(
-        partial(tce_from_bins, alpha=alpha, test=test, norm="l1"), binning, task, mode, "macro", options
-    )
-    sample = estimator.accumulator.from_predictions(estimator.input_format.read(preds, target, options.get("weights")))
-    return _table(estimator, sample, alpha, test)
+    estimator = _tested(binning, alpha, test, "l1", task, mode, "macro", options)
+    sample = estimator.statistic(preds, target, options.get("weights"))
+    return binning.from_sample(sample).test_table(alpha, test)
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:

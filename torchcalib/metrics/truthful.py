@@ -7,18 +7,14 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked import RankedSample, SortedSample
+from torchcalib.core.ranked import RankedSample
 from torchcalib.metrics.estimator import Estimator, metric_function
 from torchcalib.metrics.ranked import RankedMetric, ranked
 
 
 def atb_from_sample(sample: RankedSample) -> Tensor:
     """Return the averaged two-bin calibration error `(...)` from a `RankedSample`; see `atb`."""
-    return atb_from_sorted(sample.sorted())
-
-
-def atb_from_sorted(s: SortedSample) -> Tensor:
-    """Compute `atb_from_sample` from a sorted sample."""
+    s = sample.sorted()
     # The integrand is constant between adjacent confidences. The interval between tied confidences has width 0, so
     # that their order has no effect.
     zero = torch.zeros_like(s.drift[..., :1])

@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -29,7 +30,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.display.words import capitalised, listed
 from torchcalib.io.errors import printable, shown
-from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
+from torchcalib.metrics.proper_scores import is_correct
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.lines import bin_table
 from torchcalib.reporting.testing import failure
@@ -38,7 +39,11 @@ from torchcalib.results.lines import LineInterval
 
 T = TypeVar("T", bound=Calibrator)
 
-SCORES = {"accuracy": Accuracy, "nll": NLL, "brier_score": BrierScore}
+SCORES: Mapping[str, Callable[[Predictions], Tensor]] = {
+    "accuracy": is_correct,
+    "nll": attrgetter("cross_entropy"),
+    "brier_score": attrgetter("squared_error"),
+}
 """Scores of a `CalibratorLine`, by field."""
 
 _FIELDS = {"nll": "nll", "brier": "brier_score"}
@@ -129,8 +134,8 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     accumulator = catalogue.accumulators[bins_of(main)]
     bins: BinStats | None = None
     for at, piece in pieces:
-        for name, metric in SCORES.items():
-            scores[name][..., at] = metric.score.per_sample(piece, *metric.score.arguments).to(torch.float64)
+        for name, score_of in SCORES.items():
+            scores[name][..., at] = score_of(piece).to(torch.float64)
         of_piece = accumulator.from_predictions(piece)
         bins = of_piece if bins is None else bins + of_piece
     assert bins is not None and bins.noise_flag is not None  # noqa: PT018 - there is a piece, with sums of noise

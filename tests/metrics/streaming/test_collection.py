@@ -6,17 +6,24 @@ import pytest
 import torch
 
 import torchcalib as tc
+from torchcalib.core.state import SumState
 from torchcalib.metrics.base import CalibrationMetric
 
 LOGITS, TARGET = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
 OPTIONS = {"task": "multiclass", "num_classes": 4, "from_logits": True}
 
 
-class Doubled(tc.ECE):
-    """Metric that counts each row twice."""
+class DoubledState(SumState):
+    """State in which each row counts twice."""
 
-    def _state_of(self, p):
-        return 2 * super()._state_of(p)
+    def from_predictions(self, p):
+        return 2 * super().from_predictions(p)
+
+
+class Doubled(tc.ECE):
+    def _state_kind(self):
+        kind = super()._state_kind()
+        return DoubledState(kind.accumulator, kind.shape)
 
 
 def metrics():

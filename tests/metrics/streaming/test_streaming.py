@@ -7,7 +7,7 @@ from functools import partial, partialmethod
 
 import pytest
 import torch
-from cases import CASES, SELECTIVE, covering, formula_of, path_of
+from cases import CASES, covering, formula_of, path_of
 from helpers.refusals import check_each
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
@@ -18,7 +18,6 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumState
 
-OF_SELECTION = {cls for _, _, cls, _ in SELECTIVE}
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
 # A case for each accumulator of sums, because the behaviour of a state depends only on its accumulator
 OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumState)]
@@ -38,7 +37,6 @@ def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     metric = one.metric()
     assert isinstance(metric, Metric)
     assert metric.full_state_update is False
-    assert metric.is_differentiable is (one.cls not in (tc.TCE, tc.BayesRisk, tc.Accuracy, *OF_SELECTION))
     higher = one.cls in (tc.Accuracy, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk)
     assert metric.higher_is_better in ((True,) if higher else (False, None))
     assert metric.state_dict() == {}

@@ -15,7 +15,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.inference.resampling import _expanded_tail, nominal_tail
 from torchcalib.inference.simulation import OrderedSample
-from torchcalib.metrics.ranked import ks_from_sorted
+from torchcalib.metrics.ranked import ks_from_sample
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
@@ -157,7 +157,7 @@ def test_null_samples_equal_a_slow_loop_and_keep_equal_systems_equal():
             level = u if target[row] else 1 - u
             assert float(found.positives[r, place]) == float(level > 1 - float(probs[row]))
     plain = RankedSample(found.score, found.positives, None, False)
-    torch.testing.assert_close(ks_from_sorted(found.sorted()), ks_from_sorted(plain.sorted()))
+    torch.testing.assert_close(ks_from_sample(found), ks_from_sample(plain))
     weighted = OrderedSample(ordered.score, ordered.positives, torch.ones(30, dtype=torch.float64), False)
     (general,) = samples_of_calibrated(weighted, rows, 5, R)
     torch.testing.assert_close(general.positives, found.positives)  # one trial per row is a special case

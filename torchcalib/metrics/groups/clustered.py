@@ -66,6 +66,8 @@ class Clustered(RowsInGroups):
         (True, True)
     """
 
+    _depends_on_earlier_batches = True  # identifiers of clusters are counted once
+
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):
             raise ValueError(
@@ -138,11 +140,6 @@ class Clustered(RowsInGroups):
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
         return in_clusters(p, groups)
-
-    @property
-    def _is_plain_sum(self) -> bool:
-        """False, because distinct identifiers of clusters are not added."""
-        return False
 
     @property
     def _num_stored_groups(self) -> None:

@@ -15,10 +15,10 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import By, GroupTable, resolved
-from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 
 
@@ -58,11 +58,11 @@ class RowsInGroups(WrappedMetric[Any]):
         groups = numbers(preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
         key = (*key, role, self.num_groups)
         p = self._cached(key, lambda: self._assigned(p, groups))
-        self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
+        self._add(preds, self._cached((*key, self.kind), lambda: self.kind.from_predictions(p)))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
-        validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
-        return in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid)
+        how = {"validate_args": self.input_format.validate_args, "drop_invalid": self.device.type != "cpu"}
+        return in_groups(p, groups, self.num_groups, **how)
 
     def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
@@ -85,10 +85,6 @@ class RowsInGroups(WrappedMetric[Any]):
     def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> SumState[Any]:
         """Return the operations on a state of sums, which have `shape` for one group."""
         return SumState(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *shape))
-
-    @property
-    def _state_key(self) -> tuple[object, ...]:
-        return (self.accumulator, self.num_groups)
 
     def _configuration(self) -> dict[str, object]:
         return {**self.metric._configuration(), "num_groups": self.num_groups}
