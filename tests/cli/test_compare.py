@@ -28,7 +28,7 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
     np.save("preds.npy", logits["calibrated"].numpy())
     np.save("target.npy", target.numpy())
     monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
-    monkeypatch.setattr("torchcalib.reporting.comparison.groups.RANKED_REPLICATES", 39)  # fewer replicates are faster
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out"]) == 0
     assert "The calibration of too [red]sure and a does not differ significantly" in capsys.readouterr().out, (
         "39 replicates of many differences: the adjusted p-value is above 0.05"
@@ -66,7 +66,7 @@ UNLIKE = {  # changes of the second file, by part of the error message
 
 def test_repeated_names_and_incompatible_systems_give_one_line_errors(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchcalib.reporting.comparison.groups.RANKED_REPLICATES", 39)
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         saved(f"{folder}/a.npz", "binary")

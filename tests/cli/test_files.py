@@ -87,7 +87,7 @@ def test_class_names_are_shown_and_saved_and_must_agree(tmp_path, capsys):
 
 
 def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchcalib.reporting.comparison.groups.RANKED_REPLICATES", 39)  # fewer replicates are faster
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     sure = PROBS**4 / (PROBS**4).sum(1, keepdims=True)
     columns = {**BY_ANIMAL, **{f"sure_p_{name}": sure[:, k] for k, name in enumerate(ANIMALS)}, "y": LABELS}
     write_csv(tmp_path / "a.csv", columns)
@@ -174,7 +174,7 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
 
 
 def test_confidences_in_one_file_give_a_comparison_without_accuracy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchcalib.reporting.comparison.groups.RANKED_REPLICATES", 39)
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)
     write_csv(tmp_path / "a.csv", {"conf_a": P, "conf_b": P**3, "correct": Y})
     options = ["--preds", "conf_a", "--preds", "conf_b", "--from-probs", "--out", str(tmp_path)]
     assert main(["compare", str(tmp_path / "a.csv"), *options]) == 0

@@ -80,7 +80,7 @@ def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
 
 @pytest.mark.parametrize("name", ["annotator counts of classes", "one-hot labels", "annotator counts for no and yes"])
 def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("torchcalib.reporting.comparison.groups.RANKED_REPLICATES", 39)  # fewer replicates are faster
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     compared = []
     monkeypatch.setattr("torchcalib.results.base.Results.save", lambda one, folder: compared.append(one) or ())
     task, preds, annotator_counts = TARGETS[name]

@@ -56,11 +56,9 @@ def check_against_functions(report, preds, target, names=None, **given):
     shown = (raw.accuracy, raw.nll, raw.brier_score, raw.ece)
     assert shown == pytest.approx(tuple(report[key] for key in ("accuracy", "nll", "brier", "ece")), rel=1e-12)
     # Any significant gain justifies a calibrator if miscalibration is clear.
-    expected = recommend(
-        preds, target, **given, worthwhile=0.0 if report.decision.degree in ("clearly", "badly") else 5.0
-    )
-    assert list(expected.rcl) == list(names)
     worthwhile = 0.0 if report.decision.degree in ("clearly", "badly") else 5.0
+    expected = recommend(preds, target, **given, worthwhile=worthwhile)
+    assert list(expected.rcl) == list(names)
     assert report.recommendation.text == expected.advised(worthwhile).text
     scored, mode = given, {"mode": "classwise"} if given["task"] == "multilabel" else {}
     if "positive_classes" in given:  # calibrated predictions are probabilities of the set
@@ -89,10 +87,9 @@ def check_against_functions(report, preds, target, names=None, **given):
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("task", TASKS)
 def test_gains_equal_those_of_the_function(task, from_logits):
-    report, data = (
-        (calibrated_report(task), realistic(task)) if from_logits else (full_report(task), miscalibrated_data(task))
-    )
-    check_against_functions(report, *data, task=task, from_logits=from_logits)
+    report, data = (calibrated_report, realistic) if from_logits else (full_report, miscalibrated_data)
+    report = report(task)
+    check_against_functions(report, *data(task), task=task, from_logits=from_logits)
     assert (report.calibration.n_folds, report.calibration.seed, report.notes) == (5, 0, ())
 
 
@@ -218,10 +215,8 @@ def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monk
     assert builder._buffer.pieces == []
     report = builder.report()
     assert report.calibration is None
-    assert (
-        "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data."
-        in report.notes[-1]
-    )
+    remedy = "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data."
+    assert remedy in report.notes[-1]
     with pytest.raises(ValueError, match="`fit` must have buffered predictions with labels"):
         builder.fit(AffineScaling())
 
@@ -231,10 +226,8 @@ def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
     monkeypatch.setattr(applicability, "_LIMITS", ((slow, 2, 300 * 5**2 - 1),))
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert [line.calibrator for line in stage.lines] == ["none", "temperature scaling"]
-    omitted = (
-        "Omitted, because they are slow for 5 classes: bias correction, ensemble temperature scaling, affine scaling, "
-    )
-    assert stage.notes[0].startswith(omitted)
+    omitted = "bias correction, ensemble temperature scaling, affine scaling, "
+    assert stage.notes[0].startswith(f"Omitted, because they are slow for 5 classes: {omitted}")
     assert stage.recommendation.best is None
     assert isinstance(stage.calibrator, TemperatureScaling)
 

@@ -10,7 +10,7 @@ from helpers.reports import QUICK, full_report, miscalibrated_data
 import torchcalib as tc
 from torchcalib.core.events import NamedMode
 from torchcalib.inference import calibration_test
-from torchcalib.reporting.classes import _adjusted
+from torchcalib.reporting.assembling import _adjusted
 from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.results.lines import ClassLine
 

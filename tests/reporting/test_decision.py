@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -76,18 +76,21 @@ def small(task, n):
 
 QUICK = {"with_calibration": False}
 GROUPS, COPIES = {"groups": torch.arange(N) % 4}, {"clusters": torch.arange(N) // 4}
+CHANGES = {  # of the logits, for every task
+    "calibrated": lambda z: z,
+    "over": lambda z: 3 * z,
+    "under": lambda z: z / 2,
+    "slightly over": lambda z: 1.25 * z,
+    "reversed": lambda z: -z,
+    "constant": torch.zeros_like,
+}
 CASES = {
-    **{(task, "calibrated"): lambda task=task: changed(task, lambda z: z) for task in SHAPES},
-    **{(task, "quick"): lambda task=task: changed(task, lambda z: z, **QUICK) for task in SHAPES},
-    **{(task, "over"): lambda task=task: changed(task, lambda z: 3 * z) for task in SHAPES},
-    **{(task, "over, quick"): lambda task=task: changed(task, lambda z: 3 * z, **QUICK) for task in SHAPES},
-    **{(task, "under"): lambda task=task: changed(task, lambda z: z / 2) for task in SHAPES},
-    **{(task, "slightly over"): lambda task=task: changed(task, lambda z: 1.25 * z) for task in SHAPES},
-    **{(task, "reversed"): lambda task=task: changed(task, lambda z: -z) for task in SHAPES},
-    **{(task, "constant"): lambda task=task: changed(task, torch.zeros_like) for task in SHAPES},
-    **{(task, "clusters"): lambda task=task: changed(task, lambda z: 2 * z, **COPIES) for task in SHAPES},
-    **{(task, "groups"): lambda task=task: changed(task, lambda z: z, **GROUPS) for task in SHAPES},
-    **{(task, "tiny"): lambda task=task: small(task, 8) for task in SHAPES},
+    **{(task, name): partial(changed, task, change) for name, change in CHANGES.items() for task in SHAPES},
+    **{(task, "quick"): partial(changed, task, lambda z: z, **QUICK) for task in SHAPES},
+    **{(task, "over, quick"): partial(changed, task, lambda z: 3 * z, **QUICK) for task in SHAPES},
+    **{(task, "clusters"): partial(changed, task, lambda z: 2 * z, **COPIES) for task in SHAPES},
+    **{(task, "groups"): partial(changed, task, lambda z: z, **GROUPS) for task in SHAPES},
+    **{(task, "tiny"): partial(small, task, 8) for task in SHAPES},
     ("binary", "bias"): lambda: changed("binary", lambda z: z + 1),
     ("binary", "bias, quick"): lambda: changed("binary", lambda z: z + 1, **QUICK),
     ("binary", "group"): lambda: changed(
@@ -122,7 +125,7 @@ CASES = {
     ("multiclass", "one-hot"): lambda: {
         "preds": torch.eye(3)[torch.arange(60) % 3], "target": torch.arange(60) % 3, "task": "multiclass",
     },
-    ("multiclass", "few per class"): lambda: few_per_class(),
+    ("multiclass", "few per class"): few_per_class,
     ("multilabel", "empty label"): lambda: {
         **changed("multilabel", lambda z: z),
         "target": data("multilabel")[1].masked_fill(torch.arange(3) == 1, -1),
@@ -153,10 +156,6 @@ def reported(case, folder):
     return tc.Report.from_files(file, with_intervals=False)
 
 
-def in_one_line(text):
-    return " ".join(text.split())
-
-
 def texts_of(r, capsys, monkeypatch):
     """Return the text, the short and the complete terminal output, the page and the notebook, by name."""
     monkeypatch.setattr(html, "both_themes", lambda *_: Markup(""))
@@ -166,7 +165,7 @@ def texts_of(r, capsys, monkeypatch):
         shown[name] = capsys.readouterr().out
     shown["page"] = " ".join(Parsed(html.render(r)).words)
     shown["notebook"] = " ".join(Parsed(r._repr_html_()).words)
-    return {name: in_one_line(text) for name, text in shown.items()}
+    return {name: " ".join(text.split()) for name, text in shown.items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
@@ -176,13 +175,11 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
     d, stage, texts = r.decision, r.calibration, texts_of(r, capsys, monkeypatch)
     assert r.sentence == f"{d.verdict}. {d.cause}"
     for name, text in texts.items():
-        assert in_one_line(d.verdict) in text, name
-        assert in_one_line(d.cause) in text, name
-        assert name == "notebook" or in_one_line(d.action) in text, name
+        expected = [d.verdict, d.cause, *[d.action] * (name != "notebook")]
+        assert all(" ".join(part.split()) in text for part in expected), name
     found = json.loads(r.to_json())["decision"]
-    assert {name: found[name] for name in ("kind", "degree", "verdict", "cause", "action", "calibrator")} == {
-        name: getattr(d, name) for name in ("kind", "degree", "verdict", "cause", "action", "calibrator")
-    }
+    for name in ("kind", "degree", "verdict", "cause", "action", "calibrator"):
+        assert found[name] == getattr(d, name)
 
     # Advice on calibrators
     added = re.compile(rf"\badd ({'|'.join(NAMES)})\b", re.IGNORECASE)
@@ -252,10 +249,6 @@ def direction_of(case):
         is_right = torch.where(q > 0.5, given["target"], 1 - given["target"]).double()
     noise = p * (1 - p) if not given["target"].is_floating_point() else (is_right - p).square()
     return float((is_right - p).sum() / noise.sum().sqrt())
-
-
-def test_number_of_reports():
-    assert len(CASES) >= 40
 
 
 def test_useless_models_one_class_and_affected_labels_are_named():

@@ -11,9 +11,8 @@ import torchcalib as tc
 from torchcalib.calibration import BiasCorrection, TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
+from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of, gaps_of_groups
 from torchcalib.reporting.findings import Labels
-from torchcalib.reporting.groups import gaps_of_groups
 
 N, F64 = 1500, torch.float64
 
@@ -301,6 +300,17 @@ def test_cause_has_the_largest_statistic_after_penalties_for_parameters_and_choi
     assert CAUSES_LEVEL + ERROR_LEVEL == LEVEL
 
 
+def of_groups(**options):
+    """Return a builder with groups; and probabilities, targets and statistics of each group."""
+    logits, target, groups = off_groups("binary")
+    builder = tc.ReportBuilder(task="binary", from_logits=True, **options, **QUICK)
+    builder.update(logits, target, **groups)
+    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
+    members = [groups["groups"] == "abcde".index(name) for name in names]
+    found = zip(members, statistics.tolist(), strict=True)
+    return builder, [(logits[rows].sigmoid(), target[rows], each) for rows, each in found]
+
+
 def test_clusters_and_groups_use_standard_errors():
     """Copies of each row in a cluster carry no information. The gap of a group is sum(y - p) / sqrt(sum p (1 - p))."""
     logits, target = (x[:150] for x in calibrated("binary"))
@@ -309,17 +319,13 @@ def test_clusters_and_groups_use_standard_errors():
     assert whole.decision.kind != "calibrated"
     clustered = tc.report(1.35 * logits.repeat(10), target.repeat(10), clusters=torch.arange(150).repeat(10), **given)
     assert clustered.decision.kind == "clusters", "copies of a row have one label"
-    logits, target, groups = off_groups("binary")
-    builder = tc.ReportBuilder(task="binary", from_logits=True, **QUICK)
-    builder.update(logits, target, **groups)
-    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
-    gaps = statistics[:, 0]
-    for name, gap in zip(names, gaps.tolist(), strict=True):
-        p = logits[groups["groups"] == "abcde".index(name)].sigmoid().tolist()
-        y = target[groups["groups"] == "abcde".index(name)].tolist()
-        expected = sum(b - a for a, b in zip(p, y, strict=True)) / math.sqrt(sum(a * (1 - a) for a in p))
+    builder, rows = of_groups()
+    largest = 0.0
+    for p, y, (gap, _) in rows:
+        expected = sum(b - a for a, b in zip(p.tolist(), y.tolist(), strict=True)) / float((p * (1 - p)).sum().sqrt())
         assert gap == pytest.approx(expected, rel=1e-9)
-    assert f"in group d: the gap is {gaps.abs().max():.2g} standard errors" in builder.report().decision.cause
+        largest = max(largest, abs(gap))
+    assert f"in group d: the gap is {largest:.2g} standard errors" in builder.report().decision.cause
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
@@ -380,10 +386,8 @@ def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_gro
     tiny = torch.arange(400) // 2
     few = tc.report(logits[:400], target[:400], task="binary", from_logits=True, groups=tiny, **QUICK)
     assert few.decision.kind != "bad group"
-    without = tc.report(
-        logits[:400], target[:400], task="binary", from_logits=True, groups=torch.full((400,), -1), **QUICK
-    )
-    assert without.groups is None
+    nowhere = torch.full((400,), -1)
+    assert tc.report(logits[:400], target[:400], from_logits=True, groups=nowhere, **QUICK).groups is None
     wrong = 3 * logits
     wrong[(target == 1).nonzero()[0]] = -math.inf
     infinite = tc.report(wrong, target, task="binary", from_logits=True, with_intervals=False)
@@ -392,6 +396,12 @@ def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_gro
     reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).decision
     assert "(confident predictions are not right more often than others)" in reversed_.cause
     assert reversed_.action.endswith("Check the order of the classes and the labels.")
+
+
+def maximum(log_likelihood, bounds):
+    """Return the likelihood-ratio statistic of a slope against 1, and the slope with the largest log-likelihood."""
+    best = minimize_scalar(lambda x: -log_likelihood(x), bounds=bounds, method="bounded", options={"xatol": 1e-9})
+    return 2 * (-best.fun - log_likelihood(1)), best.x
 
 
 def other_classes(change):
@@ -418,11 +428,10 @@ def test_temperature_of_the_other_classes_maximises_the_likelihood_given_that_th
                 total += math.log(row[y]) * slope - math.log(sum(x**slope for k, x in enumerate(row) if k != top))
         return total
 
-    best = minimize_scalar(lambda x: -log_likelihood(x), bounds=(0.01, 5), method="bounded", options={"xatol": 1e-9})
-    candidate = found["other classes"]
+    candidate, (statistic, slope) = found["other classes"], maximum(log_likelihood, (0.01, 5))
     # Log-likelihoods are sums of 1,500 terms near 1.
-    assert candidate.statistic == pytest.approx(2 * (-best.fun - log_likelihood(1)), abs=1e-6)
-    assert candidate.value == pytest.approx(1 / best.x, rel=1e-4)
+    assert candidate.statistic == pytest.approx(statistic, abs=1e-6)
+    assert candidate.value == pytest.approx(1 / slope, rel=1e-4)
     assert candidate.p_value < CAUSES_LEVEL / 10
 
 
@@ -439,10 +448,10 @@ def test_swapped_classes_have_a_negative_slope_of_their_log_odds():
                 total -= math.log1p(math.exp(-slope * math.log(row[y] / row[5 - y])))
         return total
 
-    best = minimize_scalar(lambda x: -log_likelihood(x), bounds=(-5, 5), method="bounded", options={"xatol": 1e-9})
-    assert candidate.value == pytest.approx(best.x, rel=1e-4)
+    statistic, slope = maximum(log_likelihood, (-5, 5))
+    assert candidate.value == pytest.approx(slope, rel=1e-4)
     assert candidate.value < 0
-    assert candidate.statistic == pytest.approx(2 * (-best.fun - log_likelihood(1)), abs=1e-6)
+    assert candidate.statistic == pytest.approx(statistic, abs=1e-6)
     assert 0 < candidate.n_choices <= 2 * 6, "pairs of 4 classes, of all samples and of those below the top"
 
 
@@ -468,13 +477,7 @@ def test_confusion_has_the_largest_poisson_deviance_of_a_predicted_class_and_a_l
 
 def test_slope_of_a_group_is_the_score_of_a_temperature_in_bins():
     """Sum of (outcomes - confidences) times the log-odds of the mean confidence of each bin, over its noise."""
-    logits, target, groups = off_groups("binary")
-    builder = tc.ReportBuilder(task="binary", from_logits=True, n_bins=5, **QUICK)
-    builder.update(logits, target, **groups)
-    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
-    for name, (_, slope) in zip(names, statistics.tolist(), strict=True):
-        rows = groups["groups"] == "abcde".index(name)
-        p, y = logits[rows].sigmoid(), target[rows]
+    for p, y, (_, slope) in of_groups(n_bins=5)[1]:
         score = noise = 0.0
         for b in range(5):
             inside = (p >= b / 5) & (p < (b + 1) / 5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.html import Parsed
-from helpers.reports import QUICK, TASKS, bare, calibrated_report, full_report, miscalibrated_data, quick_report
+from helpers.reports import MODES, QUICK, TASKS, bare, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
 
 import torchcalib as tc
@@ -40,6 +40,9 @@ TABLES = {
 }
 
 
+TAGS = {"p", "table", "thead", "tbody", "tr", "th", "td", "data", "bdi", "abbr", "a"}
+
+
 def unescaped(text):
     return re.sub(r"\\(.)", r"\1", text.strip())
 
@@ -59,19 +62,7 @@ def test_html_and_markdown_contain_exactly_the_cells(name):
     table = TABLES[name]()
     expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
     found = Parsed(table._repr_html_())
-    assert {tag for tag, _ in found.elements} <= {
-        "p",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "data",
-        "bdi",
-        "abbr",
-        "a",
-    }
+    assert {tag for tag, _ in found.elements} <= TAGS
     assert found.rows[: len(expected)] == expected
     lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
     cells = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -186,10 +177,7 @@ def test_missing_pandas_raises_an_error_that_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_key_without_a_mode_returns_the_main_mode(task):
-    report, main = (
-        quick_report(task),
-        {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task],
-    )
+    report, main = quick_report(task), MODES[task][0]
     for name in ("ece", "ks", "mcb"):
         assert report[name] == report[f"{name}/{main}"]
     assert compared(task)["ece"] is compared(task)[f"ece/{main}"]

@@ -1,4 +1,4 @@
-"""Every number of a report equals that of its function."""
+"""Every number of a report equals that of its function, also if rank-based values are computed from a sketch."""
 
 import math
 from functools import partial
@@ -6,8 +6,11 @@ from functools import partial
 import pytest
 import torch
 from helpers.reports import (
+    IN_ORDER,
+    MODES,
     QUICK,
     SCORES,
+    SELECTIVE,
     TASKS,
     assert_values,
     predictions,
@@ -18,6 +21,7 @@ from helpers.reports import (
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core import sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
 
 ERRORS = {name: getattr(F, name) for name in ("ece", "esce", "mce", "rmsce")}
@@ -131,3 +135,103 @@ def test_too_large_counts_leave_out_rank_based_lines():
         given = {"weights": torch.full((4,), weight), "from_logits": True}
         report = tc.report(*predictions("binary", 4), task="binary", **given, **QUICK)
         assert (rank_based_lines(report), report.settings["order_based"]) == ({}, "left out")
+
+
+# Above a limit of samples, a report computes rank-based values from a sketch.
+
+METRICS = (tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk)
+METRICS = dict(zip(SELECTIVE, METRICS, strict=True))
+
+
+def in_pieces(task, logits, target):
+    builder = ReportBuilder(task=task, from_logits=True, **QUICK)
+    for piece, labels in zip(logits.split(40), target.split(40), strict=True):
+        builder.update(piece, labels)
+    return builder
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.extended] if task == "multilabel" else []) for task in TASKS]
+)
+def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monkeypatch):
+    """Tests of `LogitCells` check its accuracy. The error of KS is at most the share of a cell, here 1/200."""
+    exact = quick_report(task)  # computed before the limit is lowered
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60 if task != "multilabel" else 300)
+    monkeypatch.setattr(sample_or_sketch, "_CHUNK", 64)
+    logits, target = predictions(task)
+    builder = in_pieces(task, logits, target)
+    report, again = builder.report(), builder.report()
+    assert rank_based_lines(report) == rank_based_lines(again), "report() does not change the builder"
+    assert report.settings["order_based"] == "sketch, 2,048 cells per unit of log-odds"
+    (note,) = report.notes
+    assert "sketch" in note
+    outputs = {"multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}.get(task, {})
+    for mode in MODES[task]:
+        given = {"task": task, "from_logits": True, "mode": mode, "resolution": 2048, **outputs}
+        metrics = {"ace": tc.ACE(**given), "tce": tc.TCE(**given), "ks": tc.KS(**given)}
+        metrics |= {part: tc.CORP(**given, component=part) for part in ("mcb", "dsc", "unc")}
+        for name, metric in metrics.items():
+            metric.update(logits, target)
+            assert report[f"{name}/{mode}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
+        assert report[f"ks/{mode}"] == pytest.approx(exact[f"ks/{mode}"], abs=1 / 200)
+        assert report.tests[mode].n.sum() == exact.tests[mode].n.sum()
+    for key, metric_class in METRICS.items():
+        metric = metric_class(task=task, from_logits=True, resolution=2048, **outputs)
+        metric.update(logits, target)
+        assert report[key] == pytest.approx(metric.compute().item(), abs=1e-12), key
+    assert_values(report, exact, set(exact) - set(rank_based_lines(exact)))
+
+
+@pytest.mark.parametrize(("task", "dtype"), [("binary", torch.float16), ("multilabel", torch.bfloat16)])
+def test_sketch_of_half_precision_input_is_exact_with_weights_and_ignored_rows(task, dtype, monkeypatch):
+    logits, target = predictions(task)
+    target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
+    given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
+    whole = tc.report(logits.sigmoid().to(dtype), target, **given)
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60)
+    report = tc.report(logits.sigmoid().to(dtype), target, **given)
+    assert report.settings["order_based"].startswith("sketch")
+    assert_values(report, rank_based_lines(whole))
+    for mode, table in whole.tests.items():
+        assert report.tests[mode].rejected.tolist() == table.rejected.tolist()
+
+
+def test_memory_of_samples_and_sketches_is_bounded(monkeypatch):
+    logits, target = predictions("multiclass", 1000)
+    for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
+        monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
+        held = in_pieces("multiclass", logits.float(), target)._states["sample of top_label"].exact
+        size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
+        assert size == n_bytes if most > 1000 else size <= n_bytes
+    preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)
+    report = tc.report(preds, target, task="multilabel", **QUICK)
+    assert report.settings["order_based"] == "sketch, 819 cells per unit of log-odds"
+    exact = F.ks(preds, target, task="multilabel").item()
+    assert report["ks/classwise"] == pytest.approx(exact, abs=1 / 60)
+
+
+@pytest.mark.parametrize("most", [2**24, 60])
+@pytest.mark.parametrize("task", TASKS)
+def test_soft_targets_leave_out_label_metrics_and_floating_labels_are_labels(task, most, monkeypatch):
+    logits, labels = predictions(task)
+    floating = torch.nn.functional.one_hot(labels, 5).double() if task == "multiclass" else labels.double()
+    soft = floating * 0.75 + 0.05
+    given = {"task": task, "from_logits": True}
+    expected = rank_based_values(logits, soft, names=("ace", "ks", "atb"), **given)
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
+    builder = in_pieces(task, logits, soft)
+    # an empty batch does not change the kind of targets
+    builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))
+    report = builder.report()
+    assert set(rank_based_lines(report)) == set(expected)
+    assert report.tests == {}
+    names = "TCE, MCB, DSC, UNC and metrics of selective prediction"
+    assert f"{names} are omitted: they need labels, and targets are soft." in report.notes
+    assert len(report.notes) == 1 + (most == 60)
+    for key, value in expected.items():
+        assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)
+    given |= {"weights": torch.arange(200) % 3 if most == 60 else None, **QUICK}
+    report, expected = tc.report(logits, floating, **given), tc.report(logits, labels, **given)
+    assert {key.split("/")[0] for key in rank_based_lines(report)} == {*IN_ORDER, *SELECTIVE}
+    assert_values(rank_based_lines(report), rank_based_lines(expected))
+    assert set(report.tests) == set(report.tables)

@@ -144,9 +144,12 @@ def test_builders_with_other_options_raise_an_error_and_change_nothing():
 
 @cache
 def saved(task):
-    if task == "probabilities":
-        builder = tc.ReportBuilder(task="binary")
-        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2)
+    if task in ("probabilities", "groups", "clusters"):
+        builder, units = (
+            tc.ReportBuilder(task="binary"),
+            {} if task == "probabilities" else {task: torch.arange(12) % 4},
+        )
+        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2, **units)
         return state_bytes(builder)
     return state_bytes(builder_of(data_set(task, n=12, weights="counts"), task))
 
@@ -188,6 +191,22 @@ def sums(to):
 def samples(column, change, of="top_label", task="multiclass"):
     """Return a writer of a state with changed chunks of a column (scores, outcomes, counts)."""
     return changed("states", f"sample of {of}", column, to=lambda c: [change(x) for x in c], task=task)
+
+
+def groups(place, to):
+    """Return a writer of a state with changed names (0), sums (1) or noise flags (2) of groups."""
+    return changed("states", "groups", place, to=to, task="groups")
+
+
+BY_CLUSTER = "bins of positive by cluster"
+
+
+def identifiers(to):
+    return changed("states", BY_CLUSTER, 1, to=to, task="clusters")
+
+
+def stored_clusters(to):
+    return changed("predictions", "pieces", 0, "groups", to=to, task="clusters")
 
 
 class Evil:
@@ -253,6 +272,22 @@ HOSTILE = {
     "cells below 0": sketch(cells=-CELLS),
     "cells of NaN": sketch(cells=CELLS * torch.nan),
     "cells without labels": sketch(has_labels=3),
+    "sums of a group less": groups(1, lambda x: x[1:]),
+    "float32 sums of groups": groups(1, lambda x: x.float()),
+    "noise flag of a group less": groups(2, lambda x: x[1:]),
+    "float32 noise flags": groups(2, lambda x: x.float()),
+    "equal names of groups": groups(0, lambda names: [names[0], *names[:-1]]),
+    "a number as the name of a group": groups(0, lambda names: [*names[:-1], 7]),
+    "a long name of a group": groups(0, lambda names: [*names[:-1], "x" * 1001]),
+    "no noise flags": changed("states", "groups", to=lambda parts: parts[:-1], task="groups"),
+    "floating clusters": identifiers(lambda chunks: [chunks[0].double()]),
+    "clusters of two axes": identifiers(lambda chunks: [chunks[0][None]]),
+    "clusters of another kind": identifiers(3),
+    "no sums of clusters": changed(
+        "states", to=lambda x: {name: x[name] for name in x if name != BY_CLUSTER}, task="clusters"
+    ),
+    "stored clusters of a row less": stored_clusters(lambda x: x[1:]),
+    "floating stored clusters": stored_clusters(lambda x: x.double()),
 }
 
 
@@ -277,10 +312,12 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
 
 
 def test_states_before_the_hostile_changes_are_valid(tmp_path):
-    for write_sound in (changed("version", to=VERSION), changed("version", to=VERSION, task="binary"), sketch()):
-        write_sound(tmp_path / "good.pt")
+    for task in ("multiclass", "binary", "probabilities", "groups", "clusters", "sketch"):
+        write = sketch() if task == "sketch" else changed("version", to=VERSION, task=task)
+        write(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
-        assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
+        weighted = task in ("multiclass", "binary", "sketch")
+        assert report.n == (data_set(report.task, 12, "counts")["weights"].sum() if weighted else 12)
 
 
 # Command line

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain, compress
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 from torchcalib.display.words import decimals, p_words, significant
@@ -21,20 +22,14 @@ class Cell:
 
     page: str = ""  # text in HTML, Markdown and LaTeX
     value: float | None = None  # the number in full precision; None for text
-    plain: str | None = None  # text in plain-text tables; None uses `page`, with a hyphen for the minus sign
     style: str = ""  # CSS class: "main", "better", "worse", "quiet" or "name"
     link: str = ""  # id of the page element that the cell links to; empty for no link
     tip: str = ""  # explanation that a page shows on demand; empty for none
 
     @property
     def text(self) -> str:
-        """Text in plain-text tables and DataFrames."""
-        return self.page.replace("−", "-") if self.plain is None else self.plain
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the cell has no text."""
-        return not self.page
+        """Text in plain-text tables and DataFrames, with a hyphen for the minus sign."""
+        return self.page.replace("−", "-")
 
 
 @dataclass(frozen=True)
@@ -60,9 +55,15 @@ class Column:
         """Return the values of the DataFrame columns for the item of a row and its cell."""
         if self.data is not None:
             return [value(item) for value in self.data.values()]
-        if cell.is_empty:
+        if not cell.page:
             return [math.nan if self.is_number else ""]
         return [cell.text if cell.value is None else cell.value]
+
+
+def attribute_column(header: str, name: str, cell: Callable[[Any], Cell], **options: Any) -> Column:
+    """Return the column of the attribute `name` of items, formatted by `cell`; in a DataFrame, the column `name`."""
+    value = attrgetter(name)
+    return Column(header, lambda item: cell(value(item)), data={name: value}, **options)
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class Table(Tabular):
             return Row(cells, is_quiet is not None and is_quiet(item), list(chain.from_iterable(data)))
 
         all_sections = [Section(heading, [row(item) for item in items]) for heading, items in sections.items()]
-        rows = [row_ for section in all_sections for row_ in section.rows]
-        has_content = [not rows or not all(row_.cells[k].is_empty for row_ in rows) for k in range(len(columns))]
+        rows = [each for section in all_sections for each in section.rows]
+        has_content = [not rows or any(each.cells[k].page for each in rows) for k in range(len(columns))]
         names = list(chain.from_iterable(column.data_names for column in columns))
         return cls(columns, all_sections, title, is_wide, heading_name, index, names)._with_columns(has_content)
 
@@ -197,8 +198,8 @@ def to_text(table: Table, with_page: bool = False) -> str:
     """Return a table as plain text for a monospaced font, on request with the columns that only pages show."""
     table = table.shown_on("always", "wide", *["page"] * with_page)
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
-    texts = [[column.header for column in table.columns], *cells]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    headers = [column.header for column in table.columns]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
         padded = (
@@ -207,16 +208,18 @@ def to_text(table: Table, with_page: bool = False) -> str:
         )
         return "  ".join(padded).rstrip()
 
-    def lines() -> Iterator[str]:
-        if table.title:
-            yield table.title
-        yield line(texts[0])
-        for section in table.sections:
-            if section.heading:
-                yield section.heading
-            yield from (line([cell.text for cell in row.cells]) for row in section.rows)
+    title = [table.title] if table.title else []
+    body = _lines(table, lambda heading: [heading] if heading else [], lambda row: line([cell.text for cell in row]))
+    return "\n".join([*title, line(headers), *body])
 
-    return "\n".join(lines())
+
+def _lines(
+    table: Table, heading: Callable[[str], Sequence[str]], line: Callable[[Sequence[Cell]], str]
+) -> Iterator[str]:
+    """Yield the lines of all sections: those of the heading, which may be empty, and one for each row."""
+    for section in table.sections:
+        yield from heading(section.heading)
+        yield from (line(row.cells) for row in section.rows)
 
 
 def to_html(table: Table) -> str:
@@ -237,28 +240,22 @@ def to_html(table: Table) -> str:
             return f'<data value="{cell.value}">{text}</data>'
         return f"<bdi>{text}</bdi>" if cell.style == "name" else text
 
-    def row_of(row: Row) -> str:
-        pairs = list(zip(table.columns, row.cells, strict=True))
-        (column, name), *others = pairs
+    def line(cells: Sequence[Cell], is_quiet: bool) -> str:
+        (column, name), *others = zip(table.columns, cells, strict=True)
         first = f'<th scope="row"{classes(column, name.style)}>{content(name)}</th>'
-        cells = [f"<td{classes(column, cell.style, column.wraps)}>{content(cell)}</td>" for column, cell in others]
-        return "".join(['<tr class="quiet">' if row.is_quiet else "<tr>", first, *cells, "</tr>"])
+        rest = [f"<td{classes(column, cell.style, column.wraps)}>{content(cell)}</td>" for column, cell in others]
+        return "".join(['<tr class="quiet">' if is_quiet else "<tr>", first, *rest, "</tr>"])
 
-    def lines() -> Iterator[str]:
-        yield '<table class="wide">' if table.is_wide else "<table>"
-        heads = ((column, classes(column, "", column.wraps)) for column in table.columns)
-        cells = (f'<th scope="col"{names}>{escape(column.header)}</th>' for column, names in heads)
-        yield f"<thead><tr>{''.join(cells)}</tr></thead>"
-        for section in table.sections:
-            yield "<tbody>"
-            if section.heading:
-                span = len(table.columns)
-                yield f'<tr><th scope="rowgroup" colspan="{span}">{escape(section.heading)}</th></tr>'
-            yield from map(row_of, section.rows)
-            yield "</tbody>"
-        yield "</table>"
-
-    return "\n".join(lines())
+    heads = ((column, classes(column, "", column.wraps)) for column in table.columns)
+    cells = (f'<th scope="col"{names}>{escape(column.header)}</th>' for column, names in heads)
+    lines = ['<table class="wide">' if table.is_wide else "<table>", f"<thead><tr>{''.join(cells)}</tr></thead>"]
+    for section in table.sections:
+        lines.append("<tbody>")
+        if section.heading:
+            span = len(table.columns)
+            lines.append(f'<tr><th scope="rowgroup" colspan="{span}">{escape(section.heading)}</th></tr>')
+        lines += [*(line(row.cells, row.is_quiet) for row in section.rows), "</tbody>"]
+    return "\n".join([*lines, "</table>"])
 
 
 def to_markdown(table: Table) -> str:
@@ -271,18 +268,17 @@ def to_markdown(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    def lines() -> Iterator[str]:
-        if table.title:
-            yield f"**{escaped(table.title)}**"
-            yield ""
-        yield line(escaped(column.header) for column in table.columns)
-        yield line("---:" if column.is_number else ":---" for column in table.columns)
-        for section in table.sections:
-            if section.heading:
-                yield line([f"**{escaped(section.heading)}**", *[""] * (len(table.columns) - 1)])
-            yield from (line(escaped(cell.page) for cell in row.cells) for row in section.rows)
+    def heading(text: str) -> list[str]:
+        return [line([f"**{escaped(text)}**", *[""] * (len(table.columns) - 1)])] if text else []
 
-    return "\n".join(lines())
+    return "\n".join(
+        [
+            *([f"**{escaped(table.title)}**", ""] if table.title else []),
+            line(escaped(column.header) for column in table.columns),
+            line("---:" if column.is_number else ":---" for column in table.columns),
+            *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
+        ]
+    )
 
 
 _LATEX = {
@@ -309,21 +305,21 @@ def to_latex(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"{' & '.join(cells)} \\\\"
 
-    def lines() -> Iterator[str]:
-        if table.title:
-            yield f"% {escaped(table.title)}"
-        yield rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}"
-        yield r"\toprule"
-        yield line(escaped(column.header) for column in table.columns)
-        for section in table.sections:
-            yield r"\midrule"
-            if section.heading:
-                yield line([rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textbf{{{escaped(section.heading)}}}}}"])
-            yield from (line(escaped(cell.page) for cell in row.cells) for row in section.rows)
-        yield r"\bottomrule"
-        yield r"\end{tabular}"
+    def heading(text: str) -> list[str]:
+        words = rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textbf{{{escaped(text)}}}}}"
+        return [r"\midrule", *([line([words])] if text else [])]
 
-    return "\n".join(lines())
+    return "\n".join(
+        [
+            *([f"% {escaped(table.title)}"] if table.title else []),
+            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
+            r"\toprule",
+            line(escaped(column.header) for column in table.columns),
+            *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
 
 
 def to_pandas(table: Table) -> Any:

@@ -1,23 +1,33 @@
 """Compute a `Report` from the statistics of all predictions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
 from torchcalib.inference.clusters import FEW_CLUSTERS
-from torchcalib.inference.testing import CalibrationTest, clusters_in_words
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
 from torchcalib.io.errors import quoted
-from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.binned import ECE, ESCE
+from torchcalib.metrics.groups.table import GroupTable, resolved
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.catalogue import bins_of, names_of
-from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.findings import Findings, decide
-from torchcalib.reporting.groups import group_table
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
+from torchcalib.results.lines import ClassLine
 from torchcalib.results.report import Report
+
+_LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
+_MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
+
+_WORST = 10  # number of groups in the table of a report
+_REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
 def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> Report:
@@ -27,13 +37,13 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     evidence, notes = run_tests(data, with_intervals=options.with_intervals)
     notes += _notes_on_samples(data)
     warnings = _warnings(data, class_names)
-    untested = data.lines()
-    tested = {line.key: line for line in with_evidence(untested, evidence)}
-    main = next(line for line in tested.values() if line.key in evidence)
-    of_main = evidence[main.key]
+    lines = with_evidence(data.lines(), evidence)
+    tested = {line.key: line for line in lines}
+    of_main = evidence[next(key for key in tested if key in evidence)]
     effect = float(of_main.design_effect or 1)
-    lines = with_evidence(untested, evidence, with_intervals=options.with_intervals)
-    if options.with_intervals:
+    if not options.with_intervals:
+        lines = [replace(line, interval=None) for line in lines]
+    else:
         p, main_bins = data.predictions, next(iter(data.bins.values()))
         why_not = data.why_not if p is None else why_few_events(p, main_bins, effect)
         lines, notes_on_intervals = with_intervals(lines, data, why_not)
@@ -49,17 +59,11 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         notes += stage_notes
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
-    tests = class_tests(data)
-    findings = Findings(
-        data=data,
-        lines=tested,
-        class_names=class_names,
-        design_effect=effect,
-        n_clusters=of_main.n_clusters,
-        fits=whole,
-        label_p_values=None if tests is None or data.task != "multilabel" else tests[0].p_value,
-    )
+    tests = _class_tests(data)
+    label_p_values = None if tests is None or data.task != "multilabel" else tests[0].p_value
+    findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
     stage = None if stage is None else stage.advised(findings.worthwhile)
+    ranked = "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"
     report = Report(
         task=data.task,
         n=data.n,
@@ -68,12 +72,12 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         priors=data.priors,
         lines=tuple(lines),
         tables=data.tables,
-        class_lines=class_lines(data, tests),
+        class_lines=_class_lines(data, tests),
         decision=decide(findings, stage),
         settings={
             **options.bins,
             **{name: getattr(options.input_format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
-            "order_based": _method_of_ranked_errors(data),
+            "order_based": ranked if data.samples else "left out",
             "p_values": of_main.method,
             **of_clusters,
         },
@@ -89,16 +93,68 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
 
 
 def _group_table(data: Data) -> GroupTable | None:
+    """Return the groups whose expected calibration error (ECE) most exceeds its noise floor; None without groups."""
     if data.groups is None or not data.groups[0]:
         return None
-    main_mode = next(iter(data.bins))
-    return group_table(*data.groups, data.catalogue.accumulators[bins_of(main_mode)])
+    names, bins = data.groups  # bins of all groups `(G, ..., B)`
+    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]  # of one group
+    order = sorted(range(len(names)), key=names.__getitem__)  # simulated outcomes depend on the position of a group
+    sums = bins.sums[order]
+    n_replicates = max(59, min(_REPLICATES, _TOTAL_REPLICATES // len(names)))
+    ece, average = ErrorTest(ECE.from_bins, interval=ECE.interval_kind), accumulator.mode == "classwise"
+
+    def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
+        return run_error_test(ece, accumulator.wrap(group_sums), average=average, n_replicates=n_replicates)
+
+    found = resolved(test(sums, n_replicates), lambda numbers, n: test(sums[numbers], n), n_replicates)
+    n = accumulator.wrap(sums).total.reshape(len(names), -1).amax(-1)
+    return GroupTable.from_test([names[k] for k in order], n, found, k=_WORST)
 
 
-def _method_of_ranked_errors(data: Data) -> str:
-    if not data.samples:
-        return "left out"
-    return "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"
+def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
+    """Return the calibration of each class or label from results of `_class_tests`; an empty tuple if binary."""
+    if "classwise" not in data.bins:
+        return ()
+    bins = data.bins["classwise"]
+    gap = ESCE.from_bins(bins)
+    columns = {"n": bins.n.sum(-1), "gap": gap, "value": ECE.from_bins(bins)}
+    columns["frequency"] = gap.new_tensor(data.priors)
+    if tests is not None:
+        ece, esce = tests
+        columns["noise_floor"] = ece.noise_floor
+        columns["p_value"], columns["gap_p_value"] = _adjusted(ece.p_value), _adjusted(esce.p_value)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return tuple(ClassLine(index, **dict(zip(columns, row, strict=True))) for index, row in enumerate(rows))
+
+
+def _class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
+    """Return the tests of ECE and of the gap of each class `(C,)`; None if binary, or without sums by cluster."""
+    if "classwise" not in data.bins:
+        return None
+    bins, clusters = data.bins["classwise"], None
+    if data.clusters is not None and (clusters := data.clusters.get(bins_of("classwise"))) is None:
+        return None
+    errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}
+    most = _MAX_SIMULATED[data.task == "multilabel"] // bins.n.numel()
+    # Enough replicates for a significant p-value of one class after adjustment.
+    n_replicates = min(max(_MIN_REPLICATES, 40 * len(data.priors)), max(_LEAST_REPLICATES, most))
+    tests = run_error_tests(errors, bins, clusters=clusters, n_replicates=n_replicates)
+    return tests["ece"], tests["esce"]
+
+
+def _adjusted(p_values: Tensor) -> Tensor:
+    """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
+
+    For ascending p_1, ..., p_m, the adjusted p_k is min(1, max_{j <= k} (m - j + 1) p_j).
+
+    Reference:
+        Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),
+        sec. 3.
+    """
+    m = int(p_values.isfinite().sum())
+    order = p_values.argsort()[:m]  # NaN is last
+    scaled = p_values[order] * torch.arange(m, 0, -1, dtype=p_values.dtype, device=p_values.device)
+    return torch.full_like(p_values, torch.nan).index_copy(0, order, scaled.cummax(0).values.clamp(max=1))
 
 
 def _notes_on_samples(data: Data) -> list[str]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from torchcalib.core.arguments import Task
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
@@ -24,6 +23,9 @@ MAX_SAMPLES = 2**20
 
 _SMALL = 2**12
 """Maximum number of samples in a stored batch that is concatenated with the next batch."""
+
+_SAVED = ("input_preds", "input_target", "weights", "copies", "complement", "groups")
+"""Attributes of `Predictions` that are saved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +85,7 @@ class PredictionBuffer:
 
     def state(self) -> dict[str, Any]:
         """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
-        names = ("input_preds", "input_target", "weights", "copies", "complement", "groups")
-        pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
+        pieces = [{name: getattr(piece, name) for name in _SAVED} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
@@ -99,22 +100,24 @@ class PredictionBuffer:
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
         """Return a checked element of `pieces`. Multi-label `(L, N)` is checked as binary with one batch axis."""
         original, task = self.input_format, self.input_format.read_as
-        stored_task: Task = "multiclass" if task == "multiclass" else "binary"
-        num_classes = original.num_classes if task == "multiclass" else None
-        n_batch = int(task == "multilabel")
+        is_multiclass, n_batch = task == "multiclass", int(task == "multilabel")
+        num_classes = original.num_classes if is_multiclass else None
         stored = InputFormat(
-            stored_task, original.from_logits, class_axis=-1, batch_dims=n_batch, num_classes=num_classes
+            "multiclass" if is_multiclass else "binary",
+            original.from_logits,
+            class_axis=-1,
+            batch_dims=n_batch,
+            num_classes=num_classes,
         )
         p = stored.read(piece["input_preds"], piece["input_target"], piece["weights"])
         axes = [*p.samples[:-1]]
-        n_axes = 1 + n_batch + (stored_task == "multiclass")
-        if p.replicates or piece["input_preds"].dim() != n_axes or (axes and original.num_classes not in (None, *axes)):
+        has_more_axes = piece["input_preds"].dim() != 1 + n_batch + is_multiclass
+        if p.replicates or has_more_axes or (axes and original.num_classes not in (None, *axes)):
             raise ValueError(f"`pieces` must have no batch axes, got shape {tuple(p.samples)}. The file is corrupt.")
-        complement = None
+        complement = groups = None
         if piece["complement"] is not None:
             complement = saved_tensor(piece, "complement", torch.float64, tuple(p.input_preds.shape))
             stored.read(complement, p.input_target, p.weights)
-        groups = None
         if piece["groups"] is not None:
             groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
         copies = saved_value(piece, "copies", bool)
@@ -149,29 +152,28 @@ def _copied(p: Predictions) -> Predictions:
 
 def _joined(pieces: list[Predictions]) -> Predictions:
     """Concatenate predictions; see `_moved`. If any have soft targets, labels are converted to soft targets."""
-    per_class = pieces[0].task == "multiclass"
-    given = _moved(pieces, -2 if per_class else -1)
     first, hard = pieces[0], all(piece.has_labels for piece in pieces)
+    per_class = first.task == "multiclass"
+    given = _moved(pieces, -2 if per_class else -1)
 
     def target(piece: Predictions) -> Tensor:
-        if hard or not piece.has_labels:
-            return piece.input_target
         labels = piece.input_target
-        return (one_hot(labels, piece.num_classes) if piece.task == "multiclass" else labels).to(piece.input_preds)
+        if hard or not piece.has_labels:
+            return labels
+        return (one_hot(labels, piece.num_classes) if per_class else labels).to(piece.input_preds)
 
-    def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
-        return torch.cat([column.to(first.input_preds.device) for column in columns], -2 if with_classes else -1)
+    def joined(columns: Iterable[Tensor | None], axis: int = -1) -> Any:
+        found = [column.to(given.device) for column in columns if column is not None]
+        return torch.cat(found, axis) if found else None
 
-    complement = [piece.complement for piece in pieces if piece.complement is not None]
-    groups = [piece.groups for piece in pieces if piece.groups is not None]
     return replace(
         first,
         input_preds=given,
-        input_target=joined(map(target, pieces), per_class and not hard),
-        weights=joined(piece.weights for piece in pieces if piece.weights is not None),
-        zero_weight=joined(piece.zero_weight for piece in pieces if piece.zero_weight is not None),
-        complement=joined(complement) if complement else None,
-        groups=joined(groups) if groups else None,
+        input_target=joined(map(target, pieces), -2 if per_class and not hard else -1),
+        weights=joined(piece.weights for piece in pieces),
+        zero_weight=joined(piece.zero_weight for piece in pieces),
+        complement=joined(piece.complement for piece in pieces),
+        groups=joined(piece.groups for piece in pieces),
         dtype=torch.promote_types(given.dtype, torch.float32),
         has_labels=hard,
         copies=all(piece.copies for piece in pieces),

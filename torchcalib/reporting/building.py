@@ -44,7 +44,7 @@ from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size
 from torchcalib.reporting.lines import Data
-from torchcalib.reporting.options import ReportOptions, ReportOptionsDict
+from torchcalib.reporting.options import ReportOptions, ReportOptionsDict, num_classes_of
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
@@ -130,7 +130,7 @@ class ReportBuilder:
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
-        input_format = replace(self._format, num_classes=self._classes_of(preds, target))
+        input_format = replace(self._format, num_classes=num_classes_of(self._format, preds, target))
         check_name_count(self._options.class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
@@ -140,14 +140,13 @@ class ReportBuilder:
         batch: dict[str, Any] = {}
         for name, kind in kinds.items():
             if name == _GROUPS:
-                continue
-            if (are_whole or not isinstance(kind, SampleOrSketchState)) and (
+                if groups is not None:
+                    check_groups(groups, preds.device, samples)
+                    batch[name] = kind.from_groups(p, groups, group_names)
+            elif (are_whole or not isinstance(kind, SampleOrSketchState)) and (
                 clusters is not None or not name.endswith(_BY_CLUSTER)
             ):
                 batch[name] = kind.detach(kind.from_predictions(p))
-        if groups is not None:
-            check_groups(groups, preds.device, samples)
-            batch[_GROUPS] = kinds[_GROUPS].from_groups(p, groups, group_names)
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
         self._kinds, self._states, self._buffer = kinds, _sum(kinds, self._states, batch), buffer
         self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
@@ -168,7 +167,7 @@ class ReportBuilder:
         """
         if BY_CLASS not in self._states or not bool((self._statistic(BY_CLASS).total > 0).any()):
             raise no_samples()
-        self._raise_if_invalid()
+        n_dropped = self._dropped()
         p, why_not = self._buffered()
         ranked = self._ranked
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
@@ -185,7 +184,7 @@ class ReportBuilder:
             clusters=self._clusters(p) if self._has_clusters else None,
             clusters_determine_label=p is not None and determine_label(p),
             groups=(self._states[_GROUPS].names, self._statistic(_GROUPS)) if self._has_groups else None,
-            n_dropped=self._n_ignored[1],
+            n_dropped=n_dropped,
             has_several_samples_per_item=self._has_items and not self._has_clusters,
         )
         return report_of(data, self._options, source or ({} if self.source is None else self.source.in_words()))
@@ -230,19 +229,18 @@ class ReportBuilder:
                 found[name] = ClusteredSample.from_sample(kind.exact.accumulator.from_predictions(p), p.groups)
         return found
 
-    @property
-    def _n_ignored(self) -> list[int]:
-        """Number of invalid rows (counted only on CUDA), and number of rows dropped by `nan_policy="drop"`."""
-        n_ignored: Tensor = self._kinds[BY_CLASS].n_ignored(self._states[BY_CLASS])
-        return n_ignored.long().tolist()
+    def _dropped(self) -> int:
+        """Return the number of rows dropped by `nan_policy="drop"`; raise a ValueError if any row is invalid.
 
-    def _raise_if_invalid(self) -> None:
-        """Raise a ValueError if invalid rows were added on CUDA, where `update` counts them without synchronising."""
-        if n_invalid := self._n_ignored[0]:
+        On CUDA, `update` counts invalid rows without synchronising.
+        """
+        n_invalid, n_dropped = self._kinds[BY_CLASS].n_ignored(self._states[BY_CLASS]).long().tolist()
+        if n_invalid:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
                 "range. Add the data on the CPU to get a detailed error."
             )
+        return int(n_dropped)
 
     def _buffered(self) -> tuple[Predictions | None, str]:
         """Return all predictions and an empty string, or None and the reason why they are not available."""
@@ -280,7 +278,7 @@ class ReportBuilder:
                 f"`fit` must have buffered predictions with labels, got none: {why_not}. "
                 "Call `calibrator.fit(preds, target)`."
             )
-        self._raise_if_invalid()
+        self._dropped()
         fit = fitted(calibrator, self._buffer.predictions(), self._axis, self._format.positive_classes)
         fit.warn()
         return fit
@@ -303,19 +301,20 @@ class ReportBuilder:
             ValueError: if the arguments or file formats differ, or if `other` was merged before. The builder is then
                 unchanged.
         """
-        source = self._joined_source(other)
-        groups_given = {self._has_groups, other._has_groups} - {None}
-        if len(groups_given) > 1:
+        mine, theirs = self.settings, other.settings
+        if self._states and other._states:
+            mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
+        differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
+        if differing:
+            found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in differing)
             raise ValueError(
-                "`other` must have groups if this builder has groups, got groups in only one of them. "
-                "Pass `groups` to `update` of both builders."
+                f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
             )
-        clusters_given = {self._has_clusters, other._has_clusters} - {None}
-        if len(clusters_given) > 1:
-            raise ValueError(
-                "`other` must have clusters if this builder has clusters, got clusters in only one of them. "
-                "Pass `clusters` to `update` of both builders."
-            )
+        source = self.source or other.source
+        if self._states and other._states:
+            source = None if self.source is None or other.source is None else self.source + other.source
+        has_groups = _agreed("groups", self._has_groups, other._has_groups)
+        has_clusters = _agreed("clusters", self._has_clusters, other._has_clusters)
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must contain no predictions of this builder, got a part that was merged before. "
@@ -327,8 +326,7 @@ class ReportBuilder:
             self._states = _sum(self._kinds, self._states, other._states)
             self._buffer = self._buffer + other._buffer
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
-        self._has_groups = next(iter(groups_given), None)
-        self._has_clusters = next(iter(clusters_given), None)
+        self._has_groups, self._has_clusters = has_groups, has_clusters
         self._has_items |= other._has_items
         self._parts |= other._parts
         self.source = source
@@ -410,21 +408,6 @@ class ReportBuilder:
 
         return merged_over_ranks(self, process_group)
 
-    def _joined_source(self, other: "ReportBuilder") -> Source | None:
-        """Check that both builders have the same arguments, and return the source of the merged builder."""
-        mine, theirs = self.settings, other.settings
-        if self._states and other._states:
-            mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
-        differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
-        if differing:
-            found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in differing)
-            raise ValueError(
-                f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
-            )
-        if not (self._states and other._states):
-            return self.source or other.source
-        return None if self.source is None or other.source is None else self.source + other.source
-
     @property
     def held(self) -> tuple[int, int, int]:
         """Numbers of samples and of predicted values added to the buffer, and number of exact ranked samples."""
@@ -478,12 +461,6 @@ class ReportBuilder:
             builder._buffer = PredictionBuffer(builder._format).loaded(saved_value(state, "predictions", dict))
         return builder
 
-    def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
-        """Return the number of classes or labels; None for a binary task."""
-        if self._format.task == "binary" or not preds.dim():
-            return None
-        return preds.shape[self._format.resolved(preds, target).axis]
-
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
         """Return the operations on all states, by name. Sums of more than 1 GiB raise a ValueError."""
         task, num_classes = input_format.read_as, input_format.num_classes
@@ -504,6 +481,17 @@ class ReportBuilder:
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
         return kinds
+
+
+def _agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:
+    """Return whether two builders have groups (or clusters); None for builders without predictions."""
+    given = {mine, theirs} - {None}
+    if len(given) > 1:
+        raise ValueError(
+            f"`other` must have {name} if this builder has {name}, got {name} in only one of them. "
+            f"Pass `{name}` to `update` of both builders."
+        )
+    return next(iter(given), None)
 
 
 def _sum(kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

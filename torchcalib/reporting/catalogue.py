@@ -23,7 +23,7 @@ from torchcalib.metrics.base import Better, CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.metrics.ranked import CORP, KS, RankedMetric
-from torchcalib.metrics.scores import ScoreEstimator, ScoreMetric
+from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.selective import (
     AUGRC,
     AURC,
@@ -158,12 +158,6 @@ class Member:
         metric = self.metric
         return metric.is_signed and metric.estimator.averages and metric.input_format.task == "multiclass"
 
-    @property
-    def is_relative(self) -> bool:
-        """Whether the value is divided by that of a model that always predicts the class frequencies."""
-        estimator = self.metric.estimator
-        return isinstance(estimator, ScoreEstimator) and estimator.normalize
-
     def of_piece(self, sample: RankedSample) -> Tensor:
         """Return the value `(...)` for a ranked sample that fits into memory, without an average over classes."""
         metric = self.metric
@@ -195,7 +189,7 @@ class Catalogue:
 
     def in_words(self, statistic: str) -> str:
         """Return the name of a sum in notes."""
-        member = self.computed_from(statistic)[0]
+        member = next(member for member in self.members if member.statistic == statistic)
         if isinstance(member.metric, ScoreMetric):
             return type(member.metric).__name__
         return f"errors over equal-width bins, {member.group}"
@@ -203,10 +197,6 @@ class Catalogue:
     def named(self, key: str) -> Member:
         """Return the member with a key, such as `"ece/top_label"`."""
         return next(member for member in self.members if member.key == key)
-
-    def computed_from(self, statistic: str) -> list[Member]:
-        """Return the members that are computed from a statistic."""
-        return [member for member in self.members if member.statistic == statistic]
 
 
 def names_of(members: Iterable[Member]) -> str:
@@ -283,10 +273,7 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
         if name not in accepted or entry.metric is TCE:  # the number of isotonic blocks follows from the data
             del options[name]
     metric = entry.metric(**options)
-    described = {
-        name: getattr(metric, name) for name in ("key", "better", "name", "unit", "perfect", "question", "source")
-    }
-    described |= entry.described
+    described = {**{name: getattr(metric, name) for name in _METADATA}, **entry.described}
     key, better = described.pop("key"), described.pop("better")
     accumulator = metric.accumulator
     statistic = metric.key

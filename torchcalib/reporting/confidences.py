@@ -3,21 +3,18 @@
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
 positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed. The binary
 accuracy, which depends on the threshold 0.5, is replaced or removed. Metrics of selective prediction are computed from
-c by `torchcalib.reporting.lines.selective_mode`, and are not changed here.
+c by `torchcalib.reporting.catalogue.catalogue_of`, and are not changed here.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from torchcalib.core.events import NamedMode
 from torchcalib.reporting.catalogue import GROUPS
 from torchcalib.results.comparison import Comparison, comparison_sentence
 from torchcalib.results.lines import LineInterval, Quantity
 from torchcalib.results.report import Report
 
 Q = TypeVar("Q", bound=Quantity)
-T = TypeVar("T")
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -28,7 +25,8 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
     Its interval assumes a binomial distribution, and is omitted unless `weights_are_counts`.
     """
     accuracy = report.priors[1]
-    interval = _wilson(accuracy, report.n) if weights_are_counts and _has_intervals(report) else None
+    has_intervals = any(line.interval is not None for line in report.lines)
+    interval = _wilson(accuracy, report.n) if weights_are_counts and has_intervals else None
     lines = [
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
         for line in _as_top_label(report.lines)
@@ -40,8 +38,8 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
         report,
         calibration=stage,
         lines=tuple(lines),
-        tables=_main(report.tables),
-        tests=_main(report.tests),
+        tables={"top_label": report.tables["positive"]},
+        tests={"top_label": report.tests["positive"]} if report.tests else {},
         settings={**report.settings, "kind": "confidence"},
     )
 
@@ -67,14 +65,6 @@ def _as_top_label(lines: tuple[Q, ...]) -> list[Q]:
         for line in lines
         if line.group != GROUPS["top_label"]
     ]
-
-
-def _main(tables: Mapping[NamedMode, T]) -> dict[NamedMode, T]:
-    return {"top_label": tables["positive"]} if "positive" in tables else {}
-
-
-def _has_intervals(report: Report) -> bool:
-    return any(line.interval is not None for line in report.lines)
 
 
 def _wilson(share: float, n: float) -> LineInterval:

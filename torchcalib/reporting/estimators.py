@@ -29,17 +29,18 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
         )
     if isinstance(probs, list):  # a classifier with several outputs returns one array for each
         return _multilabel_predictions([np.asarray(each) for each in probs], classes, target)
-    probs = np.asarray(probs)
+    probs, names = np.asarray(probs), tuple(map(str, classes))
     if target.ndim == 2:
         _check_rows(probs, target)
-        return Prepared(torch.from_numpy(probs.copy()), _flags(target), "multilabel", _names(classes, probs.shape[1]))
+        numbers = tuple(map(str, range(probs.shape[1])))  # not shown as names
+        names = names if len(names) == len(numbers) and names != numbers else ()
+        return Prepared(torch.from_numpy(probs.copy()), _flags(target), "multilabel", names)
     if probs.ndim != 2 or probs.shape[1] != len(classes) or len(classes) < 2:
         raise ValueError(
             f"`estimator` must return one probability for each of at least 2 classes, got shape {probs.shape} for "
             f"{len(classes)} classes in classes_. Fit it to data of several classes."
         )
     _check_rows(probs, target)
-    names = tuple(map(str, classes))
     labels = torch.from_numpy(_indices(target, classes))
     if len(classes) == 2:
         return Prepared(torch.from_numpy(probs[:, 1].copy()), labels, "binary", names)
@@ -75,12 +76,6 @@ def _flags(target: NDArray[Any]) -> torch.Tensor:
         found = np.setdiff1d(target, (0, 1))[0]
         raise ValueError(f"`y` must contain only 0 and 1 for several labels, got {shown(found)}. Binarize the labels.")
     return torch.from_numpy(target.astype(np.int64))
-
-
-def _names(classes: Sequence[Any], n_labels: int) -> tuple[str, ...]:
-    """Return the names of the labels; empty if they are only the column numbers."""
-    names = tuple(map(str, classes))
-    return names if len(names) == n_labels and names != tuple(map(str, range(n_labels))) else ()
 
 
 def _indices(target: NDArray[Any], classes: Sequence[Any]) -> NDArray[np.int64]:

@@ -50,10 +50,6 @@ class Data:
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
         return [each for each in members if self.has_labels or not each.metric.needs_labels]
 
-    def computed_from(self, statistic: str) -> list[Member]:
-        """Return the members that are computed from a statistic."""
-        return [member for member in self.members if member.statistic == statistic]
-
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
@@ -138,8 +134,8 @@ class Data:
         naive: dict[str, float] = {}
         for member in self.members:
             if isinstance(estimator := member.metric.estimator, ScoreEstimator):
-                of_prior = 1.0 if member.is_relative else float(estimator.of_prior(self.statistics[member.statistic]))
-                naive[member.key] = of_prior
+                of_prior = estimator.of_prior(self.statistics[member.statistic])
+                naive[member.key] = 1.0 if estimator.normalize else float(of_prior)
         selective = [member for member in self.members if isinstance(member.metric, SelectiveMetric)]
         if selective:
             n = self._by_class.n

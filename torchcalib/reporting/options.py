@@ -1,8 +1,10 @@
 """Options that reports, comparisons and their builders share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
+
+from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
@@ -47,17 +49,19 @@ class ReportOptions:
     with_intervals: bool = True
 
     @classmethod
-    def from_arguments(cls, task: Task, options: Mapping[str, Any], where: str = "a report") -> Self:
-        """Check options, given as in `ReportOptionsDict`; `where` names their owner in errors."""
-        own = {name: options[name] for name in ReportOptionsDict.__annotations__ if name in options}
+    def from_arguments(cls, task: Task, options: Mapping[str, Any], is_comparison: bool = False) -> Self:
+        """Check options, given as in `ReportOptionsDict`. A comparison has none that starts with `with_`."""
+        where = "a comparison" if is_comparison else "a report"
+        known = [n for n in ReportOptionsDict.__annotations__ if not (is_comparison and n.startswith("with_"))]
+        own = {name: options[name] for name in known if name in options}
         of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}
         binning = Binning("equal_width", own.get("n_bins", cls.n_bins), own.get("right", cls.right))
         check_count("n_bins", binning.n_bins, at_most=MAX_BINS)
         for name in ("with_calibration", "with_intervals"):
             check_flag(name, own.get(name, True))
         class_names = checked_names(own.pop("class_names", None) or ())
-        unknown = {name: value for name, value in options.items() if name not in ReportOptionsDict.__annotations__}
-        check_option_names(unknown, ("task", *ReportOptionsDict.__annotations__, *_ROLES), where)
+        unknown = {name: value for name, value in options.items() if name not in known}
+        check_option_names(unknown, ("task", *known, *_ROLES), where)
         if of_input.get("batch_dims"):
             raise TypeError(
                 f"`batch_dims` must be 0 for {where}, got {shown(of_input['batch_dims'])}. "
@@ -80,10 +84,6 @@ class ReportOptions:
         """Number of bins and rule for their edges."""
         return {"n_bins": self.n_bins, "right": self.right}
 
-    def with_format(self, input_format: InputFormat) -> Self:
-        """Return the options with another input format, for example one with the number of classes."""
-        return replace(self, input_format=input_format)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the task and all options as plain Python values, from which `of` restores them."""
         return {
@@ -94,3 +94,10 @@ class ReportOptions:
             "with_intervals": self.with_intervals,
             **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},
         }
+
+
+def num_classes_of(input_format: InputFormat, preds: Tensor, target: Tensor) -> int | None:
+    """Return the number of classes or labels of a batch; None for a binary task."""
+    if input_format.task == "binary" or not preds.dim():
+        return None
+    return preds.shape[input_format.resolved(preds, target).axis]

@@ -10,7 +10,6 @@ The cost is O(N C) operations for N samples and C classes.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,19 +24,6 @@ _MIN_INFORMATION = 5.0  # smallest expected Fisher information of the slope of t
 _MAX_SLOPE = 20.0
 
 
-class _Pairs(NamedTuple):
-    """Sums `(C, C)` for pairs of classes."""
-
-    # In rows of the label. The sum of an element and its transpose refers to both classes.
-    score: Tensor  # derivative of the log-likelihood in the slope of two classes
-    information: Tensor  # its variance
-    other_score: Tensor  # the same without samples in which one of both is the top class
-    other_information: Tensor
-    # In rows of the predicted class.
-    expected: Tensor  # sum of probabilities
-    observed: Tensor  # number of labels
-
-
 def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
     """Return the evidence for each fault of a multi-class task; none with two or with very many classes.
 
@@ -45,15 +31,21 @@ def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Can
     """
     if p.num_classes < 3 or p.num_classes > _MAX_CLASSES or p.input_preds.numel() > _MAX_ELEMENTS:
         return []
-    pairs = _pairs(p, w)
-    return [*_tail(p, w, scale), *_swapped(p, w, scale, pairs), *_confusion(scale, pairs)]
+    *slopes, expected, observed = _pairs(p, w)
+    return [*_tail(p, w, scale), *_swapped(p, w, scale, *slopes), *_confusion(scale * expected, scale * observed)]
 
 
 def _log_probs(p: Predictions) -> Tensor:
     return p.log_probs.to(torch.float64)
 
 
-def _pairs(p: Predictions, w: Tensor) -> _Pairs:
+def _pairs(p: Predictions, w: Tensor) -> Tensor:
+    """Return six sums for pairs of classes, `(6, C, C)`.
+
+    In rows of the label: the derivative of the log-likelihood in the slope of two classes, its variance, and both
+    without samples in which one of the classes is the top class. The sum of an element and its transpose refers to both
+    classes. In rows of the predicted class: the sum of probabilities, and the number of labels.
+    """
     n_classes = p.num_classes
     sums = w.new_zeros(6, n_classes * n_classes)
     rows = max(1, 2**20 // n_classes)
@@ -80,7 +72,7 @@ def _pairs(p: Predictions, w: Tensor) -> _Pairs:
         ]
         for total, (place, values) in zip(sums, parts, strict=True):
             total += torch.bincount(place.flatten(), values.flatten(), minlength=len(total))
-    return _Pairs(*sums.reshape(6, n_classes, n_classes))
+    return sums.reshape(6, n_classes, n_classes)
 
 
 def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
@@ -123,14 +115,13 @@ def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
     return [Candidate("other classes", 2 * scale * (after - before), 1, value=value)]
 
 
-def _swapped(p: Predictions, w: Tensor, scale: float, pairs: _Pairs) -> list[Candidate]:
+def _swapped(
+    p: Predictions, w: Tensor, scale: float, all_score: Tensor, all_information: Tensor, *of_others: Tensor
+) -> list[Candidate]:
     """Return the pair of classes with the most evidence for a negative slope, with its likelihood-ratio statistic."""
     found, n_choices = [], 0
-    for score, information, only_other in (
-        (pairs.score, pairs.information, False),
-        (pairs.other_score, pairs.other_information, True),
-    ):
-        score, information = ((x + x.T).triu(1) for x in (score, information))
+    for only_other, sums in ((False, (all_score, all_information)), (True, of_others)):
+        score, information = ((x + x.T).triu(1) for x in sums)
         large = information * scale >= _MIN_INFORMATION
         n_choices += int(large.sum())
         statistics = (score.clamp(max=0).square() / information).masked_fill(~large, 0)
@@ -171,9 +162,8 @@ def poisson_deviance(observed: Tensor, expected: Tensor) -> Tensor:
     return 2 * (torch.xlogy(observed, observed / expected) - (observed - expected))
 
 
-def _confusion(scale: float, pairs: _Pairs) -> list[Candidate]:
+def _confusion(expected: Tensor, observed: Tensor) -> list[Candidate]:
     """Return the pair of predicted class and label with the largest deviance of the number of labels."""
-    expected, observed = scale * pairs.expected, scale * pairs.observed
     deviance = poisson_deviance(observed, expected)
     is_tested = (expected > 0) & ~torch.eye(len(expected), dtype=torch.bool, device=expected.device)
     deviance = deviance.masked_fill(~is_tested, 0)

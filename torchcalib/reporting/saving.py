@@ -50,7 +50,8 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     received = gathered_bytes(_GATHER, mine, process_group, problem=problem)
     parts = [builder] if builder is not None and rank == 0 else []
     try:
-        parts += [builder_of_bytes(content) for content in received if content]
+        states = (io.BytesIO(content) for content in received if content)
+        parts += [_builder_of(torch.load(state, map_location="cpu", weights_only=True)) for state in states]
     except Exception as error:
         problem = error
     exchanged(_GATHER, (), process_group, problem=problem)
@@ -74,11 +75,6 @@ def state_bytes(builder: ReportBuilder) -> bytes:
     content = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
     return content.getvalue()
-
-
-def builder_of_bytes(content: bytes) -> ReportBuilder:
-    """Load a builder from the result of `state_bytes`, sent by another rank."""
-    return _builder_of(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 class _OtherVersionError(InputError):

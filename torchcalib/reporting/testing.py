@@ -132,7 +132,8 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
         return {}
     if over_classes and p is not None and p.has_labels and p.samples.numel() * n_replicates <= _MAX_LABELS:
         rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
-    tests = {each.key: each.error_test for each in data.catalogue.computed_from(name) if not each.cancels}
+    members = [each for each in data.catalogue.members if each.statistic == name and not each.cancels]
+    tests = {each.key: each.error_test for each in members}
     return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
 
 
@@ -167,23 +168,19 @@ def _test_ranked(
     )
 
 
-def with_evidence(
-    lines: Iterable[Line], results: Mapping[str, CalibrationTest], *, with_intervals: bool = True
-) -> list[Line]:
-    """Return the lines with the noise floors, p-values and, optionally, intervals of test results by `Line.key`."""
+def with_evidence(lines: Iterable[Line], results: Mapping[str, CalibrationTest]) -> list[Line]:
+    """Return the lines with the noise floors, p-values and intervals of test results by `Line.key`."""
     # All results are read at once, because each read waits for the device.
-    rows = [torch.stack((each.low, each.high, each.noise_floor, each.p_value)) for each in results.values()]
+    rows = [torch.stack((each.noise_floor, each.p_value, each.low, each.high)) for each in results.values()]
     numbers = dict(zip(results, torch.stack(rows).tolist() if rows else [], strict=True))
-
-    def changed(line: Line) -> Line:
-        if line.key not in numbers:
-            return line
-        low, high, floor, p_value = numbers[line.key]
-        # The bounds are NaN if there is no interval.
-        interval = LineInterval(low, high) if with_intervals and low <= high else None
-        return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
-
-    return [changed(line) for line in lines]
+    changed = []
+    for line in lines:
+        if line.key in numbers:
+            floor, p_value, low, high = numbers[line.key]
+            interval = LineInterval(low, high) if low <= high else None  # the bounds are NaN if there is none
+            line = replace(line, noise_floor=floor, p_value=p_value, interval=interval)
+        changed.append(line)
+    return changed
 
 
 _OMITTED = "Bootstrap intervals are omitted: {}."
@@ -244,18 +241,15 @@ def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[lis
 
 def _resampled(data: Data) -> dict[str, list[Member]]:
     """Return the metrics with a bootstrap interval, by their name in notes: all but calibration errors."""
-    by_group: dict[tuple[str, str], list[Member]] = defaultdict(list)
+    sharing: dict[tuple[str, str], list[Member]] = defaultdict(list)
     for member in data.members:
         if not member.is_error:
-            by_group[member.group, member.statistic].append(member)
+            sharing[member.group, member.statistic].append(member)
     named = {}
-    for (group, _), members in by_group.items():
-        if group == SELECTIVE_GROUP:
-            name = f"metrics of {group}"
-        elif members[0].mode is None:
-            name = type(members[0].metric).__name__
-        else:
-            name = f"{listed([each.described['name'] for each in members])}, {group}"
+    for (group, _), members in sharing.items():
+        name = f"{listed([each.described['name'] for each in members])}, {group}"
+        if members[0].mode is None:
+            name = f"metrics of {group}" if group == SELECTIVE_GROUP else type(members[0].metric).__name__
         named[name] = members
     return named
 
@@ -286,12 +280,8 @@ def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low
     high = min(high, 1.0) if line.perfect == 1 else high
-    return none_if_undefined(LineInterval(low, high))
-
-
-def none_if_undefined(interval: LineInterval) -> LineInterval | None:
-    """Return the interval, or None if a bound is NaN or infinite (empty replicates or infinite values)."""
-    return interval if math.isfinite(interval.low) and math.isfinite(interval.high) else None
+    # A bound is NaN or infinite for empty replicates and infinite values.
+    return LineInterval(low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def failure(error: Exception) -> str:

@@ -164,8 +164,14 @@ class Results(Mapping[str, V], Tabular):
         ending = place.suffix.lower()
         if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
             files_of = above("torchcalib.reporting.render.html:files_of")
-            folder = _created(place)  # at first, because drawing the diagrams takes seconds
-            return write_all(folder, files_of(self))
+            try:  # create the folder first, because drawing the diagrams takes seconds
+                place.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise NotADirectoryError(
+                    f"`path` must be a folder, got {str(place)!r}: it or one of its parents is a file. Choose another "
+                    "folder."
+                ) from error
+            return write_all(place, files_of(self))
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
@@ -174,17 +180,6 @@ class Results(Mapping[str, V], Tabular):
         content = writers[ending]().encode()
         place.parent.mkdir(parents=True, exist_ok=True)
         return (write_whole(place, content),)
-
-
-def _created(folder: Path) -> Path:
-    """Create a folder if it is missing, and return its path."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(
-            f"`path` must be a folder, got {str(folder)!r}: it or one of its parents is a file. Choose another folder."
-        ) from error
-    return folder
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.bins import BinTable
-from torchcalib.display.tables import Cell, Column, Table, Tabular, number
+from torchcalib.display.tables import Cell, Column, Table, Tabular, attribute_column, number
 from torchcalib.display.words import gain, percent
 from torchcalib.results.base import plain
 from torchcalib.results.lines import LineInterval, interval_column
@@ -104,17 +104,14 @@ def calibrator_table(stage: CalibrationStage, most: int | None = None) -> Table:
         is_advised = line.calibrator == stage.recommendation.best
         return Cell(f"{line.calibrator} (advised)", style="better") if is_advised else Cell(line.calibrator)
 
-    def accuracy(line: Any) -> Cell:
-        return Cell(percent(line.accuracy), line.accuracy)
-
     columns = [
         Column("calibrator", name, is_number=False, data={"calibrator": attrgetter("calibrator")}),
-        Column("accuracy", accuracy),
-        Column("NLL", lambda line: number(line.nll), data={"nll": attrgetter("nll")}),
+        attribute_column("accuracy", "accuracy", lambda accuracy: Cell(percent(accuracy), accuracy)),
+        attribute_column("NLL", "nll", number),
         Column("gain", lambda line: Cell() if line.gain is None else Cell(gain(line.gain), line.gain, style="main")),
         interval_column(attrgetter("interval")),
         Column("Brier score", lambda line: number(line.brier_score), shown="wide"),
-        Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
+        attribute_column("ECE", "ece", number),
         Column("fitted parameters", lambda line: Cell(line.parameters), is_number=False, shown="page", wraps=True),
     ]
     repeats = f", mean of {stage.n_repeats} random splits" if stage.n_repeats > 1 else ""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import Any, Literal
 
@@ -99,38 +100,34 @@ def compared_verdict(comparison: Comparison, name: str) -> str:
 
 def system_table(comparison: Comparison) -> Table:
     """Return the table of the main values of all systems: verdict, ECE and NLL with their differences, accuracy."""
+
+    def values(line: ComparedLine, shown: Literal["always", "page"]) -> list[Column]:
+        """Return the columns of values, and of differences from the baseline with their intervals."""
+
+        def difference(name: str) -> Cell:
+            found = line.differences.get(name)
+            if found is None:
+                return Cell()
+            bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
+            return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
+
+        header = f"{line.name} difference (95% interval)"
+        return [
+            Column(line.name, lambda name: number(line.values[name])),
+            Column(header, difference, is_number=False, shown=shown),
+        ]
+
+    def name_cell(name: str) -> Cell:
+        return Cell(short_name(name), style="name")
+
     columns = [
-        Column(
-            "system",
-            lambda name: Cell(short_name(name), style="name"),
-            is_number=False,
-            wraps=True,
-            data={"system": str},
-        ),
+        Column("system", name_cell, is_number=False, wraps=True, data={"system": str}),
         Column("verdict", lambda name: Cell(compared_verdict(comparison, name)), is_number=False, wraps=True),
     ]
     for key in ("ece", "nll", "accuracy"):
         if (line := comparison.line(key)) is not None:
-            columns.append(_system_column(line))
-            columns.append(_difference_column(line, "always" if key == "ece" else "page"))
+            columns += values(line, "always" if key == "ece" else "page")
     return Table.from_items(columns, {"": comparison.systems}, index=["system"])
-
-
-def _system_column(line: Any) -> Column:
-    return Column(line.name, lambda name: number(line.values[name]))
-
-
-def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column:
-    """Return the column of differences from the baseline with their intervals."""
-
-    def shown(name: str) -> Cell:
-        found = line.differences.get(name)
-        if found is None:
-            return Cell()
-        bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
-        return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
-
-    return Column(f"{line.name} difference (95% interval)", shown, is_number=False, shown=shown_on)
 
 
 def difference_table(comparison: Comparison, *names: str) -> Table:
@@ -158,11 +155,14 @@ def _value_column(system: str) -> Column:
 
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
     """Return the columns of the difference `name` - `first`. Headers contain the names unless it is `alone`."""
-    header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
+    key = f"{name} - {first}"
 
-    def difference(line: Any) -> Cell:
-        value = line.differences[name].value
-        return Cell(significant(value), value, style="main")
+    def of(attribute: str) -> Callable[[Any], Any]:
+        return lambda line: getattr(line.differences[name], attribute)
+
+    def column(header: str, attribute: str, cell: Callable[[Any], Cell], data: str = "", **options: Any) -> Column:
+        value = of(attribute)
+        return Column(header, lambda line: cell(value(line)), data={data or f"{key}: {attribute}": value}, **options)
 
     def verdict(line: Any) -> str:
         found = line.differences[name]
@@ -172,20 +172,13 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
         text = verdict(line)
         return Cell(text, style="quiet" if text == "not significant" else text)
 
-    def number_column(header: str, attribute: str, cell: Callable[[float | None], Cell], **options: Any) -> Column:
-        def value(line: Any) -> float | None:
-            found: float | None = getattr(line.differences[name], attribute)
-            return found
-
-        return Column(header, lambda line: cell(value(line)), data={f"{key}: {attribute}": value}, **options)
-
-    key = f"{name} - {first}"
+    header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
     return [
-        Column(header, difference, data={key: lambda line: line.differences[name].value}),
-        number_column("by chance", "chance", number, shown="page"),
-        interval_column(lambda line: line.differences[name].interval, f"{key}: "),
-        number_column("p", "p_value", p_value, is_number=False),
-        number_column("adjusted p", "adjusted_p_value", p_value, is_number=False),
+        column(header, "value", partial(number, style="main"), data=key),
+        column("by chance", "chance", number, shown="page"),
+        interval_column(of("interval"), f"{key}: "),
+        column("p", "p_value", p_value, is_number=False),
+        column("adjusted p", "adjusted_p_value", p_value, is_number=False),
         Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
     ]
 
@@ -194,6 +187,7 @@ _SCORES = ("Accuracy", "NLL", "Brier score")
 """Names of the scores in the sentences of a comparison."""
 
 _NAME_LENGTH = 60  # largest number of characters of the name of a system
+_ROUNDING = 2.0**-23  # rounding error of float32; the hypotheses of tests contain differences of this size
 
 
 def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) -> str:
@@ -202,15 +196,13 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
     first, second = short_name(first, _NAME_LENGTH), short_name(second, _NAME_LENGTH)
     error = f"its ECE is {_in_words(ece)}"
+    sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
     if ece.adjusted_verdict != "not significant":
         sentences = [f"{second} is {ece.adjusted_verdict} calibrated than {first}: {error}"]
     elif ece.interval is None:
         sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
-    elif ece.verdict == "not significant" and (ece.interval.low > 0 or ece.interval.high < 0):
-        noise = f"and {ece.chance:+.2g} is expected by sampling noise alone"
-        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}, {noise}"]
-    else:
-        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
+    elif ece.verdict == "not significant" and (ece.interval.low > _ROUNDING or ece.interval.high < -_ROUNDING):
+        sentences[0] += f", and {ece.chance:+.2g} is expected by sampling noise alone"
     for verdict in ("better", "worse"):
         names = [
             f"{name} ({_in_words(d, ', 95% interval {}, adjusted p {}')})"
@@ -227,14 +219,10 @@ def _in_words(difference: Difference, evidence: str = " (95% interval {}, adjust
     """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, adjusted p = 0.005)"`."""
     if math.isnan(difference.value):
         return "undefined"
-    value = difference.value
+    value = difference.value if abs(difference.value) > _ROUNDING else 0.0
     words = f"{'higher' if value > 0 else 'lower'} by {abs(value):.3g}" if value else "equal"
-    if (
-        difference.interval is None
-        or difference.adjusted_p_value is None
-        or (value == difference.interval.low == difference.interval.high)
-    ):
+    interval, p = difference.interval, difference.adjusted_p_value
+    if interval is None or p is None or max(value, interval.high) - min(value, interval.low) <= _ROUNDING:
         return words
-    low, high = difference.interval.low, difference.interval.high
-    bounds = (low, high) if value >= 0 else (-high, -low)
-    return words + evidence.format(ends(*bounds, digits=3), p_words(difference.adjusted_p_value, "= "))
+    bounds = (interval.low, interval.high) if value >= 0 else (-interval.high, -interval.low)
+    return words + evidence.format(ends(*bounds, digits=3), p_words(p, "= "))

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
 
-from torchcalib.display.tables import Cell, Column, interval
+from torchcalib.display.tables import Cell, Column, attribute_column, interval
 from torchcalib.display.words import capitalised, ends, in_one_line, significant
 
 SELECTIVE_GROUP = "selective prediction"
@@ -194,17 +194,16 @@ class ClassLine:
 
 def name_column() -> Column:
     """Return the column of line names; in a DataFrame, the columns `key` and `name`."""
-    data = {"key": attrgetter("key"), "name": attrgetter("name")}
-    return Column("name", lambda line: Cell(line.name, tip=_tip(line)), is_number=False, data=data)
 
+    def name(line: Quantity) -> Cell:
+        """Return the name with an explanation: question, unit, and the values of two simple predictors."""
+        tip = f"{capitalised(line.question)}. Unit: {line.unit}. "
+        tip += f"A predictor that is always right and certain has the value {significant(line.perfect)}."
+        if isinstance(line, Line) and line.group == "scores":
+            tip += f" Always predicting the class frequencies has the value {significant(line.naive)}."
+        return Cell(line.name, tip=tip)
 
-def _tip(line: Quantity) -> str:
-    """Return the explanation of a line: what it measures, its unit, and the values of two simple predictors."""
-    sentences = [f"{capitalised(line.question)}. Unit: {line.unit}."]
-    sentences.append(f"A predictor that is always right and certain has the value {significant(line.perfect)}.")
-    if isinstance(line, Line) and line.group == "scores":
-        sentences.append(f"Always predicting the class frequencies has the value {significant(line.naive)}.")
-    return " ".join(sentences)
+    return Column("name", name, is_number=False, data={"key": attrgetter("key"), "name": attrgetter("name")})
 
 
 def interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
@@ -231,7 +230,7 @@ def explanation_columns(sources: Sequence[str]) -> list[Column]:
         return Cell(f"[{place}]", link=f"source-{place}") if place else Cell()
 
     return [
-        Column("unit", lambda line: Cell(line.unit), is_number=False, shown="data"),
-        Column("question", lambda line: Cell(line.question), is_number=False, shown="data"),
+        attribute_column("unit", "unit", Cell, is_number=False, shown="data"),
+        attribute_column("question", "question", Cell, is_number=False, shown="data"),
         Column("source", source, is_number=False, shown="page", data={"source": attrgetter("source")}),
     ]

@@ -12,7 +12,7 @@ from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_pos
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
-from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
+from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
@@ -396,20 +396,22 @@ class Report(Results[float]):
         return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), *tables])
 
     def __str__(self) -> str:
-        stage = self.calibration
-        advice = [self.decision.action, *([] if stage is None or not stage.notes else [" ".join(stage.notes)])]
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
-        others = [
-            *([] if worst is None else [worst]),
-            *([] if self.groups is None else [self.groups.layout(metric="ECE")]),
-        ]
+        groups = None if self.groups is None else self.groups.layout(metric="ECE")
+        tables = [self.main_table.layout(), *filter(None, (worst, groups))]
+        stage_notes = "" if self.calibration is None else " ".join(self.calibration.notes)
         numbers = "\n".join([to_text(line_table(self)), *self.notes])
-        tables = [self.main_table.layout(), *others]
-        parts = [self.sentence, *advice, self.input_line, str(self.main_line), numbers, *map(to_text, tables)]
-        return "\n\n".join(parts)
+        texts = [self.sentence, self.decision.action, stage_notes, self.input_line, str(self.main_line), numbers]
+        return "\n\n".join([*filter(None, texts), *map(to_text, tables)])
 
 
 report = Report.from_predictions
+
+_EVIDENCE = (
+    attribute_column("expected if calibrated", "noise_floor", number),
+    attribute_column("p-value", "p_value", p_value, is_number=False),
+)
+"""Columns of noise floors and p-values."""
 
 
 def line_table(report: Report, only_main: bool = False) -> Table:
@@ -417,22 +419,15 @@ def line_table(report: Report, only_main: bool = False) -> Table:
     columns = [
         name_column(),
         Column("value", lambda line: number(line.value, "main")),
-        Column(
-            "expected if calibrated",
-            lambda line: number(line.noise_floor),
-            data={"noise_floor": lambda line: line.noise_floor},
-        ),
-        Column(
-            "p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}
-        ),
-        interval_column(lambda line: line.interval),
-        Column("perfect", lambda line: number(line.perfect), shown="data"),
-        Column("naive", lambda line: number(line.naive), shown="data"),
+        *_EVIDENCE,
+        interval_column(attrgetter("interval")),
+        attribute_column("perfect", "perfect", number, shown="data"),
+        attribute_column("naive", "naive", number, shown="data"),
         *explanation_columns(report.publications),
     ]
-    main = report.main_line.group
     lines = list(report.lines)
     if only_main:
+        main = report.main_line.group
         lines = [line for line in lines if line.group == main and line.noise_floor is not None]
         lines = [line for line in lines if not line.key.startswith("ece_debiased/")]
     return Table.from_items(columns, by_group(lines), index=["key"])
@@ -446,40 +441,31 @@ def class_table(report: Report, most: int | None = None) -> Table | None:
     if not report.class_lines:
         return None
     kind, members = ("label", "labels") if report.task == "multilabel" else ("class", "classes")
+    is_named = bool(report.class_names)
     names = report.class_names or tuple(map(str, range(len(report.class_lines))))
     order = sorted(report.class_lines, key=lambda line: -line.excess)
 
     def share(key: str, value: Callable[[ClassLine], float]) -> Column:
-        header = key.replace("_", " ")
-        return Column(header, lambda line: Cell(percent(value(line))), data={key: value})
+        return Column(key.replace("_", " "), lambda line: Cell(percent(value(line))), data={key: value})
 
     columns = [
         Column(
             kind,
-            lambda line: Cell(printable(names[line.index]), style="name" if report.class_names else ""),
-            is_number=not report.class_names,
-            wraps=bool(report.class_names),
-            data={kind: lambda line: names[line.index] if report.class_names else line.index},
+            lambda line: Cell(printable(names[line.index]), style="name" if is_named else ""),
+            is_number=not is_named,
+            wraps=is_named,
+            data={kind: lambda line: names[line.index] if is_named else line.index},
         ),
-        Column("count", lambda line: Cell(count(line.n)), shown="page", data={"n": attrgetter("n")}),
+        attribute_column("count", "n", lambda n: Cell(count(n)), shown="page"),
         share("frequency", attrgetter("frequency")),
         share("mean_probability", lambda line: line.frequency - line.gap),
         Column("ECE", lambda line: number(line.value, "main"), data={"ece": attrgetter("value")}),
-        Column(
-            "expected if calibrated",
-            lambda line: number(line.noise_floor),
-            data={"noise_floor": attrgetter("noise_floor")},
-        ),
-        Column("p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": attrgetter("p_value")}),
+        *_EVIDENCE,
         Column(
             "probabilities",
             lambda line: Cell(line.direction, style="quiet" if line.direction == "not significant" else ""),
             is_number=False,
-            data={
-                "gap": attrgetter("gap"),
-                "gap_p_value": attrgetter("gap_p_value"),
-                "direction": attrgetter("direction"),
-            },
+            data={name: attrgetter(name) for name in ("gap", "gap_p_value", "direction")},
         ),
     ]
     title = f"Calibration by {kind}"

@@ -7,18 +7,17 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK, SELECTIVE, TASKS
+from helpers.reports import MODES, QUICK, SELECTIVE, TASKS
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.inference.resampling import Interval
 from torchcalib.plots import DARK, difference_plot, to_svg
-from torchcalib.reporting.comparison import groups
+from torchcalib.reporting.comparison import system
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 
 HALVES = torch.full((4,), 0.5)
-MAIN = {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}
 
 
 def ends(difference):
@@ -45,18 +44,18 @@ def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, monkeypatch):
-    monkeypatch.setattr(groups, "MAX_GROUPS", 64)  # fewer groups than rows
-    monkeypatch.setattr(groups, "MIN_GROUPS", 64)
-    for part in (groups.GroupedBins, groups.GroupedRanks):  # for null replicates see test_differences.py
+    monkeypatch.setattr(system, "MAX_GROUPS", 64)  # fewer groups than rows
+    monkeypatch.setattr(system, "MIN_GROUPS", 64)
+    for part in (system.GroupedSums, system.GroupedRanks):  # for null replicates see test_differences.py
         monkeypatch.setattr(part, "null_replicates", lambda *_, **__: ())
     logits, target = systems(task)
     own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
     options = {"task": task, "from_logits": True}
     compared = tc.compare(logits, target, seed=5, weights=own if weighted else None, **options, **FEW)
-    group = groups.group_of(groups.words_of(5, torch.arange(120)), 64)
-    counts = groups.Draws(5, 39, torch.device("cpu")).weights(torch.arange(64))
+    group = system.group_of(system.words_of(5, torch.arange(120)), 64)
+    counts = system.Draws(5, 39, torch.device("cpu")).weights(torch.arange(64))
     functions = {"nll": F.nll, "nbs": partial(F.brier_score, normalize="prior")}
-    functions |= {f"{name}/{MAIN[task]}": getattr(F, name) for name in ("ece", "esce", "ks")} | SELECTIVE
+    functions |= {f"{name}/{MODES[task][0]}": getattr(F, name) for name in ("ece", "esce", "ks")} | SELECTIVE
     for key, function in functions.items():
         drawn = []
         for weights in (own, *(own * times[group].to(own) for times in counts)):
@@ -192,7 +191,7 @@ def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
-                patch.setattr(groups, name, limit)
+                patch.setattr(system, name, limit)
             found = tc.compare(*systems("multiclass", 30), task="multiclass", from_logits=True, **given, **FEW)
         assert any(words in note for note in found.notes)
         assert (key in found) == (has_interval is not None)
@@ -212,6 +211,9 @@ def test_bad_input_raises_an_error_that_names_the_system():
     ]
     wrong = (ValueError, TypeError)
     assert_refused([(words, partial(tc.compare, **{**given, **change}), wrong, [words]) for change, words in rows])
+    for name in ("with_calibration", "with_intervals", "num_bins"):
+        with pytest.raises(TypeError, match=f"{name}.*a comparison|a comparison.*{name}"):
+            ComparisonBuilder(["a", "b"], task="binary", **{name: True})
 
 
 @pytest.mark.extended

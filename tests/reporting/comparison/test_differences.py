@@ -29,6 +29,7 @@ from torchcalib.reporting.comparison.system import System
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
 from torchcalib.results.comparison import compared_verdict, comparison_sentence
+from torchcalib.results.lines import Difference, LineInterval
 
 R = 39
 
@@ -227,17 +228,8 @@ def test_interval_p_value_and_verdict_agree(has_clusters, monkeypatch):
     for seed in range(4):
         logits, target = systems("binary", 200, seed)
         logits["little"] = 1.5 * logits["calibrated"]
-        clusters = torch.arange(200) % 40 if has_clusters else None
-        comparison = tc.compare(
-            logits,
-            target,
-            task="binary",
-            from_logits=True,
-            seed=seed,
-            clusters=clusters,
-            n_replicates=(99, 999)[seed % 2],
-        )
-        n += assert_consistent(comparison)
+        given = {"clusters": torch.arange(200) % 40 if has_clusters else None, "n_replicates": (99, 999)[seed % 2]}
+        n += assert_consistent(tc.compare(logits, target, task="binary", from_logits=True, seed=seed, **given))
     assert n > 100
 
 
@@ -268,18 +260,13 @@ def test_multilabel_comparisons_are_consistent():
 def test_p_values_are_in_all_exports(capsys):
     pytest.importorskip("pandas")
     comparison = compared("binary")
-    line, found = comparison["nll"], comparison["nll"].differences["sure"]
-    content = next(x for x in json.loads(comparison.to_json())["lines"] if x["key"] == "nll")["differences"]["sure"]
-    assert (content["p_value"], content["adjusted_p_value"]) == (found.p_value, found.adjusted_p_value)
-    assert comparison.to_dict()["lines"][1]["differences"]["sure"]["adjusted_p_value"] == found.adjusted_p_value
-    frame = comparison.to_pandas().loc["nll"]
-    assert frame["sure - calibrated: p_value"] == found.p_value
-    assert frame["sure - calibrated: adjusted_p_value"] == found.adjusted_p_value
+    found, frame = comparison["nll"].differences["sure"], comparison.to_pandas().loc["nll"]
+    line = next(line for line in json.loads(comparison.to_json())["lines"] if line["key"] == "nll")
+    for name in ("p_value", "adjusted_p_value"):
+        assert line["differences"]["sure"][name] == frame[f"sure - calibrated: {name}"] == getattr(found, name)
     terminal.show_comparison(comparison, True)
     texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render(comparison)]
-    for text in (*texts, capsys.readouterr().out):
-        assert "adjusted p" in text
-    assert line.key == "nll"
+    assert all("adjusted p" in text for text in (*texts, capsys.readouterr().out))
     assert "Adjusted p-values account for all" in comparison.caution
     assert difference_plot(comparison)
 
@@ -302,6 +289,18 @@ def test_sentences_and_short_verdicts_use_adjusted_p_values(monkeypatch):
     assert text.startswith("The calibration of sure and calibrated does not differ significantly: its ECE is higher by")
     assert "adjusted p = 0.30" in text
     assert "worse" not in text
+
+
+def test_differences_of_rounding_errors_read_as_no_difference():
+    line = compared("binary")["ece"]
+    for value, low, high, words in (
+        (-1.39e-17, -2e-17, 0.0, "its ECE is equal."),
+        (-1.39e-17, -0.01, 0.02, "its ECE is equal (95% interval -0.01 to 0.02, adjusted p = 1.00)."),
+        (-0.015, -0.02, 0.01, "its ECE is lower by 0.015 (95% interval -0.01 to 0.02, adjusted p = 1.00)."),
+    ):
+        difference = Difference(value, LineInterval(low, high), 0.0, 1.0, 1.0, "not significant")
+        text = comparison_sentence([replace(line, differences={"b": difference})], "a", "b")
+        assert text == f"The calibration of b and a does not differ significantly: {words}"
 
 
 @pytest.mark.extended

@@ -39,11 +39,6 @@ def page(task):
     return Parsed(render(full_report(task)))
 
 
-def script(text):
-    """Return the script of a page."""
-    return re.search("<script>(.*)</script>", text, flags=re.DOTALL)[1]
-
-
 def shown(report=None, **changes):
     """Return the page of a report with changed fields, with few figures."""
     return Parsed(render(bare(report or full_report("binary"), **changes)))
@@ -61,9 +56,9 @@ def test_page_loads_nothing_runs_only_its_own_script_and_has_valid_references(ta
     assert all(places.match(attributes["href"]) for tag, attributes in links if tag == "a")
     assert all(attributes["xlink:href"].startswith("#") for tag, attributes in links if tag != "a")
     text = page(task).text
-    assert not re.search(
-        r"fetch|XMLHttp|import\W|eval\W|innerHTML|insertAdjacent|document\.write|storage|cookie", script(text)
-    )
+    script = re.search("<script>(.*)</script>", text, flags=re.DOTALL)[1]
+    unsafe = r"fetch|XMLHttp|import\W|eval\W|innerHTML|insertAdjacent|document\.write|storage|cookie"
+    assert not re.search(unsafe, script)
     assert set(re.findall(r"url\(['\"]?(.)", text)) <= {"#"}
     assert "@import" not in text
     # Names of SVG namespaces are not fetched.
@@ -81,11 +76,11 @@ def test_page_contains_every_number_and_figure(task):
     stage = r.calibration
     assert {r.decision.cause, r.decision.action, r.recommendation.text} <= set(page(task).words)
     assert {word for number in key_numbers(r) for word in number if word} <= set(page(task).words)
-    numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
+    numbers = {x for line in r.lines for x in (line.value, line.p_value)} - {None}
     numbers |= {x for line in stage.lines for x in (line.accuracy, line.nll, line.brier_score, line.ece)}
     numbers |= {line.gain for line in stage.lines[1:]}
-    assert {line.parameters for line in stage.lines[1:]} <= set(page(task).words)
     numbers |= {x for table in r.tables.values() for x in table.frequency[table.n > 0].tolist()}
+    assert {line.parameters for line in stage.lines[1:]} <= set(page(task).words)
     assert set(map(str, numbers)) <= set(page(task).values_of("value"))
     for line in r.lines:
         assert all(text in words for text in (significant(line.value), line.source)), line.key
@@ -164,16 +159,13 @@ def test_external_names_are_escaped():
     r = full_report("binary")
     stage = r.calibration
     fields = ("name", "unit", "question", "source", "group")
+    calibrators = (stage.raw, *(replace(line, parameters=HOSTILE) for line in stage.lines[1:]))
     checked = shown(
         source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
         settings={**r.settings, HOSTILE: HOSTILE},
         notes=(HOSTILE,),
         lines=tuple(replace(line, **dict.fromkeys(fields, HOSTILE)) for line in r.lines),
-        calibration=replace(
-            stage,
-            notes=(HOSTILE,),
-            lines=(stage.raw, *(replace(line, parameters=HOSTILE) for line in stage.lines[1:])),
-        ),
+        calibration=replace(stage, notes=(HOSTILE,), lines=calibrators),
         decision=replace(r.decision, **dict.fromkeys(("verdict", "cause", "action"), HOSTILE)),
         version=HOSTILE,
     )

@@ -1,6 +1,7 @@
 """`compare` and `ComparisonBuilder`: compare systems that predicted the same targets."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,28 +23,24 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import (
-    cluster_words,
-    effective_number,
-    identifiers,
-    least_of_batch,
-    of_samples,
-)
+from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.reporting.catalogue import check_size
+from torchcalib.reporting.catalogue import check_size, names_of
 from torchcalib.reporting.comparison.differences import compared_lines
-from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws, words_of
-from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, OMITTED_LINES, System
+from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.options import ReportOptions
+from torchcalib.reporting.options import ReportOptions, num_classes_of
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
+
+_OMITTED = "UNC"  # name of the lines of a report that are omitted: uncertainty depends only on the outcomes
+_FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -211,7 +208,7 @@ class ComparisonBuilder:
             )
         for value in declared.values():
             check_flag("from_logits", value)
-        self._options = ReportOptions.from_arguments(task, options, "a comparison")
+        self._options = ReportOptions.from_arguments(task, options, is_comparison=True)
         # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
         shared = replace(self._options.input_format, nan_policy="raise")
         self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}
@@ -245,21 +242,20 @@ class ComparisonBuilder:
                     preds[name], target, weights, batch_shape=(), evidence=evidence[name]
                 )
         first, input_format = preds[self._names[0]], self._formats[self._names[0]]
-        n_rows = self._rows_of(first, target)
+        samples = input_format.samples_of(first, target)
+        n_rows = samples[0] if samples else 1
+        if clusters is None:
+            words = words_of(self._seed, torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device))
+        else:
+            words = cluster_words(of_samples(identifiers(clusters, first.device), (n_rows,)))
         if not self._systems:
-            is_binary = input_format.task == "binary"
-            num_classes = None if is_binary else first.shape[input_format.resolved(first, target).axis]
+            num_classes = num_classes_of(input_format, first, target)
             check_name_count(self._options.class_names, num_classes or 2)
             check_size(input_format.read_as, num_classes or 2, self._options.n_bins)
             bins = self._options.bins
             self._systems = {name: System(p, **bins, are_confidences=self._are_confidences) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
-        numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
-        if clusters is None:
-            words = words_of(self._seed, numbers)
-        else:
-            words = cluster_words(of_samples(identifiers(clusters, first.device), (n_rows,)))
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
@@ -279,27 +275,28 @@ class ComparisonBuilder:
             system.ranks = {}
         has_labels = all(system.has_labels for system in systems.values())
         baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
-        draws = Draws(self._seed, self._n_replicates, baseline.device)
+        draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
         lines, replicates = [], {}
         for name, system in systems.items():
             data = system.data(has_labels)
-            lines.append([line for line in data.lines() if line.name not in OMITTED_LINES])
+            lines.append([line for line in data.lines() if line.name != _OMITTED])
             replicates[name] = system.replicates(draws, data, has_clusters)
-        n_clusters = min(map(least_of_batch, map(effective_number, baseline.sizes))) if has_clusters else None
+        notes, clusters, n_clusters = self._notes(baseline, has_labels), {}, None
+        if has_clusters:
+            sizes = [each.clusters.sizes for each in baseline.sums.values() if len(each.sums) > 1]
+            n_clusters = min(map(least_of_batch, map(effective_number, sizes)))
+            clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
+            notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
         better = {member.key: member.better for member in first.catalogue.members}
         compared = compared_lines(by_system, better, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
-        notes, clusters = self._notes(baseline, has_labels), {}
         if (only := first.only_class_in_words) and not self._are_confidences:
-            notes.insert(0, f"All targets are {only}. Check that `target` is the right array.")
+            notes.insert(has_clusters, f"All targets are {only}. Check that `target` is the right array.")
             sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
         scores = replicates[self._names[0]].bootstrap.get("brier")  # None for one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
-        if has_clusters:
-            clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in baseline.sizes)
-            notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
         input_format = self._options.input_format
         comparison = Comparison(
             task=first.task,
@@ -341,13 +338,6 @@ class ComparisonBuilder:
                 "Pass predictions for the same rows."
             )
 
-    def _rows_of(self, preds: Tensor, target: Tensor) -> int:
-        """Return the number of rows: the length of the first axis that is not the class axis."""
-        input_format = self._formats[self._names[0]]
-        if input_format.task == "binary":
-            return len(preds)
-        return preds.movedim(input_format.resolved(preds, target).axis, -1).shape[0] if preds.dim() > 1 else 1
-
     def _without_missing_rows(
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, int]:
@@ -365,7 +355,8 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = system.ranked_in_words(only_labelled=False)
+        ranked = [each for each in system.catalogue.ranked if each.described["name"] != _OMITTED]
+        names = names_of(ranked)
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
@@ -376,16 +367,20 @@ class ComparisonBuilder:
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                labelled = system.ranked_in_words(only_labelled=True)
+                labelled = names_of(each for each in ranked if each.metric.needs_labels)
                 notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
             if system.size > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:
                 notes.append(f"Intervals of {names} are computed from {RANKED_REPLICATES} replicates.")
-        for n_groups, lines in system.few_groups.items():
+        by_groups: dict[int, list[str]] = defaultdict(list)
+        for name, sums in system.sums.items():
+            by_groups[len(sums.sums)].append(system.catalogue.in_words(name))
+        for n_groups, few in by_groups.items():
+            lines = ", ".join(few)
             if n_groups == 1 < self._n_rows:
                 notes.append(f"Intervals of {lines} are omitted: too many classes times bins.")
-            elif n_groups < self._n_rows:
+            elif n_groups < self._n_rows and n_groups <= _FEW_GROUPS:
                 notes.append(
                     f"Intervals of {lines} are computed from {n_groups:,} random groups of rows. The standard error of "
                     f"their width is about {math.sqrt(0.5 / n_groups):.0%}."

@@ -89,7 +89,9 @@ def pair_test(
     # Select the set with the largest p-value; of equal ones, that with the smallest distance.
     weakest = (p_values - 1e-9 * distances / (1 + distances).clamp(max=1e9)).nan_to_num(2).argmax(0, keepdim=True)
     n = min(len(each.replicates) for each in sets)
-    standardised = torch.stack([_standardised(each.replicates)[:n] for each in sets])
+    standardised = torch.stack(
+        [((x - x.mean(0)) / x.std(0)).nan_to_num(0, 0, 0)[:n] for x in (each.replicates for each in sets)]
+    )
     return PairTest(
         value,
         low,
@@ -106,10 +108,6 @@ def _minus(pair: Pair, better: Better) -> Tensor:
     """Return b - a for a pair (a, b), or |b| - |a| for signed metrics."""
     a, b = pair
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
-
-
-def _standardised(replicates: Tensor) -> Tensor:
-    return ((replicates - replicates.mean(0)) / replicates.std(0)).nan_to_num(0, 0, 0)
 
 
 def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
@@ -137,41 +135,37 @@ def compared_lines(
     `better` is by `Line.key`, and `replicates` is by system name. For `n_clusters` see `pair_test`.
     """
     first, *others = replicates
-    tests: list[dict[str, PairTest | None]] = []
+    values: dict[tuple[str, str], Pair] = {}
+    tests: dict[tuple[str, str], PairTest | None] = {}
     for by_system in lines:
         key = by_system[first].key
-        tests.append({})
         for name in others:
-            values, systems = _values(by_system, first, name), (replicates[first], replicates[name])
-            tests[-1][name] = _tested(key, values, systems, better[key], n_clusters)
-    adjusted = iter(_adjusted_p_values([test for by_name in tests for test in by_name.values()]))
+            a, b = (torch.tensor(by_system[system].value, dtype=torch.float64) for system in (first, name))
+            values[key, name] = a, b
+            systems = replicates[first], replicates[name]
+            tests[key, name] = _tested(key, (a, b), systems, better[key], n_clusters)
+    adjusted = dict(zip(tests, _adjusted_p_values(list(tests.values())), strict=True))
     compared = []
-    for by_system, by_name in zip(lines, tests, strict=True):
+    for by_system in lines:
         line = by_system[first]
+        key = line.key
         intervals: dict[str, LineInterval | None] = {}
         for name, each in by_system.items():
-            bootstrap = replicates[name].bootstrap.get(line.key)
+            bootstrap = replicates[name].bootstrap.get(key)
             intervals[name] = None if bootstrap is None else interval_of(each, bootstrap, n_clusters)
-        differences = {}
-        for name, test in by_name.items():
-            values = _values(by_system, first, name)
-            differences[name] = _difference(values, better[line.key], test, next(adjusted))
         compared.append(
             ComparedLine(
                 **{each.name: getattr(line, each.name) for each in fields(Quantity)},
-                better=better[line.key],
+                better=better[key],
                 values={name: each.value for name, each in by_system.items()},
                 intervals=intervals,
-                differences=differences,
+                differences={
+                    name: _difference(values[key, name], better[key], tests[key, name], adjusted[key, name])
+                    for name in others
+                },
             )
         )
     return tuple(compared)
-
-
-def _values(by_system: Mapping[str, Line], first: str, second: str) -> Pair:
-    """Return the values of two systems, float64 scalars."""
-    a, b = (torch.tensor(by_system[name].value, dtype=torch.float64) for name in (first, second))
-    return a, b
 
 
 def _tested(

@@ -1,19 +1,43 @@
-"""`System`: accumulated statistics of one system of a comparison, and their bootstrap replicates."""
+"""Accumulated statistics of one system of a comparison, and their replicates, in bounded memory.
 
+Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
+more groups than rows, this is the bootstrap of single rows. Fewer groups estimate the same variance. Each replicate is
+computed from the weighted sum of the group sums.
+
+Groups and weights depend only on the seed and the row number, and not on the batch size. All systems therefore have the
+same replicates, and common errors cancel in their differences.
+"""
+
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample
+from torchcalib.core.groups import in_groups
+from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sample_or_sketch import are_labels
-from torchcalib.reporting.catalogue import Member, catalogue_of, names_of, values
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.resampling import Weights
+from torchcalib.inference.simulation import BinCells, OrderedSample
+from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
+from torchcalib.ops.counter_rng import random_words
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.sorting import order_of
+from torchcalib.reporting.catalogue import Member, catalogue_of, values
 from torchcalib.reporting.comparison.differences import SystemReplicates
-from torchcalib.reporting.comparison.groups import Draws, GroupedBins, GroupedRanks, GroupedSums, in_random_groups
+from torchcalib.reporting.comparison.null import (
+    UNIFORM_STREAMS,
+    bins_of_calibrated,
+    samples_of_calibrated,
+    samples_of_flipped,
+)
 from torchcalib.reporting.lines import Data
 
 MAX_KEPT = 2**20
@@ -22,48 +46,203 @@ MAX_KEPT = 2**20
 MAX_RANKED = 2**14
 """Maximum number of samples for intervals of rank-based errors."""
 
-OMITTED_LINES = ("UNC",)
-"""Names of report lines to omit. Uncertainty (UNC) depends only on the outcomes."""
+RANKED_REPLICATES = 199
+"""Maximum number of replicates of rank-based errors and metrics of selective prediction."""
 
-_FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
+MAX_NULL_SUMS = 2**22
+"""Intended maximum number of simulated sums over bins, in all null replicates of one system."""
+
+MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
+"""Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
+
+_TARGET_SIZE = 2**20  # intended number of sums over all groups; at least `MIN_GROUPS` groups may need more
+_MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it there are no replicates
+
+_GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
+
+
+def words_of(seed: int, numbers: Tensor) -> Tensor:
+    """Return a random integer in [0, 2^32) for each row `(n,)`, from the number of the row."""
+    return random_words(seed, torch.full((1,), _GROUP_STREAM, device=numbers.device), numbers)[0]
+
+
+def group_of(words: Tensor, n_groups: int) -> Tensor:
+    """Map random integers `words` in [0, 2^32) to group numbers in [0, n_groups), int64."""
+    return (words * n_groups) >> 32
+
+
+class Draws:
+    """Poisson weights and signs of random groups of rows in `n` = R replicates, which all systems share."""
+
+    def __init__(self, seed: int, n: int, device: torch.device) -> None:
+        self.seed, self._replicates = seed, torch.arange(n, device=device)
+        self._drawn: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._replicates)
+
+    def weights(self, groups: Tensor) -> Tensor:
+        """Return the weights of the groups with these numbers `(g,)` in R replicates, uint8 `(R, g)`; cached."""
+        numbers, weights = self._drawn.get(len(groups), (groups[:0], None))
+        if weights is None or not torch.equal(numbers, groups):
+            weights = Weights(self.seed, groups, "poisson").in_replicates(self._replicates, torch.uint8)
+            self._drawn[len(groups)] = groups, weights
+        return weights
+
+    def signs(self, groups: Tensor) -> Tensor:
+        """Return random signs -1 and 1 of the groups with these numbers `(g,)`, float64 `(R, g)`."""
+        return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).in_replicates(self._replicates, torch.float64)
+
+
+class GroupedSums:
+    """Sums of an accumulator for each random group of rows.
+
+    `shape` `(..., F, K)` is that of one group, for F summands and K cells (bins or classes). `add` changes `sums` in
+    place, because there can be many more groups than rows in a batch.
+    """
+
+    def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
+        size = math.prod(shape)
+        n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // size))
+        n_groups = n_groups if n_groups * size <= _MAX_SIZE else 1
+        self._accumulator = accumulator
+        *lead, n_cells = shape
+        self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
+        # (G, ..., F, K); with a single group there are no replicates
+        self.sums = self._sums.movedim(-2, 0)
+        self._bins: BinStats | None = None  # bins of all rows, with their noise
+
+    def add(self, p: Predictions, words: Tensor) -> None:
+        """Add a batch with the random integer of each row from `words_of`. A row can contain several samples."""
+        cells = self._accumulator.cells(p)
+        group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
+        place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
+        self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
+        if isinstance(self._accumulator, EqualWidthBins):
+            bins = replace(self._accumulator, with_noise=True).from_predictions(p)
+            self._bins = bins if self._bins is None else self._bins + bins
+
+    @property
+    def clusters(self) -> ClusteredSums[Any]:
+        """The groups as clusters of rows."""
+        return ClusteredSums(self.sums.contiguous(), self._accumulator)
+
+    @property
+    def occupied(self) -> Tensor:
+        """Numbers of the groups with data, int64 `(g,)`."""
+        return (self.clusters.sizes.reshape(len(self.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
+
+    def replicates(self, draws: Draws) -> Iterator[Any]:
+        """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
+        if len(self.sums) == 1:
+            return
+        groups = self.occupied
+        clusters = ClusteredSums(self.sums[groups], self._accumulator)
+        for weights in torch.split(draws.weights(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
+            yield clusters.replicate(weights)
+
+    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[BinStats]:
+        """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
+
+        R is reduced for many bins, but is at least 199. Scores have no null replicates: calibration does not determine
+        them.
+        """
+        b = self._bins
+        if b is None or len(self.sums) == 1:
+            return
+        groups = self.occupied
+        n_replicates = min(len(draws), max(RANKED_REPLICATES, MAX_NULL_SUMS // b.n.numel()))
+        factors = (draws.signs if flips else draws.weights)(groups)[:n_replicates]
+        sums = self.sums[groups]
+        table = (sums[..., 2, :] - sums[..., 1, :]).flatten(1)  # outcomes minus confidences in each bin
+        parts = torch.split(factors, replicates_at_once(max(table.shape)))
+        residuals = torch.cat([part.to(table) @ table for part in parts]).reshape(len(factors), *b.n.shape)
+        if flips:
+            yield BinCells.from_bins(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
+        else:
+            yield bins_of_calibrated(b, residuals, draws.seed)
+
+
+class GroupedRanks:
+    """Ranked samples, with the random group of each row."""
+
+    def __init__(self, accumulator: ExactSample, like: Predictions, num_classes: int) -> None:
+        lead = accumulator.leading_shape(like.task, num_classes)
+        self._kind = GroupedSampleState(accumulator, lead, like.from_logits, (), MAX_GROUPS)
+        self._state = self._kind.empty()
+
+    def add(self, p: Predictions) -> None:
+        """Add a batch whose rows have groups."""
+        more = self._kind.detach(self._kind.from_predictions(p))
+        self._state = self._kind.add(self._state, more) if self._state.scores else more
+
+    @property
+    def size(self) -> int:
+        """Number of stored samples (multi-label: samples times labels)."""
+        return sum(scores.numel() for scores in self._state.scores)
+
+    @property
+    def sample(self) -> GroupedSample:
+        """All samples with their groups."""
+        return self._kind.statistic(self._state)
+
+    def replicates(self, draws: Draws) -> Iterator[RankedSample]:
+        """Yield the ranked samples of at most 199 bootstrap replicates, in chunks of r replicates `(r, ..., N)`."""
+        sample = self.sample
+        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        clusters = ClusteredSample(sample.whole, index)
+        weights = draws.weights(groups)[:RANKED_REPLICATES]
+        for some in torch.split(weights, replicates_at_once(sample.whole.score.numel())):
+            yield OrderedSample.from_sample(clusters.replicate(some))  # sorted once for all metrics
+
+    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[RankedSample]:
+        """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
+
+        `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
+        """
+        sample = self.sample
+        order = order_of(sample.whole.score)
+        ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
+        if flips:
+            groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            signs = draws.signs(groups)[:RANKED_REPLICATES]
+            return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
+        rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
+        return samples_of_calibrated(ordered, rows, draws.seed, min(RANKED_REPLICATES, len(draws)))
 
 
 class System:
-    """Accumulated sums and ranked samples of one system, for each random group of rows.
+    """Accumulated sums and ranked samples of one system, for each random group of rows, by name of the statistic.
 
-    `like` is a batch that defines the task, the number of classes and the device. `ranks` contains ranked samples by
-    name of the statistic; it is empty for too many samples and for fractional weights.
+    `like` is a batch that defines the task, the number of classes and the device. `ranks` is empty for too many samples
+    and for fractional weights.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
         num_classes = like.samples[0] if like.task == "multilabel" else like.num_classes
-        self.device = like.input_preds.device
-        self._catalogue = catalogue_of(like.task, n_bins, right, are_confidences=are_confidences, with_noise=False)
-        self._sums: dict[str, GroupedSums] = {}
+        self.catalogue = catalogue_of(like.task, n_bins, right, are_confidences=are_confidences, with_noise=False)
+        self.sums: dict[str, GroupedSums] = {}
         self.ranks: dict[str, GroupedRanks] = {}
-        for name, accumulator in self._catalogue.accumulators.items():
+        for name, accumulator in self.catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
                 self.ranks[name] = GroupedRanks(accumulator, like, num_classes)
             else:
-                kind = GroupedBins if isinstance(accumulator, EqualWidthBins) else GroupedSums
-                self._sums[name] = kind(accumulator, accumulator.shape(like.task, num_classes), self.device)
+                shape = accumulator.shape(like.task, num_classes)
+                self.sums[name] = GroupedSums(accumulator, shape, like.input_preds.device)
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
         """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""
-        for sums in self._sums.values():
+        for sums in self.sums.values():
             sums.add(p, words)
         if not are_counts:
             self.ranks = {}
-        grouped = in_random_groups(p, words) if self.ranks else p
+        if self.ranks:
+            groups = group_of(words, MAX_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
+            p = in_groups(p, groups, MAX_GROUPS, validate_args=False)
         for ranks in self.ranks.values():
-            ranks.add(grouped)
+            ranks.add(p)
         if self.size > MAX_KEPT:
             self.ranks = {}
-
-    @property
-    def sizes(self) -> list[Tensor]:
-        """Total weight of each random group of rows, `(G, ...)` for each of the sums."""
-        return [sums.clusters.sizes for sums in self._sums.values() if sums.has_replicates]
 
     @property
     def size(self) -> int:
@@ -75,25 +254,11 @@ class System:
         """True if all outcomes in the ranked samples are 0 or 1."""
         return all(are_labels(ranks.sample.whole) for ranks in self.ranks.values())
 
-    @property
-    def few_groups(self) -> dict[int, str]:
-        """Comma-separated names of the scores and errors with at most 1,000 groups of rows, by number of groups."""
-        names: dict[int, list[str]] = defaultdict(list)
-        for name, sums in self._sums.items():
-            if len(sums.sums) <= _FEW_GROUPS:
-                names[len(sums.sums)].append(self._catalogue.in_words(name))
-        return {n: ", ".join(of_size) for n, of_size in names.items()}
-
-    def ranked_in_words(self, *, only_labelled: bool) -> str:
-        """Return the names of all metrics of ranked samples, or of those that need labels."""
-        members = [each for each in self._catalogue.ranked if each.metric.needs_labels or not only_labelled]
-        return names_of([each for each in members if each.described["name"] not in OMITTED_LINES])
-
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
-        statistics: dict[str, Any] = {name: sums.clusters.whole for name, sums in self._sums.items()}
+        statistics: dict[str, Any] = {name: sums.clusters.whole for name, sums in self.sums.items()}
         statistics |= {name: ranks.sample.whole for name, ranks in self.ranks.items()}
-        return Data(self._catalogue, statistics, has_labels)
+        return Data(self.catalogue, statistics, has_labels)
 
     @torch.no_grad()
     def replicates(self, draws: Draws, data: Data, has_clusters: bool) -> SystemReplicates:
@@ -114,7 +279,7 @@ class System:
         self, members: list[Member], replicates: Callable[[GroupedSums | GroupedRanks], Iterator[Any]]
     ) -> dict[str, Tensor]:
         """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-        parts: dict[str, GroupedSums | GroupedRanks] = {**self._sums, **(self.ranks if self.size <= MAX_RANKED else {})}
+        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **(self.ranks if self.size <= MAX_RANKED else {})}
         found: dict[str, list[Tensor]] = defaultdict(list)
         for name, part in parts.items():
             sharing = [each for each in members if each.statistic == name]

@@ -176,11 +176,13 @@ class Monitor:
         epoch = last + 1 if epoch is None else epoch
         values = self._compute()
         self.reset()
-        self.history = self._with_warning(
-            self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values))
-        )
-        if (warning := self.history.rows[-1].warning) and rank_and_size()[0] == 0:
-            warnings.warn(capitalised(warning), OverConfidenceWarning, stacklevel=2)
+        row = HistoryRow(epoch, epoch if step is None else step, values)
+        self.history = self.history.with_row(row)
+        if crossings(self.history.column("ecd"), self.threshold)[-1]:
+            warning = warning_text(self.history, f"{self.prefix}ecd{self.postfix}")
+            self.history = self.history.with_row(replace(row, warning=warning))
+            if rank_and_size()[0] == 0:
+                warnings.warn(capitalised(warning), OverConfidenceWarning, stacklevel=2)
         return self._named(values)
 
     def compute(self) -> dict[str, float]:
@@ -226,15 +228,5 @@ class Monitor:
             named["n_dropped"] = float(self._metrics[_BINS].n_dropped())
         return named
 
-    def _with_warning(self, history: History) -> History:
-        """Return the history, with a warning in the last row if over-confidence has grown beyond the threshold."""
-        if not crossings(history.column("ecd"), self.threshold)[-1]:
-            return history
-        *before, now = history.rows
-        return History((*before, replace(now, warning=warning_text(history, self._name("ecd")))))
-
     def _named(self, values: Mapping[str, float]) -> dict[str, float]:
-        return {self._name(name): value for name, value in values.items()}
-
-    def _name(self, name: str) -> str:
-        return f"{self.prefix}{name}{self.postfix}"
+        return {f"{self.prefix}{name}{self.postfix}": value for name, value in values.items()}

@@ -38,32 +38,21 @@ def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
 def warning_text(history: History, name: str) -> str:
     """Return the text of the warning for the last row. `name` is that of the ECD in logs."""
     now = history.rows[-1]
-    ecd = now.values["ecd"]
     # Growth starts at the last row with the lowest over-confidence, which is 0 for under-confident rows.
-    lowest = min(reversed(history.rows[:-1]), key=lambda row: _over_confidence(row.values.get("ecd", math.nan)))
+    earlier = [row for row in reversed(history.rows[:-1]) if not math.isnan(row.values.get("ecd", math.nan))]
+    lowest = min(earlier, key=lambda row: max(row.values["ecd"], 0.0))
+    accuracy, confidence = (now.values.get(key, math.nan) for key in ("accuracy", "confidence"))
     sentences = [
         f"over-confidence grows: in {_place(now, history)} the cross-entropy exceeds the entropy of the predictions by "
-        f"{ecd:.3g} nats ({name}), up from {lowest.values['ecd']:.3g} in {_place(lowest, history)}.",
-        _means(now),
-        _advice(history),
+        f"{now.values['ecd']:.3g} nats ({name}), up from {lowest.values['ecd']:.3g} in {_place(lowest, history)}."
     ]
-    return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _over_confidence(ecd: float) -> float:
-    return math.inf if math.isnan(ecd) else max(ecd, 0.0)
+    if not (math.isnan(accuracy) or math.isnan(confidence)):
+        sentences.append(f"Mean confidence is {confidence:.1%}, accuracy {accuracy:.1%}.")
+    return " ".join([*sentences, _advice(history)])
 
 
 def _place(row: HistoryRow, history: History) -> str:
     return f"epoch {row.epoch}" + (f" (step {row.step:,})" if history.unit == "step" else "")
-
-
-def _means(row: HistoryRow) -> str:
-    """Return a sentence with mean confidence and accuracy; an empty string if a value is missing."""
-    accuracy, confidence = row.values.get("accuracy", math.nan), row.values.get("confidence", math.nan)
-    if math.isnan(accuracy) or math.isnan(confidence):
-        return ""
-    return f"Mean confidence is {confidence:.1%}, accuracy {accuracy:.1%}."
 
 
 def _advice(history: History) -> str:
@@ -81,5 +70,4 @@ def _advice(history: History) -> str:
             f"{nll}, while accuracy has risen from {before:.1%} to {after:.1%}: {keep}, or calibrate the current model "
             "(torchcalib.calibration.TemperatureScaling)."
         )
-    stagnant = ", and accuracy has not risen since" if after <= before else ""
-    return f"{nll}{stagnant}: {keep}."
+    return f"{nll}{', and accuracy has not risen since' if after <= before else ''}: {keep}."

@@ -9,9 +9,7 @@ from torchcalib.core.events import NamedMode
 from torchcalib.display.words import count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
 from torchcalib.results.base import Results
-from torchcalib.results.calibration import CalibrationStage
-from torchcalib.results.decision import Decision
-from torchcalib.results.lines import SELECTIVE_GROUP
+from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
 
 CONFIDENCE_WORDS = (
@@ -93,9 +91,8 @@ def event_name(results: Results[Any], mode: NamedMode) -> str:
 
 def class_words(report: Report) -> str:
     """Return the explanation of the table of classes or labels."""
-    if report.task == "multilabel":
-        return CLASS_WORDS.format(kind="label", members="labels")
-    return CLASS_WORDS.format(kind="class", members="classes")
+    kind, members = ("label", "labels") if report.task == "multilabel" else ("class", "classes")
+    return CLASS_WORDS.format(kind=kind, members=members)
 
 
 def title_words(source: Mapping[str, Any]) -> str:
@@ -111,27 +108,25 @@ def facts(results: Results[Any], source: Mapping[str, Any]) -> list[tuple[str, s
     """Return the source, the input and the settings as pairs of a name and a formatted value."""
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
-    found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
-    found.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
+    kind, kinds = ("label", "labels") if is_multilabel else ("class", "classes")
+    pairs = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
+    pairs.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
     if is_multilabel and isinstance(results, Report):
-        found.append(("rows", count(results.n_rows)))
-    found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
+        pairs.append(("rows", count(results.n_rows)))
+    pairs.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
     if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
-        found.append(("dropped for NaN", count(results.n_dropped)))
-    kinds = "labels" if is_multilabel else "classes"
-    found.append((kinds, count(results.num_classes)))
+        pairs.append(("dropped for NaN", count(results.n_dropped)))
+    pairs.append((kinds, count(results.num_classes)))
     if results.class_names:
-        header = "label names" if is_multilabel else "class names"
-        found.append((header, formatted([printable(name) for name in results.class_names])))
+        pairs.append((f"{kind} names", formatted([printable(name) for name in results.class_names])))
     if isinstance(results, Report) and results.priors:
         low, high = percent(min(results.priors)), percent(max(results.priors))
-        header = "label frequencies" if is_multilabel else "class frequencies"
-        found.append((header, f"{low} each" if low == high else f"{low} to {high}"))
-    found.append(("bins", _binning(settings)))
-    for key, value in settings.items():
-        if value is not None and key not in ("n_bins", "right"):
-            found.append((str(key).replace("_", " "), formatted(value)))
-    return found
+        pairs.append((f"{kind} frequencies", f"{low} each" if low == high else f"{low} to {high}"))
+    edges = "(a, b]" if settings.pop("right", False) else "[a, b)"
+    pairs.append(("bins", f"{count(settings.pop('n_bins'))} equal-width bins {edges}"))
+    return pairs + [
+        (str(key).replace("_", " "), formatted(value)) for key, value in settings.items() if value is not None
+    ]
 
 
 def formatted(value: Any, most: int = 5) -> str:
@@ -146,10 +141,6 @@ def formatted(value: Any, most: int = 5) -> str:
         more = [f"and {len(value) - most} more"] if len(value) > most else []
         return ", ".join([formatted(item) for item in value[:most]] + more)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _binning(settings: Mapping[str, Any]) -> str:
-    return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 
 
 _FREQUENT = {
@@ -170,8 +161,7 @@ class KeyNumber(NamedTuple):
 
 def key_numbers(report: Report) -> list[KeyNumber]:
     """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities."""
-    accuracy, nll, ece = report.line("accuracy"), report.line("nll"), report.main_line
-    stage = report.calibration
+    accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
     numbers = []
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
@@ -181,44 +171,40 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         share = nll.value / nll.naive if nll.naive > 0 else math.nan
         relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the class frequencies"
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
-    tested = ["mean over labels"] if report.task == "multilabel" else []
-    tested += [] if ece.noise_floor is None else [f"{significant(ece.noise_floor)} expected if calibrated"]
-    tested += [] if ece.p_value is None else [f"p {p_words(ece.p_value, equals='= ')}"]
-    numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join(tested)))
-    if stage is not None:
-        numbers.append(_gain_number(report.decision, stage))
-    if (worst := _worst(report)) is not None:
-        numbers.append(worst)
-    return numbers
+    mean = ["mean over labels"] if report.task == "multilabel" else []
+    numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
+    if report.calibration is not None:
+        shown = gain(decision.gain if decision.gain is not None else math.nan)
+        interval = decision.interval
+        bounds = "" if interval is None else f", 95% interval {gain(interval.low)} to {gain(interval.high)}"
+        detail = f"{report.calibration.name}{bounds}{'' if decision.calibrator else ', not advised'}"
+        numbers.append(KeyNumber("Gain by calibration", f"{shown} of {decision.score}", detail))
+    return [*numbers, *_worst(report)]
 
 
-def _gain_number(decision: Decision, stage: CalibrationStage) -> KeyNumber:
-    shown = gain(decision.gain if decision.gain is not None else math.nan)
-    interval = decision.interval
-    bounds = "" if interval is None else f", 95% interval {gain(interval.low)} to {gain(interval.high)}"
-    advised = "" if decision.calibrator else ", not advised"
-    return KeyNumber("Gain by calibration", f"{shown} of {decision.score}", f"{stage.name}{bounds}{advised}")
+def _evidence(line: Line | ClassLine, p: str) -> list[str]:
+    """Return clauses on the noise floor and the p-value, without those that are None."""
+    floor = [] if line.noise_floor is None else [f"{significant(line.noise_floor)} expected if calibrated"]
+    return floor + ([] if line.p_value is None else [f"{p} {p_words(line.p_value, equals='= ')}"])
 
 
-def _worst(report: Report) -> KeyNumber | None:
-    """Return the worst group, class or label, or else the range of probabilities with the largest gap."""
+def _worst(report: Report) -> list[KeyNumber]:
+    """Return the worst group, class or label, or else the range of probabilities with the largest gap, if any."""
     if report.groups is not None and len(report.groups):
         groups = report.groups
         detail = f"ECE {significant(groups.value[0])}, {significant(groups.noise_floor[0])} expected if calibrated"
-        return KeyNumber("Worst group", groups.shown_names(40)[0], detail)
+        return [KeyNumber("Worst group", groups.shown_names(40)[0], detail)]
     known = [line for line in report.class_lines if not math.isnan(line.value)]
     if known:
         line = max(known, key=lambda line: line.excess)
         kind, rest = ("label", "") if report.task == "multilabel" else ("class", " against the rest")
         name = printable(report.class_names[line.index]) if report.class_names else str(line.index)
-        parts = [f"ECE {significant(line.value)}{rest}"]
-        parts += [] if line.noise_floor is None else [f"{significant(line.noise_floor)} expected if calibrated"]
-        parts += [] if line.p_value is None else [f"adjusted p {p_words(line.p_value, equals='= ')}"]
-        return KeyNumber(f"Worst {kind}", name, ", ".join(parts))
+        detail = ", ".join([f"ECE {significant(line.value)}{rest}", *_evidence(line, "adjusted p")])
+        return [KeyNumber(f"Worst {kind}", name, detail)]
     table = report.main_table
     weighted = (table.gap.abs() * table.share).nan_to_num(0)
-    if not float(weighted.max()):
-        return None
     k = int(weighted.argmax())
+    if not float(weighted[k]):
+        return []
     found = f"{percent(float(table.confidence[k]))} predicted, {percent(float(table.frequency[k]))} observed"
-    return KeyNumber("Worst range", f"{percent(float(table.lower[k]))} to {percent(float(table.upper[k]))}", found)
+    return [KeyNumber("Worst range", f"{percent(float(table.lower[k]))} to {percent(float(table.upper[k]))}", found)]

@@ -24,7 +24,7 @@ except ImportError as error:
 
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
-from torchcalib.display.tables import Tabular, to_html
+from torchcalib.display.tables import to_html
 from torchcalib.display.words import count, listed, significant
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
@@ -45,7 +45,6 @@ from torchcalib.reporting.render.contents import (
 )
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
-from torchcalib.results.history import History
 from torchcalib.results.report import RCL_SOURCE, Report, class_table
 
 T = TypeVar("T")
@@ -99,6 +98,13 @@ def _report_page(report: Report) -> str:
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
     tables = [_bin_values(report, name, table) for name, table in report.tables.items()]
     overview, overview_after = _overview(report)
+    training = ""
+    if report.history:
+        warned = ", ".join(f"{row.epoch:,}" for row in report.history.warnings)
+        training = (
+            f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(report.history)} validations"
+            f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
+        )
     return _render_template(
         "report.html.jinja",
         results=report,
@@ -113,7 +119,7 @@ def _report_page(report: Report) -> str:
         made_infinite=stage is not None
         and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
         rcl_source=RCL_SOURCE,
-        training_curve=_training_curve(report.history) if report.history else None,
+        training_curve=both_themes(training_curve, report.history, "training", training) if report.history else None,
         tables=tables,
         tests=[_test_values(report, name, table) for name, table in report.tests.items()],
         classes=class_table(report, _MAX_CLASSES),
@@ -161,7 +167,7 @@ def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None
 
 
 def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    name, explanation = event_name(report, key), _EVENTS[key]
+    name = event_name(report, key)
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
     reliability = (
@@ -171,7 +177,7 @@ def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, An
     histogram = f"Histogram of confidence, {name}: {size}."
     return {
         "name": name,
-        "explanation": explanation,
+        "explanation": _EVENTS[key],
         "reliability": both_themes(partial(reliability_diagram, mode=key), report, f"reliability-{key}", reliability),
         "histogram": both_themes(confidence_histogram, table, f"confidence-{key}", histogram),
         "table": table,
@@ -180,8 +186,7 @@ def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, An
 
 
 def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    name, explanation = event_name(report, key), _EVENTS[key]
-    rejected, n = float(table.rejected.sum()), float(table.n.sum())
+    name, rejected, n = event_name(report, key), float(table.rejected.sum()), float(table.n.sum())
     label = (
         f"Test-based reliability diagram, {name}: predictions and observed frequency of {len(table.n)} bins; "
         f"the test rejects {count(rejected)} of {count(n)} predictions"
@@ -189,7 +194,7 @@ def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, A
     logit = partial(tce_diagram, logit=True)
     return {
         "name": name,
-        "explanation": explanation,
+        "explanation": _EVENTS[key],
         "diagram": both_themes(tce_diagram, table, f"test-{key}", f"{label}."),
         "logit_diagram": both_themes(logit, table, f"test-logit-{key}", f"{label}; probabilities on the logit scale."),
         "table": table,
@@ -197,15 +202,6 @@ def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, A
         "rejected": rejected,
         "n": n,
     }
-
-
-def _training_curve(history: History) -> Markup:
-    warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
-    label = (
-        f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"
-        f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
-    )
-    return both_themes(training_curve, history, "training", label)
 
 
 # Comparisons
@@ -221,6 +217,10 @@ def _comparison_page(comparison: Comparison) -> str:
     lines = map(comparison.line, ("ece", "nll", "brier", "accuracy"))
     main = replace(comparison, lines=tuple(line for line in lines if line is not None))
     verdict, colour = _comparison_verdict(comparison)
+    sources = {}
+    for name, source in comparison.sources.items():
+        files = formatted(list(source.get("files", [])), 3)
+        sources[name] = "; ".join([files, *[str(source[key]) for key in ("predictions",) if key in source]])
     return _render_template(
         "comparison.html.jinja",
         results=comparison,
@@ -228,7 +228,7 @@ def _comparison_page(comparison: Comparison) -> str:
         verdict=verdict,
         colour=colour,
         systems=system_table(comparison),
-        facts=facts(comparison, _sources(comparison)),
+        facts=facts(comparison, sources),
         overview=both_themes(difference_plot, main, "overview", label),
         picture=both_themes(difference_plot, comparison, "differences", label),
         tables=[difference_table(comparison, name) for name in others],
@@ -240,38 +240,25 @@ def _comparison_page(comparison: Comparison) -> str:
 def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
     """Return the verdict on the second system, or the number of better systems, and its CSS class."""
     others = comparison.systems[1:]
-    first = short_name(comparison.baseline)
-    verdicts = [compared_verdict(comparison, name) for name in others]
+    first, name = short_name(comparison.baseline), short_name(others[0])
+    verdicts = [compared_verdict(comparison, other) for other in others]
     better = sum("better calibrated" in words for words in verdicts)
     worse = sum("worse calibrated" in words for words in verdicts)
     colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
-    if len(others) > 1:
-        if worse and not better:
-            return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
-        counts = f"{better} of {len(others)} systems are better calibrated than {first}"
-        return f"{counts}, {worse} worse" if worse else counts, colour
-    name = short_name(others[0])
-    if better or worse:
+    if len(others) == 1 and (better or worse):
         return f"{name} is {'better' if better else 'worse'} calibrated than {first}", colour
-    return f"{name} and {first} do not differ significantly in calibration", colour
-
-
-def _sources(comparison: Comparison) -> dict[str, str]:
-    found = {}
-    for name, source in comparison.sources.items():
-        files = list(source.get("files", []))
-        found[name] = "; ".join([formatted(files, 3), *[str(source[k]) for k in ("predictions",) if k in source]])
-    return found
+    if len(others) == 1:
+        return f"{name} and {first} do not differ significantly in calibration", colour
+    if worse and not better:
+        return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
+    also = f", {worse} worse" if worse else ""
+    return f"{better} of {len(others)} systems are better calibrated than {first}{also}", colour
 
 
 # Templates and diagrams
 
 
 def _render_template(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
-
-
-def _environment() -> Environment:
     # autoescape=True escapes values in every template, because file and class names are not trusted.
     environment = Environment(
         loader=PackageLoader("torchcalib.reporting.render", "templates"),
@@ -280,12 +267,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=count, significant=significant, linked=_linked, table=_table)
-    return environment
-
-
-def _table(shown: Tabular) -> Markup:
-    return Markup(to_html(shown.layout()))
+    environment.filters.update(
+        count=count, significant=significant, linked=_linked, table=lambda shown: Markup(to_html(shown.layout()))
+    )
+    return environment.get_template(template).render(**values, light=LIGHT, dark=DARK)
 
 
 _PLACES = re.compile(r"arXiv[: ](?P<arxiv>\d{4}\.\d{4,5})|(?:doi[: ])?(?P<doi>10\.\d{4,9}/[^\s,;()]+[^\s,;().])")
@@ -309,15 +294,11 @@ def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) ->
     `prefix` of element ids is unique on the page. `label` is the description for screen readers.
     """
     light = to_svg(draw(table, style=LIGHT))
-    themes = (("light", light), ("dark", _darkened(light)))
-    return Markup("\n").join(_inline(svg, f"{prefix}-{theme}-", label, theme) for theme, svg in themes)
-
-
-def _darkened(svg: str) -> str:
-    """Replace the colours of `LIGHT` by those of `DARK`, without drawing again."""
+    # Replace the colours of `LIGHT` by those of `DARK`, without drawing again.
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
-    return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
+    dark = re.sub(r' style="[^"]*"', lambda style: known.sub(lambda found: colours[found[0]], style[0]), light)
+    return Markup("\n").join(_inline(svg, f"{prefix}-{t}-", label, t) for t, svg in (("light", light), ("dark", dark)))
 
 
 def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:

@@ -3,11 +3,11 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import Literal, Protocol
+from typing import Literal
 
 try:
     from rich import box
@@ -69,16 +69,12 @@ def _console() -> Console:
     return _Console(file=stream, width=width, highlight=False, emoji=False)
 
 
-class Advance(Protocol):
-    """Type of the function that advances a progress bar."""
-
-    def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance the bar by a number of rows, and change its description unless it is None."""
-
-
 @contextmanager
-def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Advance]:
-    """Show a progress bar if stderr is a terminal, and yield a function that advances it."""
+def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a progress bar if stderr is a terminal, and yield a function that advances it.
+
+    Its arguments are a number of rows and, optionally, a new description.
+    """
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
         task = bar.add_task(_escaped(description), total=total)
@@ -218,39 +214,41 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
     """Print the path of the saved calibrator, and how to load it."""
-    console = _console()
-    console.print(f"\n[bold]saved {stage.name}[/bold], as advised: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
-    call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
-    console.print(
-        f"[dim]{_escaped(call)} returns a module that converts {kind} to calibrated {kind}[/dim]", soft_wrap=True
+    call = _escaped(f"torchcalib.calibration.load_calibrator({str(path)!r})")
+    _print_lines(
+        f"\n[bold]saved {stage.name}[/bold], as advised: [bold]{_escaped(path)}[/bold]",
+        f"[dim]{call} returns a module that converts {kind} to calibrated {kind}[/dim]",
     )
 
 
 def show_state(path: Path, source: Source | None) -> None:
     """Print the path of the saved report state, and the command that merges it with other states."""
-    console = _console()
     size = "" if source is None else f" of {source.shape[0]:,} rows"
-    console.print(f"\n[bold]saved the state[/bold]{size}: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
-    console.print("[dim]torchcalib merge writes one report on this state and others[/dim]")
+    _print_lines(
+        f"\n[bold]saved the state[/bold]{size}: [bold]{_escaped(path)}[/bold]",
+        "[dim]torchcalib merge writes one report on this state and others[/dim]",
+    )
 
 
 def show_paths(paths: Sequence[Path]) -> None:
     """Print the names of the written files, the HTML page first."""
     if not paths:
         return
-    console = _console()
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    console.print(f"\n[bold]wrote {_escaped(page)}[/bold]", soft_wrap=True)
     others = ", ".join(path.name for path in paths if path != page)
-    console.print(f"[dim]and {_escaped(others)}[/dim]", soft_wrap=True)
+    _print_lines(f"\n[bold]wrote {_escaped(page)}[/bold]", f"[dim]and {_escaped(others)}[/dim]")
 
 
 def show_warnings(history: History) -> None:
     """Print the warnings about over-confidence in a training history."""
+    _print_lines(*(f"\n[bold red]warning:[/bold red] {_escaped(sentence)}" for sentence in history.findings))
+
+
+def _print_lines(*lines: str) -> None:
     console = _console()
-    for sentence in history.findings:
-        console.print(f"\n[bold red]warning:[/bold red] {_escaped(sentence)}", soft_wrap=True)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:
