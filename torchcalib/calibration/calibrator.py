@@ -341,12 +341,9 @@ class Calibrator(nn.Module, ABC):
             return values
         return values.softmax(self.class_axis) if self.task == "multiclass" else values.sigmoid()
 
-    def part(self, index: int) -> Self:
+    def part(self, index: int | slice) -> Self:
         """Return the calibrator at an index of the first batch axis."""
-        buffers = {}
-        for name, buffer in self.named_buffers(remove_duplicate=False):
-            buffers[name] = buffer[index]
-        return self._with_buffers(buffers)
+        return self._with_buffers({name: x[index] for name, x in self.named_buffers(remove_duplicate=False)})
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""

@@ -2,12 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
@@ -229,26 +231,35 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
         yield slice(None), copies.with_values(torch.cat(parts, -1).to(p.dtype))
         return
-    most = max(1, _AT_ONCE // p.num_classes)
-    dtype, values, fits = p.dtype, p.values, fits.with_mean_bias_of_absent_classes()
-    at, calibrated = [], []
-    for k, folds in enumerate(splits.cpu()):  # one copy, so that the search for samples does not synchronise the device
-        for f in range(n_folds):
-            fit = fits.part(k * n_folds + f)
-            of_fold = (folds == f).nonzero().squeeze(-1).to(splits.device, non_blocking=True)
-            for samples in torch.split(of_fold, most):
-                at.append(k * n + samples)
-                calibrated.append(fit.calibrated(values[samples], p.from_logits).to(dtype))
-                if sum(map(len, at)) >= most:  # few large pieces are faster than many small ones
-                    yield _joined(p, at, calibrated)
-                    at, calibrated = [], []
-    if at:
-        yield _joined(p, at, calibrated)
+    fits = fits.with_mean_bias_of_absent_classes()
+    for first, by_fold in _folds_by_piece(splits.cpu(), n_folds, max(1, _AT_ONCE // p.num_classes)):
+        # One call calibrates the samples of all folds. Shorter folds are padded.
+        padded = pad_sequence(by_fold, batch_first=True) % n
+        is_sample = pad_sequence([torch.ones_like(positions) for positions in by_fold], batch_first=True)
+        padded, kept, positions = (
+            x.to(splits.device, non_blocking=True)
+            for x in (padded, is_sample.flatten().nonzero().squeeze(-1), torch.cat(by_fold))
+        )
+        fits_of_folds = fits.part(slice(first, first + len(by_fold)))
+        calibrated = fits_of_folds.calibrated(p.values[padded], p.from_logits).flatten(0, 1)[kept]
+        yield positions, p.part(positions % n).with_values(calibrated.to(p.dtype))
 
 
-def _joined(p: Predictions, at: Sequence[Tensor], calibrated: Sequence[Tensor]) -> tuple[Tensor, Predictions]:
-    positions = torch.cat(list(at))
-    return positions, p.part(positions % p.samples[-1]).with_values(torch.cat(list(calibrated)))
+def _folds_by_piece(splits: Tensor, n_folds: int, most: int) -> Iterator[tuple[int, list[Tensor]]]:
+    """Yield pieces of consecutive folds, with about `most` samples.
+
+    A piece is the index of its first fold, and the positions of the samples of each fold in copies of all samples.
+    """
+    piece: list[Tensor] = []
+    for at, (k, f) in enumerate(product(range(len(splits)), range(n_folds))):
+        of_fold = (splits[k] == f).nonzero().squeeze(-1) + k * splits.shape[-1]
+        for positions in torch.split(of_fold, most):
+            piece.append(positions)
+            if sum(map(len, piece)) >= most:  # few large pieces are faster than many small ones
+                yield at + 1 - len(piece), piece
+                piece = []
+    if piece:
+        yield len(splits) * n_folds - len(piece), piece
 
 
 def _calibrated(p: Predictions, fit: Calibrator) -> Predictions:
