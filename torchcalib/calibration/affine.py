@@ -1,6 +1,6 @@
 """Affine scaling of probabilities q to softmax(alpha log q + beta); with beta = 0 temperature scaling."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -13,13 +13,14 @@ from torchcalib.calibration.likelihood import (
     log_scores,
     remarks_of_fits_with_biases,
     scaled_and_shifted,
+    temperature_fit,
     temperature_in_words,
 )
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import listed
 from torchcalib.ops.logs import binary_log_probs, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE
-from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
+from torchcalib.ops.newton.fits import fit_affine, fit_bias
 
 _REMARKS = {
     AT_ZERO: "the fitted scale is 0: no positive scale improves on predictions that ignore the input.",
@@ -45,7 +46,6 @@ class _Affine(Calibrator):
     with_scale: ClassVar[bool] = True
     with_bias: ClassVar[bool] = True
     lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
-    solve: ClassVar[Callable[[Tensor, Tensor, Tensor], AffineFit]]
 
     alpha: Tensor
     beta: Tensor
@@ -114,7 +114,11 @@ class _Affine(Calibrator):
             log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
             scores = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1)
         flat = FlatFits.from_predictions(p, scores, weights)
-        fit = type(self).solve(flat.scores, flat.target.long(), flat.weights)
+        if self.with_bias:
+            fit_biases = fit_affine if self.with_scale else fit_bias
+            fit = fit_biases(flat.scores, flat.target.long(), flat.weights)
+        else:
+            fit = temperature_fit(p, flat, weights)
         return flat.parameters(**fit._asdict())
 
 
@@ -147,7 +151,6 @@ class TemperatureScaling(_Affine):
     name = "temperature scaling"
     zeros = "never"
     with_bias = False
-    solve = fit_temperature
 
 
 class AffineScaling(_Affine):
@@ -186,7 +189,6 @@ class AffineScaling(_Affine):
     """
 
     name = "affine scaling"
-    solve = fit_affine
 
 
 class BiasCorrection(_Affine):
@@ -215,4 +217,3 @@ class BiasCorrection(_Affine):
     name = "bias correction"
     with_scale = False
     lost_consequence = "their NLL is infinite, and the fit leaves them out."
-    solve = fit_bias

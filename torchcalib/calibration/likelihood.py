@@ -1,6 +1,7 @@
 """Functions that calibrators with maximum likelihood fits share: shapes, checks, remarks and words."""
 
 import math
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, STOPPED
+from torchcalib.ops.newton.fits import AffineFit, fit_temperature
 
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
@@ -46,6 +48,20 @@ class FlatFits(NamedTuple):
         """Return fitted parameters `(R, S, *)` in the batch shape, and `converged` for their `outcome`."""
         found = {name: x.reshape((*self.batch, *x.shape[2:])) for name, x in fitted.items()}
         return {**found, "converged": (found["outcome"] == CONVERGED) | (found["outcome"] == AT_ZERO)}
+
+
+def temperature_fit(p: Predictions, flat: FlatFits, weights: Tensor | None) -> AffineFit:
+    """Fit the temperature of flat predictions, or return the previous fit to the same tensor of replicate weights.
+
+    Several methods start from it. A report fits all of them to the same weights.
+    """
+    if weights is None or torch.compiler.is_compiling():
+        return fit_temperature(flat.scores, flat.target.long(), flat.weights)
+    reference, fit = p.computed.get("temperature_fit", (lambda: None, None))
+    if reference() is not weights:
+        fit = fit_temperature(flat.scores, flat.target.long(), flat.weights)
+        p.computed["temperature_fit"] = weakref.ref(weights), fit
+    return fit
 
 
 def check_class_count(values: Tensor, n_classes: int) -> None:

@@ -15,13 +15,14 @@ from torchcalib.calibration.likelihood import (
     remarks_of_fits,
     remarks_of_fits_with_biases,
     scaled_and_shifted,
+    temperature_fit,
     temperature_in_words,
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
-from torchcalib.ops.newton.fits import AffineFit, fit_temperature
+from torchcalib.ops.newton.fits import AffineFit
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
 
 
@@ -52,8 +53,7 @@ class _MultiClass(Calibrator):
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
-        given = flat.scores, flat.target, flat.weights
-        fit, own = self.solve(*given, fit_temperature(*given))
+        fit, own = self.solve(flat.scores, flat.target, flat.weights, temperature_fit(p, flat, weights))
         return flat.parameters(**own, bias=fit.bias, grad_norm=fit.grad_norm, outcome=fit.outcome)
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:

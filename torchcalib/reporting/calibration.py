@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.cross_validation import calibrated_by_fold, fits_without_folds
+from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
 from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
 from torchcalib.calibration.row_scores import (
@@ -155,8 +155,9 @@ def _stage(
     all_fits: dict[str, Calibrator] = {}
     whole = FittedCalibrators({}, {})
     names_by_remark: dict[str, list[str]] = defaultdict(list)
+    weights = torch.cat((weights_of_training_parts(p, splits, n_folds), sample_weights(p).unsqueeze(0)))
     for calibrator in calibrators:
-        fits = fits_without_folds(p, calibrator, splits, n_folds, sample_weights(p))
+        fits = calibrator.fit_to(p, weights)
         last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
         found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)
         all_fits[calibrator.name], lines[calibrator.name] = fits, found
