@@ -95,7 +95,8 @@ class Calibrator(nn.Module, ABC):
         self.task, self.from_logits, self.class_axis, self.positive_classes = None, False, -1, None
         for name, value in {"grad_norm": 0.0, "converged": False, **self.initial}.items():
             buffer = torch.tensor(value)
-            self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
+            # the registry of `nn.Module`; `register_buffer` looks up every attribute first
+            self._buffers[name] = buffer.double() if buffer.is_floating_point() else buffer
 
     def fit(
         self,
@@ -191,7 +192,7 @@ class Calibrator(nn.Module, ABC):
         for name, value in vars(self).items():
             if isinstance(value, dict):
                 vars(other)[name] = copy(value)
-        other._buffers.update(buffers)  # the registry of `nn.Module`; `register_buffer` looks up every attribute first
+        other._buffers.update(buffers)
         return other
 
     @abstractmethod

@@ -235,14 +235,12 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
     fits = fits.with_mean_bias_of_absent_classes()
     for first, by_fold in _folds_by_piece(splits.cpu(), n_folds, max(1, _AT_ONCE // p.num_classes)):
         # One call calibrates the samples of all folds. Shorter folds are padded.
-        padded = pad_sequence(by_fold, batch_first=True) % n
-        is_sample = pad_sequence([torch.ones_like(positions) for positions in by_fold], batch_first=True)
-        padded, kept, positions = (
-            x.to(splits.device, non_blocking=True)
-            for x in (padded, is_sample.flatten().nonzero().squeeze(-1), torch.cat(by_fold))
-        )
-        fits_of_folds = fits.part(slice(first, first + len(by_fold)))
-        calibrated = fits_of_folds.calibrated(p.values[padded], p.from_logits).flatten(0, 1)[kept]
+        padded = pad_sequence(by_fold, batch_first=True, padding_value=-1)
+        kept = (padded >= 0).flatten().nonzero().squeeze(-1).to(splits.device, non_blocking=True)
+        values = p.values[(padded % n).to(splits.device, non_blocking=True)]
+        calibrated = fits.part(slice(first, first + len(by_fold))).calibrated(values, p.from_logits)
+        calibrated = calibrated.flatten(0, 1)[kept]
+        positions = torch.cat(by_fold).to(splits.device, non_blocking=True)
         yield positions, p.part(positions % n).with_values(calibrated.to(p.dtype))
 
 
