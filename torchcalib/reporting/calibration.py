@@ -16,7 +16,8 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
 from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
-from torchcalib.calibration.row_scores import (
+from torchcalib.calibration.selection import (
+    Candidate,
     RowScore,
     contributions,
     effective_samples,
@@ -24,7 +25,6 @@ from torchcalib.calibration.row_scores import (
     row_scores,
     usable_score,
 )
-from torchcalib.calibration.selection import Candidate
 from torchcalib.core.checks import are_counts
 from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
