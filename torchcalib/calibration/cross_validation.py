@@ -95,7 +95,8 @@ def cross_val_calibrate(
             "each sample has one calibrated prediction. "
             "Call the function with several values of `seed`."
         )
-    options["n_repeats"] = None if _is_without_folds(options) else 1
+    has_folds = not options.get("train_on_test") and options.get("calibration") is None
+    options["n_repeats"] = 1 if has_folds else None
     preds, target, _ = as_tensors(preds, target)
     original, how = preds, input_format_of(task, input_options(options))
     axis = how.resolved(preds, target, how.batch_dims).axis
@@ -125,10 +126,6 @@ class Fitting(NamedTuple):
             return found.to(wide_dtype(found.device)).mean(0).to(found.dtype)
 
         return by_replicates(mean, self.p, self.p.input_preds.numel() * (self.n_fits + 1))
-
-
-def _is_without_folds(options: CalibrationOptions) -> bool:
-    return bool(options.get("train_on_test")) or options.get("calibration") is not None
 
 
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:

@@ -104,29 +104,22 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
 def remarks_of_fits_with_biases(
     outcome: Tensor, words: Mapping[int, str], bias: Tensor, lost: Tensor, consequence: str
 ) -> list[str]:
-    """Return `remarks_of_fits` with a sentence on classes without samples and one on labels with probability 0."""
-    return [*remarks_of_fits(outcome, words), *_on_absent_classes(bias), *_on_lost_labels(lost, consequence)]
+    """Return `remarks_of_fits`, and sentences on classes without samples and on labels with probability 0.
 
-
-def _on_absent_classes(bias: Tensor) -> list[str]:
-    """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples in the fit."""
+    Classes without samples have a bias `(..., C)` of -inf. Such labels have the total weight `lost` `(...)`.
+    """
+    found = remarks_of_fits(outcome, words)
     absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
-    if not absent:
-        return []
-    shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
-    advice = "Calibrate on samples of every class."
-    return [
-        f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
-        f"probability is 0, unless it is predicted with certainty. {advice}"
-    ]
-
-
-def _on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
-    """Return a sentence on labels with probability 0, of total weight `lost` `(...)`, and the effect on the fit."""
-    if not bool((lost > 0).any()):
-        return []
-    weight = f"{float(lost.max()):g}"
-    return [f"`preds` gives probability 0 to the label of samples of total weight {weight}: {consequence}"]
+    if absent:
+        shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
+        found.append(
+            f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
+            "probability is 0, unless it is predicted with certainty. Calibrate on samples of every class."
+        )
+    if bool((lost > 0).any()):
+        weight = f"{float(lost.max()):g}"
+        found.append(f"`preds` gives probability 0 to the label of samples of total weight {weight}: {consequence}")
+    return found
 
 
 def temperature_in_words(temperature: float) -> str:

@@ -261,12 +261,8 @@ def _folds_by_piece(splits: Tensor, n_folds: int, most: int) -> Iterator[tuple[i
         yield len(splits) * n_folds - len(piece), piece
 
 
-def _calibrated(p: Predictions, fit: Calibrator) -> Predictions:
-    return p.with_values(fit.calibrated(p.values, p.from_logits).to(p.dtype))
-
-
 def _calibrated_scores(p: Predictions, fit: Calibrator, score: RowScore) -> Tensor:
     """Return the score of each sample after calibration, `(..., N)`."""
     rows = max(1, _AT_ONCE // p.num_classes)
     pieces = (p.part(slice(i, i + rows)) for i in range(0, p.samples[-1], rows))
-    return torch.cat([row_scores(score, each, _calibrated(each, fit).values) for each in pieces], -1)
+    return torch.cat([row_scores(score, each, fit.calibrated(each.values, each.from_logits)) for each in pieces], -1)
