@@ -211,6 +211,10 @@ class Calibrator(nn.Module, ABC):
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
 
+    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Map values `(F, N, C)` of F fits, with the same rounding as in F calls of `calibrated`."""
+        return self.calibrated(values, from_logits)
+
     @abstractmethod
     def remarks(self) -> list[str]:
         """Return one sentence for each problem of the fit."""

@@ -200,7 +200,10 @@ class _Structured(_MultiClass):
             z = (x.to(wide) @ self.matrix.to(wide).mT).to(x)
         else:
             z = self.scale.to(x)[..., None, :] * x
-        z = z + self.bias.to(x)[..., None, :]
+        return self.normalised(z, from_logits)
+
+    def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
+        z = z + self.bias.to(z)[..., None, :]
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def shown_parameters(self) -> list[str]:
@@ -326,6 +329,13 @@ class StructuredMatrixScaling(_Structured):
     name = "structured matrix scaling"
     full = True
     initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
+
+    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Multiply by one matrix at a time, because a batch of small products is rounded differently."""
+        x = self.smoothed(values, from_logits)
+        wide = wide_dtype(x.device)
+        products = [rows @ matrix.mT for rows, matrix in zip(x.to(wide), self.matrix.to(wide), strict=True)]
+        return self.normalised(torch.stack(products).to(x), from_logits)
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:

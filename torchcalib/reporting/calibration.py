@@ -238,7 +238,7 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         padded = pad_sequence(by_fold, batch_first=True, padding_value=-1)
         kept = (padded >= 0).flatten().nonzero().squeeze(-1).to(splits.device, non_blocking=True)
         values = p.values[(padded % n).to(splits.device, non_blocking=True)]
-        calibrated = fits.part(slice(first, first + len(by_fold))).calibrated(values, p.from_logits)
+        calibrated = fits.part(slice(first, first + len(by_fold))).calibrated_by_fit(values, p.from_logits)
         calibrated = calibrated.flatten(0, 1)[kept]
         positions = torch.cat(by_fold).to(splits.device, non_blocking=True)
         yield positions, p.part(positions % n).with_values(calibrated.to(p.dtype))
