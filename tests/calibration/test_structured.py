@@ -136,17 +136,6 @@ def test_unusual_data_have_the_documented_results_of_vector_scaling():
     others = fresh(V).fit(logits[present][:, ::2], target[present] // 2, **multi)
     assert (fitted.predict_proba(logits)[:, 1] == 0).all()
     assert fitted.predict_proba(logits)[:, ::2].allclose(others.predict_proba(logits[:, ::2]), atol=1e-9)
-    broken = logits.clone()
-    broken[0] = torch.tensor([-math.inf, 0.0, 0.0])
-    broken[1, 2] = -math.inf  # not the class of the label: an ordinary sample
-    labels = target.clone()
-    labels[:2] = 0
-    with pytest.warns(UserWarning, match="probability 0 to the label of samples of total weight 1"):
-        fitted = fresh(V).fit(broken, labels, **multi)
-    assert fitted.converged
-    assert (fitted.predict_proba(broken)[0, 0], fitted.predict_proba(broken)[1, 2]) == (0, 0)
-    masked = fresh(V).fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e12), labels[1:], **multi)
-    assert masked.scale.allclose(fitted.scale, rtol=1e-8)
 
 
 @each_structured

@@ -16,13 +16,7 @@ from torchcalib.calibration.affine import (
 )
 from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import (
-    CalibrationOptions,
-    Fitting,
-    fitted,
-    flat_input,
-    input_options,
-)
+from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting, fitted, flat_input, input_options
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest

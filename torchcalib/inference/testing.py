@@ -202,7 +202,10 @@ def run_error_tests(
                 rows = None
             table = None
             if clusters is not None:
-                table = _without_empty_clusters(cluster_table(clusters, cells.upper))
+                table = cluster_table(clusters, cells.upper)  # (..., G, 2, K)
+                # Drop clusters without data in any batch element, but keep at least one.
+                occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
+                table = table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
                 n_merged = int(number_of_clusters(table).max())
                 n_clusters = clusters.n_distinct or n_merged
             batches = list(_tested_batches(tested, cells, table, rows, average, level, n_replicates, seed))
@@ -270,12 +273,6 @@ def _cells_of(statistic: Statistic, max_runs: int) -> BinCells | RunCells:
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
         )
     return BinCells.from_bins(statistic)
-
-
-def _without_empty_clusters(table: Tensor) -> Tensor:
-    """Return the table `(..., G, 2, K)` of clusters with data in any batch element; at least one cluster."""
-    occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
-    return table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
 
 
 _Simulation = Simulation | LabelSimulation | SignFlips
