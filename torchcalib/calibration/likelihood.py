@@ -57,10 +57,12 @@ def temperature_fit(p: Predictions, flat: FlatFits, weights: Tensor | None) -> A
     """
     if weights is None or torch.compiler.is_compiling():
         return fit_temperature(flat.scores, flat.target.long(), flat.weights)
-    reference, fit = p.computed.get("temperature_fit", (lambda: None, None))
-    if reference() is not weights:
-        fit = fit_temperature(flat.scores, flat.target.long(), flat.weights)
-        p.computed["temperature_fit"] = weakref.ref(weights), fit
+    reference, previous = p.computed.get("temperature_fit", (lambda: None, None))
+    if reference() is weights:
+        fit: AffineFit = previous
+        return fit
+    fit = fit_temperature(flat.scores, flat.target.long(), flat.weights)
+    p.computed["temperature_fit"] = weakref.ref(weights), fit
     return fit
 
 
