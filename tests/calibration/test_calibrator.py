@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, binary, data, fresh, multi, name, single
+from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, SCALED, binary, data, fresh, multi, name, single
 from helpers.refusals import assert_refused
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
@@ -17,42 +17,100 @@ each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
 each_of_any_task = pytest.mark.parametrize("calibrator", ALL + OF_CLASSES, ids=name)
 
 
-@each_calibrator
+def draw(calibrator, n, lead=()):
+    """Return logits, labels, and the options of a task that the calibrator supports."""
+    if calibrator in OF_CLASSES:
+        return *data(n, 3, lead), multi
+    return *single(n, lead), binary
+
+
+@each_of_any_task
 def test_without_data_a_fit_is_not_converged(calibrator):
-    preds, target = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
-    for n, weights in ((2, torch.zeros(2)), (0, None)):
+    preds, target, given = draw(calibrator, 6)
+    for n, weights in ((6, torch.zeros(6)), (0, None)):
         with pytest.warns(UserWarning, match="no samples of positive weight"):
-            fitted = fresh(calibrator).fit(preds[:n], target[:n], weights=weights, task="binary")
+            fitted = fresh(calibrator).fit(preds[:n], target[:n], weights=weights, **given)
         assert not fitted.converged
         if hasattr(fitted, "outcome"):
             assert fitted.outcome == NO_DATA
             assert fitted(preds).isnan().all()
-    none = fresh(calibrator).fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary", batch_dims=1)
+    no_series = torch.rand(0, 5, *preds.shape[1:])
+    none = fresh(calibrator).fit(no_series, torch.zeros(0, 5, dtype=torch.int64), batch_dims=1, **given)
     assert none.converged.shape == (0,)
-    assert none(torch.rand(0, 7)).shape == (0, 7)
-    labels = fresh(calibrator).fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
-    assert labels(torch.rand(7, 0)).shape == (7, 0)
+    assert none(no_series).shape == no_series.shape
+    if given is binary:
+        labels = fresh(calibrator).fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
+        assert labels(torch.rand(7, 0)).shape == (7, 0)
 
 
-@each_calibrator
-def test_labels_and_replicate_weights_equal_separate_fits(calibrator):
+@each_of_any_task
+def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
     """Folds and bootstrap replicates are solved in one batch, as a leading axis of the weights."""
-    logits, target = single(90, lead=(3,))
-    fits = [fresh(calibrator).fit(*series, **binary) for series in zip(logits, target, strict=True)]
-    labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
-    for found, one, own in zip(labels(logits.T).T, fits, logits, strict=True):
-        assert found.allclose(one(own), atol=1e-8)
+    logits, target, given = draw(calibrator, 90, lead=(3,))
+    fits = [fresh(calibrator).fit(*series, **given) for series in zip(logits, target, strict=True)]
+    batch = fresh(calibrator).fit(logits, target, batch_dims=1, **given)
+    found = [batch(logits), torch.stack([batch.part(k)(logits[k]) for k in range(3)])]
+    if given is binary:
+        labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
+        found.append(labels(logits.T).T)
+    for each in found:
+        for calibrated, one, own in zip(each, fits, logits, strict=True):
+            assert calibrated.allclose(one(own), atol=1e-8)
     logits, target = logits[0], target[0]
     weights = torch.randint(0, 4, (7, 90), generator=torch.Generator().manual_seed(5))
-    p = calibrator.read(logits, target, task="binary", options={"from_logits": True})
+    p = calibrator.read(logits, target, task=given["task"], options={"from_logits": True})
     batched = calibrator.fit_to(p, weights.double())
     for r, row in enumerate(weights):
-        repeats = logits.repeat_interleave(row), target.repeat_interleave(row)
-        expected = fresh(calibrator).fit(*repeats, **binary)(logits)
-        unread = logits.masked_fill(row == 0, math.nan)
-        one = fresh(calibrator).fit(unread, target.masked_fill(row == 0, 7), weights=row, **binary)
-        for found in (batched(logits.expand(7, -1))[r], batched.part(r)(logits), one(logits)):
+        repeats = logits.repeat_interleave(row, 0), target.repeat_interleave(row)
+        expected = fresh(calibrator).fit(*repeats, **given)(logits)
+        unread = torch.where((row == 0).reshape(90, *[1] * (logits.dim() - 1)), math.nan, logits)
+        one = fresh(calibrator).fit(unread, target.masked_fill(row == 0, 7), weights=row, **given)
+        for found in (batched(logits.expand(7, *logits.shape))[r], batched.part(r)(logits), one(logits)):
             assert found.allclose(expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("calibrator", [*SCALED, *OF_CLASSES], ids=name)
+def test_scaled_logits_get_the_same_calibrated_predictions(calibrator, scale):
+    """For log-odds of 1e-6, a float32 log-probability (near -log 2) would keep one significant digit."""
+    logits, target = data(200, 4)
+    log_odds, labels = single(200)
+    cases = [(scale * logits, target, multi, {"rtol": 0, "atol": 1e-9 if calibrator in SCALED else 1e-8})]
+    if calibrator in SCALED:
+        cases.append(((scale * log_odds).float(), labels, binary, {"rtol": 1e-5, "atol": 1e-6}))
+    for scores, of, given, tolerance in cases:
+        exact_scores = scores.double() / scale
+        fitted, exact = fresh(calibrator).fit(scores, of, **given), fresh(calibrator).fit(exact_scores, of, **given)
+        assert fitted.converged
+        if calibrator in SCALED:
+            assert scale * fitted.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+        assert fitted(scores).double().allclose(exact(exact_scores), **tolerance)
+
+
+@pytest.mark.parametrize("calibrator", [*AFFINE, *OF_CLASSES], ids=name)
+def test_every_dtype_class_axis_and_probabilities_get_the_float64_fit(calibrator):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        logits, target = data(60, 3, dtype=dtype)
+        fitted, exact = (fresh(calibrator).fit(scores, target, **multi) for scores in (logits, logits.double()))
+        assert fitted(logits).dtype == torch.float32
+        if calibrator in AFFINE:
+            assert fitted.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
+        else:
+            assert fitted.bias.tolist() == pytest.approx(exact.bias.tolist(), abs=1e-8)
+        assert fitted(logits).double().allclose(exact(logits.double()), atol=1e-5)
+        turned = fresh(calibrator).fit(logits.T, target, class_axis=0, **multi)
+        assert turned(logits.T).T.allclose(fitted(logits))
+    log_q = logits.double().log_softmax(-1)
+    by_logits = fresh(calibrator).fit(log_q, target, **multi)(log_q)
+    by_probs = fresh(calibrator).fit(log_q.exp(), target, task="multiclass")(log_q.exp())
+    assert by_logits.exp().allclose(by_probs, atol=1e-9)
+    log_odds, labels = single(80)
+    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
+    two = fresh(calibrator).fit(pairs, labels, **multi)
+    assert two.converged
+    if calibrator in AFFINE:
+        one = fresh(calibrator).fit(log_odds, labels, **binary)(log_odds).sigmoid()
+        assert one.allclose(two(pairs).exp()[:, 1], atol=1e-9)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -90,8 +148,7 @@ def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_
 
 @each_of_any_task
 def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
-    given = multi if calibrator in OF_CLASSES else binary
-    logits, target = data(50) if calibrator in OF_CLASSES else single(50)
+    logits, target, given = draw(calibrator, 50)
     fitted = fresh(calibrator).fit(logits, target, **given)
     before, dtypes = fitted(logits), {key: x.dtype for key, x in fitted.named_buffers()}
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), fitted).to(torch.bfloat16).half().type(torch.float16)
@@ -104,9 +161,8 @@ def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
 
 @each_of_any_task
 def test_autocast_has_no_effect(calibrator):
-    many = calibrator in OF_CLASSES
-    preds, target = data(60, 4, dtype=torch.float32) if many else single(60)
-    preds, options = preds.float(), multi if many else binary
+    preds, target, options = draw(calibrator, 60)
+    preds = preds.float()
     fitted = fresh(calibrator).fit(preds, target, **options)
     expected = fitted(preds)
     for dtype in (torch.bfloat16, torch.float16):

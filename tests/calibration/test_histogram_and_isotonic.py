@@ -29,15 +29,20 @@ def test_empty_bins_keep_the_prediction_or_return_zero():
     assert zero(torch.tensor([0.1, 0.4])).tolist() == pytest.approx([0.5, 0])
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_isotonic_calibration_equals_scikit_learn(from_logits):
+def fit_ties(calibrator, from_logits):
+    """Fit to tied predictions with weights. Return the fit, its predictions, labels and weights, and a grid."""
     logits, target = single(300)
     preds = logits.round(decimals=1) if from_logits else logits.sigmoid().round(decimals=2)
     weights = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(2))
-    fitted = fresh(ISO).fit(preds, target, task="binary", from_logits=from_logits, weights=weights)
+    fitted = fresh(calibrator).fit(preds, target, task="binary", from_logits=from_logits, weights=weights)
+    grid = torch.linspace(preds.min() - 0.1, preds.max() + 0.1, 999, dtype=torch.float64)
+    return fitted, (preds, target, weights), grid if from_logits else grid.clamp(0, 1)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_isotonic_calibration_equals_scikit_learn(from_logits):
+    fitted, (preds, target, weights), new = fit_ties(ISO, from_logits)
     sk = IsotonicRegression(out_of_bounds="clip").fit(preds, target, sample_weight=weights)
-    new = torch.linspace(preds.min() - 0.1, preds.max() + 0.1, 999, dtype=torch.float64)
-    new = new if from_logits else new.clamp(0, 1)
     found = fitted(new).sigmoid() if from_logits else fitted(new)
     assert found.tolist() == pytest.approx(sk.predict(new).tolist(), abs=1e-12)
 
@@ -67,13 +72,8 @@ def centred(scores, target, weights, new):
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_centred_isotonic_calibration_equals_a_loop(from_logits):
     """The loop rounds means to 12 digits."""
-    logits, target = single(300)
-    preds = logits.round(decimals=1) if from_logits else logits.sigmoid().round(decimals=2)
-    weights = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(2))
-    fitted = fresh(CIR).fit(preds, target, task="binary", from_logits=from_logits, weights=weights)
-    new = torch.linspace(preds.min() - 0.1, preds.max() + 0.1, 999, dtype=torch.float64)
-    new = new if from_logits else new.clamp(0, 1)
-    given = (x[weights > 0].tolist() for x in (preds, target, weights))
+    fitted, columns, new = fit_ties(CIR, from_logits)
+    given = (x[columns[-1] > 0].tolist() for x in columns)
     assert fitted.predict_proba(new).tolist() == pytest.approx(centred(*given, new).tolist(), abs=1e-11)
     inside = new[(new > fitted.knots[2]) & (new < fitted.knots[-3])]
     assert bool((fitted(inside).diff() > 0).all())

@@ -85,10 +85,9 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     weights = 0.5 + torch.arange(60, dtype=torch.float64) % 3 if weighted else torch.ones(60, dtype=torch.float64)
     groups = torch.arange(60) // 4 if clustered else torch.arange(60)
     given = {**binary, **({"weights": weights} if weighted else {}), **({"groups": groups} if clustered else {})}
-    found = recommend(logits, target, calibrators=[T, B], score=score, **given)
-    how, kind = {key: value for key, value in given.items() if key != "groups"}, {"n_repeats": 1}
+    how = {key: value for key, value in given.items() if key != "groups"}
     smallest = weights.square().sum().item() / weights.sum().item() ** 2
-    found = recommend(logits, target, calibrators=[T, B], score=score, **kind, **given)
+    found = recommend(logits, target, calibrators=[T, B], score=score, n_repeats=1, **given)
     for calibrator in (T, B):
         calibrated = cross_val_calibrate(logits, target, calibrator=calibrator, **given)
         before, after, inside = {}, {}, {}

@@ -73,9 +73,7 @@ def test_p_value_of_two_classes_with_four_equal_rows_has_the_closed_form():
 
 def test_p_values_of_signed_averages_over_labels_are_uniform():
     """Gaps of labels cancel in the mean, in the noise floor and in the p-value."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(1_000, 100, 3, generator=generator, dtype=F64)
-    y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
+    p, y = (x.reshape(1_000, 100, 3) for x in calibrated("uniform", 300, 1_000)[:2])
     metric = tc.ESCE(task="multilabel", num_labels=3, batch_shape=(1_000,))
     metric.update(p, y)
     found = metric.test(n_replicates=99)

@@ -102,9 +102,7 @@ def test_values_that_differ_only_by_rounding_are_ties():
     "error", [tc.KS, partial(tc.ECE, average="macro"), tc.ESCE], ids=["in order", "average", "signed"]
 )
 def test_draws_do_not_depend_on_chunking(error, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(3, 40, 4, generator=generator, dtype=F64)
-    y = (torch.rand(3, 40, 4, generator=generator, dtype=F64) < p).long()
+    p, y = (x.reshape(3, 40, 4) for x in calibrated("uniform", 160, 3)[:2])
     metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
     metric.update(p, y)
     whole = metric.test(**FEW)
@@ -116,9 +114,7 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
 
 
 def test_draws_do_not_depend_on_dropped_samples(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(2, 60, generator=generator, dtype=F64)
-    y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
+    p, y, _ = calibrated("uniform", 60, 2)
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
     # the number of samples of the first batch element; the second has more

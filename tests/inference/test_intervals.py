@@ -13,10 +13,9 @@ import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import calibration_test
 from torchcalib.inference.intervals import (
+    ErrorIntervals,
     Moments,
     absolute,
-    error_interval,
-    mean_gap_interval,
     normal_quantile,
     squared,
 )
@@ -164,7 +163,7 @@ def test_interval_equals_a_slow_search(kind, law, moved, n):
     cells = cells.map(lambda x: x.unsqueeze(0))
     z = normal_quantile(0.95, cells.n)
     floor_and_error = torch.tensor([[floor], [0]], dtype=F64)
-    found = error_interval(kind, cells, *floor_and_error, z, mean_gap_interval(cells, z))
+    found = ErrorIntervals(cells, z).ends(kind, *floor_and_error)
     assert [float(end) for end in found] == pytest.approx(expected, rel=1e-6, abs=1e-8)
     assert n == 100 or kind == "mean_gap" or expected[0] > floor, "the lower end is found by a search"
 

@@ -34,6 +34,8 @@ class _Curve(Calibrator):
 
     tasks = ("binary", "multilabel")
     zeros = "absent classes"
+    constant: ClassVar[str]
+    """Name of the constant term of the log-odds, which is infinite if a class has no samples."""
 
     a: Tensor
     b: Tensor
@@ -64,7 +66,7 @@ class _Curve(Calibrator):
     def remarks(self) -> list[str]:
         found = remarks_of_fits(self.outcome, _REMARKS)
         for k, limit in enumerate((torch.inf, -torch.inf)):
-            if bool((self._constant == limit).any()):
+            if bool((getattr(self, self.constant) == limit).any()):
                 found.append(
                     f"`target` has no samples of class {k}: its calibrated probability is 0. Calibrate on samples of "
                     "every class."
@@ -78,15 +80,10 @@ class _Curve(Calibrator):
 
     def with_mean_bias_of_absent_classes(self) -> Self:
         """Leave predictions unchanged after fits to one class; see `Calibrator.with_mean_bias_of_absent_classes`."""
-        is_single = self._constant.isinf()
+        is_single = getattr(self, self.constant).isinf()
         return self._with_buffers(
             {name: getattr(self, name).masked_fill(is_single, self.initial[name]) for name in "abc"}
         )
-
-    @property
-    @abstractmethod
-    def _constant(self) -> Tensor:
-        """Constant term of the log-odds, infinite if a class has no samples."""
 
     def shown_parameters(self) -> list[str]:
         return [f"{name}={format_values(getattr(self, name))}" for name in "abc"]
@@ -147,10 +144,7 @@ class BetaCalibration(_Curve):
 
     name = "beta calibration"
     initial: ClassVar = {"a": 1.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
-
-    @property
-    def _constant(self) -> Tensor:
-        return self.c
+    constant = "c"
 
     def curve(self, s: Tensor) -> Tensor:
         """Return a log p - b log(1 - p) + c for log-odds s."""
@@ -233,6 +227,7 @@ class QuadraticScaling(_Curve):
     name = "quadratic scaling"
     settings = ("ridge",)
     initial: ClassVar = {"a": 0.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
+    constant = "a"
 
     def __init__(self, ridge: float = 0.0) -> None:
         super().__init__()
@@ -241,10 +236,6 @@ class QuadraticScaling(_Curve):
         if not 0 <= ridge < math.inf:
             raise ValueError(f"`ridge` must be a finite number of at least 0, got {shown(ridge)}.")
         self.ridge = ridge
-
-    @property
-    def _constant(self) -> Tensor:
-        return self.a
 
     def curve(self, s: Tensor) -> Tensor:
         """Return a + b s + c s^2 for log-odds s."""

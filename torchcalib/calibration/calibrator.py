@@ -95,7 +95,8 @@ class Calibrator(nn.Module, ABC):
         self.task, self.from_logits, self.class_axis, self.positive_classes = None, False, -1, None
         for name, value in {"grad_norm": 0.0, "converged": False, **self.initial}.items():
             buffer = torch.tensor(value)
-            self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
+            # the registry of `nn.Module`; `register_buffer` looks up every attribute first
+            self._buffers[name] = buffer.double() if buffer.is_floating_point() else buffer
 
     def fit(
         self,
@@ -191,7 +192,7 @@ class Calibrator(nn.Module, ABC):
         for name, value in vars(self).items():
             if isinstance(value, dict):
                 vars(other)[name] = copy(value)
-        other._buffers.update(buffers)  # the registry of `nn.Module`; `register_buffer` looks up every attribute first
+        other._buffers.update(buffers)
         return other
 
     @abstractmethod
@@ -209,6 +210,10 @@ class Calibrator(nn.Module, ABC):
     @abstractmethod
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
+
+    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Map values `(F, N, C)` of F fits, with the same rounding as in F calls of `calibrated`."""
+        return self.calibrated(values, from_logits)
 
     @abstractmethod
     def remarks(self) -> list[str]:
@@ -341,12 +346,9 @@ class Calibrator(nn.Module, ABC):
             return values
         return values.softmax(self.class_axis) if self.task == "multiclass" else values.sigmoid()
 
-    def part(self, index: int) -> Self:
+    def part(self, index: int | slice) -> Self:
         """Return the calibrator at an index of the first batch axis."""
-        buffers = {}
-        for name, buffer in self.named_buffers(remove_duplicate=False):
-            buffers[name] = buffer[index]
-        return self._with_buffers(buffers)
+        return self._with_buffers({name: x[index] for name, x in self.named_buffers(remove_duplicate=False)})
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""

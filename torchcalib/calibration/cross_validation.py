@@ -95,7 +95,8 @@ def cross_val_calibrate(
             "each sample has one calibrated prediction. "
             "Call the function with several values of `seed`."
         )
-    options["n_repeats"] = None if _is_without_folds(options) else 1
+    has_folds = not options.get("train_on_test") and options.get("calibration") is None
+    options["n_repeats"] = 1 if has_folds else None
     preds, target, _ = as_tensors(preds, target)
     original, how = preds, input_format_of(task, input_options(options))
     axis = how.resolved(preds, target, how.batch_dims).axis
@@ -127,10 +128,6 @@ class Fitting(NamedTuple):
         return by_replicates(mean, self.p, self.p.input_preds.numel() * (self.n_fits + 1))
 
 
-def _is_without_folds(options: CalibrationOptions) -> bool:
-    return bool(options.get("train_on_test")) or options.get("calibration") is not None
-
-
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
     """Check the input, and return a `Fitting` to other folds, to held-out data, or to the same data."""
     if not isinstance(calibrator, Calibrator):
@@ -154,31 +151,23 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
     splits, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> list[Tensor]:
-        fits = _with_warning(fits_without_folds(p, calibrator, splits, n_folds), p)
+        fits = _with_warning(calibrator.fit_to(p, weights_of_training_parts(p, splits, n_folds)), p)
         return [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
 
     return Fitting(p, cross_validated, len(splits) * n_folds, is_cross_validated=True)
 
 
-def fits_without_folds(
-    p: Predictions, calibrator: Calibrator, splits: Tensor, n_folds: int, *others: Tensor
-) -> Calibrator:
-    """Fit a calibrator to the training part of each fold, the samples of the other folds, in one batch.
+def weights_of_training_parts(p: Predictions, splits: Tensor, n_folds: int) -> Tensor:
+    """Return the weights of samples `(S * F, ..., N)`, which are 0 in one of F folds, for `splits` `(S, ..., N)`.
 
-    `splits` `(S, ...)` contains the fold of each sample in S splits, in the shape of `p.target`. `others` are the
-    weights of O further fits. The batch shape is `(S * F + O, ...)` for F folds.
-    With R replicates it is `(S * F + O, R, ...)`.
+    With R replicates they are `(S * F, R, ..., N)`.
     """
     w = sample_weights(p)
-    weights = [w.masked_fill(folds == f, 0) for folds in splits for f in range(n_folds)]
-    return calibrator.fit_to(p, torch.stack([*weights, *others]))
+    return torch.stack([w.masked_fill(folds == f, 0) for folds in splits for f in range(n_folds)])
 
 
 def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int, first: int = 0) -> Tensor:
-    """Calibrate each sample with the fit to the other folds, from `fits_without_folds`.
-
-    `first` is the index of the fit for fold 0.
-    """
+    """Calibrate each sample with the fit to the other folds; `first` is the index of the fit for fold 0."""
     values, fits = p.values, fits.with_mean_bias_of_absent_classes()
     for f in range(n_folds):
         fit = fits.part(first + f)

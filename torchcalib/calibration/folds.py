@@ -63,7 +63,9 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             of_sample = _per_sample("groups", groups, p)
             at = _grouped(target, present, of_sample, p.num_classes, n_folds, seed + k, is_stratified)
         elif is_stratified:
-            at = _stratified(target, present, n_folds, seed + k)
+            # Shuffle the samples of each class, and assign the folds in turn.
+            key = torch.where(present, target, torch.iinfo(torch.int64).max)
+            at = _shuffled_ranks(key, seed + k) % n_folds
         else:
             at = _random(target, present, p.num_classes, n_folds, seed + k)
         splits.append(at)
@@ -108,11 +110,6 @@ def _counts_by_fold(at: Tensor, target: Tensor, present: Tensor, n_classes: int,
     cell = at * n_classes + target
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     return counts.reshape(*cell.shape[:-1], n_folds, n_classes)
-
-
-def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
-    """Return a random fold per sample: shuffle the samples of each class, and assign the folds in turn."""
-    return _shuffled_ranks(torch.where(present, target, torch.iinfo(torch.int64).max), seed) % n_folds
 
 
 def _shuffled_ranks(key: Tensor, seed: int) -> Tensor:

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.calibration.calibrator import sample_weights
-from torchcalib.calibration.likelihood import NO_DATA_REMARK
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
@@ -75,11 +74,6 @@ class IsotonicCalibration(OneAgainstRest):
         part = ((x - low) / torch.where(high > low, high - low, 1)).clamp(0, 1)
         p = low_rate + part * (high_rate - low_rate)
         return (safe_log(p) - safe_log(1 - p) if from_logits else p).to(values.dtype)
-
-    def remarks(self) -> list[str]:
-        """Return a sentence if there are no samples of positive weight."""
-        empty = bool(self.rates.isnan().any())
-        return [NO_DATA_REMARK] if empty else []
 
     def shown_parameters(self) -> list[str]:
         """Return the number of knots as text, for `repr`."""
@@ -255,11 +249,6 @@ class VennAbersCalibration(OneAgainstRest):
         on_knot = _at(pad(knots, (1, 0), value=-torch.inf), at) == x
         p0, p1 = _at(lower, at), _at(upper, at - on_knot.long())
         return p0.masked_fill(x.isnan(), torch.nan), p1.masked_fill(x.isnan(), torch.nan)
-
-    def remarks(self) -> list[str]:
-        """Return a sentence if there are no samples of positive weight."""
-        empty = bool(self.lower.isnan().any())
-        return [NO_DATA_REMARK] if empty else []
 
     def shown_parameters(self) -> list[str]:
         """Return the number of knots as text, for `repr`."""

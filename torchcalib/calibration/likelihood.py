@@ -1,6 +1,7 @@
 """Functions that calibrators with maximum likelihood fits share: shapes, checks, remarks and words."""
 
 import math
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, STOPPED
+from torchcalib.ops.newton.fits import AffineFit, fit_temperature
 
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
@@ -46,6 +48,22 @@ class FlatFits(NamedTuple):
         """Return fitted parameters `(R, S, *)` in the batch shape, and `converged` for their `outcome`."""
         found = {name: x.reshape((*self.batch, *x.shape[2:])) for name, x in fitted.items()}
         return {**found, "converged": (found["outcome"] == CONVERGED) | (found["outcome"] == AT_ZERO)}
+
+
+def temperature_fit(p: Predictions, flat: FlatFits, weights: Tensor | None) -> AffineFit:
+    """Fit the temperature of flat predictions, or return the previous fit to the same tensor of replicate weights.
+
+    Several methods start from it. A report fits all of them to the same weights.
+    """
+    if weights is None or torch.compiler.is_compiling():
+        return fit_temperature(flat.scores, flat.target.long(), flat.weights)
+    reference, previous = p.computed.get("temperature_fit", (lambda: None, None))
+    if reference() is weights:
+        fit: AffineFit = previous
+        return fit
+    fit = fit_temperature(flat.scores, flat.target.long(), flat.weights)
+    p.computed["temperature_fit"] = weakref.ref(weights), fit
+    return fit
 
 
 def check_class_count(values: Tensor, n_classes: int) -> None:
@@ -88,29 +106,22 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
 def remarks_of_fits_with_biases(
     outcome: Tensor, words: Mapping[int, str], bias: Tensor, lost: Tensor, consequence: str
 ) -> list[str]:
-    """Return `remarks_of_fits` with a sentence on classes without samples and one on labels with probability 0."""
-    return [*remarks_of_fits(outcome, words), *_on_absent_classes(bias), *_on_lost_labels(lost, consequence)]
+    """Return `remarks_of_fits`, and sentences on classes without samples and on labels with probability 0.
 
-
-def _on_absent_classes(bias: Tensor) -> list[str]:
-    """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples in the fit."""
+    Classes without samples have a bias `(..., C)` of -inf. Such labels have the total weight `lost` `(...)`.
+    """
+    found = remarks_of_fits(outcome, words)
     absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
-    if not absent:
-        return []
-    shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
-    advice = "Calibrate on samples of every class."
-    return [
-        f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
-        f"probability is 0, unless it is predicted with certainty. {advice}"
-    ]
-
-
-def _on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
-    """Return a sentence on labels with probability 0, of total weight `lost` `(...)`, and the effect on the fit."""
-    if not bool((lost > 0).any()):
-        return []
-    weight = f"{float(lost.max()):g}"
-    return [f"`preds` gives probability 0 to the label of samples of total weight {weight}: {consequence}"]
+    if absent:
+        shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
+        found.append(
+            f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
+            "probability is 0, unless it is predicted with certainty. Calibrate on samples of every class."
+        )
+    if bool((lost > 0).any()):
+        weight = f"{float(lost.max()):g}"
+        found.append(f"`preds` gives probability 0 to the label of samples of total weight {weight}: {consequence}")
+    return found
 
 
 def temperature_in_words(temperature: float) -> str:

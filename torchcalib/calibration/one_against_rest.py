@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.likelihood import check_class_count
+from torchcalib.calibration.likelihood import NO_DATA_REMARK, check_class_count
 from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.log_odds import log_odds
@@ -35,6 +35,8 @@ class OneAgainstRest(Calibrator):
         sec. 5.
     """
 
+    no_data_remark: ClassVar[str] = NO_DATA_REMARK
+
     @abstractmethod
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the parameters and `converged` for binary or multi-label predictions; see `parameters_for`."""
@@ -42,6 +44,10 @@ class OneAgainstRest(Calibrator):
     @abstractmethod
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Map probabilities or log-odds `(..., N)` to calibrated values; see `Calibrator.calibrated`."""
+
+    def remarks(self) -> list[str]:
+        """Return a sentence if there are no samples of positive weight."""
+        return [] if bool(self.converged.all()) else [self.no_data_remark]
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the fitted parameters by name, with an axis of classes if multi-class."""
@@ -114,6 +120,7 @@ class HistogramBinning(OneAgainstRest):
     zeros = "any class"
     settings = ("n_bins", "right", "empty")
     initial: ClassVar = {"rate": [torch.nan]}
+    no_data_remark = "there are no samples of positive weight: predictions are left unchanged."
 
     rate: Tensor
 
@@ -132,11 +139,6 @@ class HistogramBinning(OneAgainstRest):
         rate, index = with_same_batch(self.rate, index)
         rate = rate.gather(-1, index).to(values.dtype)
         return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if from_logits else rate)
-
-    def remarks(self) -> list[str]:
-        """Return a sentence if there are no samples of positive weight."""
-        empty = bool(self.rate.isnan().all(-1).any())
-        return ["there are no samples of positive weight: predictions are left unchanged."] if empty else []
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of bins; see `Calibrator.in_words`."""

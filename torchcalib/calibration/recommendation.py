@@ -8,30 +8,32 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.affine import (
+    AffineScaling,
+    BiasCorrection,
+    EnsembleTemperatureScaling,
+    TemperatureScaling,
+)
 from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import (
-    CalibrationOptions,
-    Fitting,
-    fitted,
-    flat_input,
-    input_options,
-)
-from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
+from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting, fitted, flat_input, input_options
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest
-from torchcalib.calibration.row_scores import (
+from torchcalib.calibration.selection import (
+    Candidate,
+    Choice,
     RowScore,
+    choose,
     class_counts,
     contributions,
     effective_samples,
     has_one_class,
+    interval_of,
     row_scores,
+    standard_error,
     usable_score,
 )
-from torchcalib.calibration.selection import Candidate, Choice, choose, interval_of, standard_error
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts

@@ -15,14 +15,15 @@ from torchcalib.calibration.likelihood import (
     remarks_of_fits,
     remarks_of_fits_with_biases,
     scaled_and_shifted,
+    temperature_fit,
     temperature_in_words,
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
-from torchcalib.ops.newton.fits import AffineFit, fit_temperature
-from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
+from torchcalib.ops.newton.fits import AffineFit
+from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, smoothed_log_probs
 
 
 class _MultiClass(Calibrator):
@@ -45,16 +46,12 @@ class _MultiClass(Calibrator):
         return super().read(preds, target, task=task, options=options)
 
     @abstractmethod
-    def solve(
-        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
-    ) -> tuple[StructuredFit, dict[str, Tensor]]:
-        """Return the fits and the buffers that are specific to the method, for weights `(R, S, N)`."""
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+        """Return the buffers, `(R, S, *)` each, given the fit of the temperature."""
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
-        given = flat.scores, flat.target, flat.weights
-        fit, own = self.solve(*given, fit_temperature(*given))
-        return flat.parameters(**own, bias=fit.bias, grad_norm=fit.grad_norm, outcome=fit.outcome)
+        return flat.parameters(**self.solve(flat, temperature_fit(p, flat, weights)))
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
@@ -119,12 +116,10 @@ class VectorScaling(_MultiClass):
     scale: Tensor
     lost: Tensor
 
-    def solve(
-        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
-    ) -> tuple[StructuredFit, dict[str, Tensor]]:
-        """Return the fits, the scales and the weight of samples with infinite NLL."""
-        fit = fit_vector(scores, target, w, temperature.alpha)
-        return fit, {"scale": fit.weight, "lost": temperature.lost}
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+        """Return the scales, the biases and the weight of samples with infinite NLL."""
+        scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
+        return {"scale": scale, "bias": bias, "grad_norm": grad_norm, "outcome": outcome, "lost": temperature.lost}
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
@@ -173,6 +168,8 @@ class _Structured(_MultiClass):
 
     alpha: Tensor
     smoothing: Tensor
+    scale: Tensor
+    matrix: Tensor
 
     def __init__(self, penalty: float = 1.0) -> None:
         super().__init__()
@@ -192,35 +189,49 @@ class _Structured(_MultiClass):
         """Return the number of entries of the temperature, the weight and the biases."""
         return 1 + num_classes * (num_classes if self.full else 1) + num_classes
 
-    @abstractmethod
-    def weighted(self, x: Tensor) -> Tensor:
-        """Multiply smoothed log-probabilities `(..., N, C)` by the fitted scales or the fitted matrix."""
-
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
         log_q = self.log_probs_of(values, from_logits)
         return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         x = self.smoothed(values, from_logits)
-        z = self.weighted(x) + self.bias.to(x)[..., None, :]
+        if self.full:  # in float64, because torch.autocast rounds the factors of a float32 product to half precision
+            wide = wide_dtype(x.device)
+            z = (x.to(wide) @ self.matrix.to(wide).mT).to(x)
+        else:
+            z = self.scale.to(x)[..., None, :] * x
+        return self.normalised(z, from_logits)
+
+    def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
+        z = z + self.bias.to(z)[..., None, :]
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def shown_parameters(self) -> list[str]:
         return [f"{name}={format_values(getattr(self, name))}" for name in ("temperature", self._weight, "bias")]
 
-    def solve(
-        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
-    ) -> tuple[StructuredFit, dict[str, Tensor]]:
-        """Return the fits, with the outcome of temperature scaling if that of the penalised fit is normal."""
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        scale = self.matrix.diagonal(dim1=-2, dim2=-1) if self.full else self.scale
+        words = [_range("scales", scale, class_names), _range("biases", self.bias, class_names)]
+        if self.full:
+            largest = float((self.matrix - torch.diag_embed(scale)).abs().max())
+            words.insert(1, f"other factors of at most {largest:.2g}")
+        return f"{temperature_in_words(float(self.temperature))}; {', '.join(words)}"
+
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+        """Return the buffers, with the outcome of temperature scaling if that of the penalised fit is normal."""
         # If all samples are lost, because their labels have probability 0, no temperature is best.
         alpha = temperature.alpha.masked_fill(temperature.outcome == NO_DATA, 1)
         alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
-        fit = fit_structured(scores, target, w, alpha, self.penalty, self.full)
-        alpha = alpha.masked_fill(fit.outcome == NO_DATA, torch.nan)
+        fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, self.penalty, self.full)
         is_normal = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
-        fit = fit._replace(outcome=torch.where(is_normal, temperature.outcome, fit.outcome))
-        smoothing = 1 / (1 + w.sum(-1).to(alpha))
-        return fit, {"alpha": alpha, "smoothing": smoothing, self._weight: fit.weight}
+        return {
+            "alpha": alpha.masked_fill(fit.outcome == NO_DATA, torch.nan),
+            "smoothing": 1 / (1 + flat.weights.sum(-1).to(alpha)),
+            self._weight: fit.weight,
+            "bias": fit.bias,
+            "grad_norm": fit.grad_norm,
+            "outcome": torch.where(is_normal, temperature.outcome, fit.outcome),
+        }
 
 
 class StructuredVectorScaling(_Structured):
@@ -275,17 +286,6 @@ class StructuredVectorScaling(_Structured):
     full = False
     initial: ClassVar = {**_Structured.initial, "scale": [1.0, 1.0]}
 
-    scale: Tensor
-
-    def weighted(self, x: Tensor) -> Tensor:
-        """See `_Structured.weighted`."""
-        return self.scale.to(x)[..., None, :] * x
-
-    def in_words(self, class_names: Sequence[str] = ()) -> str:
-        """Return the temperature and the range of the scales and biases of one fit in words."""
-        scales, biases = _range("scales", self.scale, class_names), _range("biases", self.bias, class_names)
-        return f"{temperature_in_words(float(self.temperature))}; {scales}, {biases}"
-
 
 class StructuredMatrixScaling(_Structured):
     """Structured matrix scaling (SMS): softmax(W x + b) with a ridge penalty, after temperature scaling.
@@ -330,21 +330,12 @@ class StructuredMatrixScaling(_Structured):
     full = True
     initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
-    matrix: Tensor
-
-    def weighted(self, x: Tensor) -> Tensor:
-        """See `_Structured.weighted`."""
-        # In float64, because torch.autocast rounds the factors of a float32 product to half precision.
+    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Multiply by one matrix at a time, because a batch of small products is rounded differently."""
+        x = self.smoothed(values, from_logits)
         wide = wide_dtype(x.device)
-        return (x.to(wide) @ self.matrix.to(wide).mT).to(x)
-
-    def in_words(self, class_names: Sequence[str] = ()) -> str:
-        """Return the temperature, and the range of the matrix and of the biases of one fit in words."""
-        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
-        largest = float((self.matrix - torch.diag_embed(diagonal)).abs().max())
-        scales, biases = _range("scales", diagonal, class_names), _range("biases", self.bias, class_names)
-        temperature = temperature_in_words(float(self.temperature))
-        return f"{temperature}; {scales}, other factors of at most {largest:.2g}, {biases}"
+        products = [rows @ matrix.mT for rows, matrix in zip(x.to(wide), self.matrix.to(wide), strict=True)]
+        return self.normalised(torch.stack(products).to(x), from_logits)
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:

@@ -32,14 +32,14 @@ Reference:
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.bisection import bisect_each
-from torchcalib.ops.host_values import constant
+from torchcalib.ops.host_values import constant, once
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
 """Sum over bins: of gaps, of their absolute values, or the root of that of squared gaps, with or without noise."""
@@ -85,94 +85,111 @@ MIN_EXPECTED = 5.0
 """Least expected number of events, and of their complements, for the interval of ECE, ACE and RMSCE."""
 
 
-def error_interval(
-    kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor, mean_gap_ends: Ends
-) -> Ends:
-    """Return both ends, each `(g)`, of the interval for an expected error over the bins `(g, K)`.
+class ErrorIntervals:
+    """Intervals for expected errors over the bins `(g, K)`, at the `normal_quantile` `z` of their level."""
 
-    `noise_floor` and `error_of_floor` are the expected error of a calibrated model and its standard error. `z` is the
-    `normal_quantile` of the level. `mean_gap_ends` is `mean_gap_interval` of the same bins and quantile.
-    """
-    if kind == "mean_gap":
-        return mean_gap_ends
-    gaps_low, gaps_high = mean_gap_ends
-    low, high = _error_ends(kind, cells, noise_floor, error_of_floor, z)
-    # Neither error is below the absolute mean gap. This matters if few or no outcomes differ from certain predictions:
-    # the normal distribution then underestimates the gaps that remain possible.
-    return low, high.maximum(gaps_high).maximum(-gaps_low)
+    def __init__(self, cells: BinCells, z: Tensor) -> None:
+        self.cells, self.z = cells, z
+        self.computed: dict[str, Any] = {}
 
+    def ends(self, kind: IntervalKind, noise_floor: Tensor, error_of_floor: Tensor) -> Ends:
+        """Return both ends, each `(g)`, for a kind of error.
 
-def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
-    """Return both ends `(g)` of the interval for the mean gap, shifting all frequencies within [0, 1]."""
-    base = cells.shrunk_gap
-    # Variance of the mean gap because the shares of bins are random, without the part from noise of the gaps
-    noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
-    between = (_variance_of_shares(cells, cells.gap) - noise).clamp(min=0)
+        `noise_floor` and `error_of_floor` are the expected error of a calibrated model and its standard error.
+        """
+        gaps_low, gaps_high = self.mean_gap
+        if kind == "mean_gap":
+            return gaps_low, gaps_high
+        search = self._of_absolute_gaps if kind == "absolute" else self._of_squared_gaps
+        if kind == "debiased":
+            gaps = self.cells.within_bounds(search.multiple.unsqueeze(-1) * search.directions)
+            low, high = (self.cells.share * gaps.square()).sum(-1).sqrt()
+        else:
+            low, high = self._with_noise(search, noise_floor, error_of_floor)
+        # Neither error is below the absolute mean gap. This matters if few or no outcomes differ from certain
+        # predictions: the normal distribution then underestimates the gaps that remain possible.
+        return low, high.maximum(gaps_high).maximum(-gaps_low)
 
-    def moments(shift: Tensor) -> Moments:
-        gaps = cells.within_bounds(base + shift.unsqueeze(-1))
-        variance = cells.variance_at(gaps)
-        each = Moments(gaps, variance, _third_of_gap(cells, gaps, variance))
-        return _sum_over_bins(cells, each, between)
+    @once
+    def mean_gap(self) -> Ends:
+        """Both ends `(g)` of the interval for the mean gap, shifting all frequencies within [0, 1]."""
+        cells, base = self.cells, self.cells.shrunk_gap
+        # Variance of the mean gap because the shares of bins are random, without the part from noise of the gaps
+        noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
+        between = (_variance_of_shares(cells, cells.gap) - noise).clamp(min=0)
 
-    # Both ends are expected mean gaps at shifts that the observed one does not reject (inversion of the test).
-    observed, half = (cells.share * cells.gap).sum(-1), _half_outcome(cells)
-    limits = torch.stack((observed - half, observed + half))
-    low, high = moments(_not_rejected(moments, limits, z, lower=-1.0, upper=1.0)).mean
-    return low, high
+        def moments(shift: Tensor) -> Moments:
+            gaps = cells.within_bounds(base + shift.unsqueeze(-1))
+            variance = cells.variance_at(gaps)
+            return _sum_over_bins(cells, Moments(gaps, variance, _third_of_gap(cells, gaps, variance)), between)
 
-
-def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor) -> Ends:
-    """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square; see `error_interval`."""
-    is_absolute = kind == "absolute"
-    # Variance of the gaps at t = 0 (calibrated) and at t = 1 (observed)
-    calibrated, observed = cells.variance, cells.variance_at(cells.shrunk_gap)
-    directions = _directions(cells, observed.maximum(cells.one_outcome.square()))
-
-    def size_of(gaps: Tensor) -> Tensor:
-        return gaps.abs() if is_absolute else gaps.square()
-
-    def gaps_at(multiple: Tensor) -> Tensor:
-        return cells.within_bounds(multiple.unsqueeze(-1) * directions)
-
-    def moments_with(gaps: Tensor, variance: Tensor) -> Moments:
-        # Gaps of certain predictions have one sign: their third moment is known, and marks them for `absolute`.
-        third = torch.where(calibrated == 0, _third_of_gap(cells, gaps, variance), torch.nan)
-        fourth = variance * cells.one_outcome.square()
-        each = absolute(gaps, variance, third) if is_absolute else squared(gaps, variance, third, fourth)
-        return _sum_over_bins(cells, each, _variance_of_shares(cells, size_of(gaps)))
-
-    def moments(multiple: Tensor) -> Moments:
-        # Multiple t of the observed gaps
-        variance = torch.lerp(calibrated, observed, multiple.clamp(max=1).unsqueeze(-1))
-        return moments_with(gaps_at(multiple), variance)
-
-    def expected(found: Moments) -> Tensor:
-        return found.mean if is_absolute else found.mean_of_root
-
-    total, half = (cells.share * size_of(cells.gap)).sum(-1), _half_outcome(cells)
-    value = total if is_absolute else total.sqrt()
-    limits = torch.stack(((value - half).clamp(min=0), value + half))
-    limits = limits if is_absolute else limits.square()
-    multiple = _not_rejected(moments, limits, z, lower=0.0, upper=_LARGEST_MULTIPLE)
-    if kind == "debiased":
-        low, high = (cells.share * gaps_at(multiple).square()).sum(-1).sqrt()
+        # Both ends are expected mean gaps at shifts that the observed one does not reject (inversion of the test).
+        observed, half = (cells.share * cells.gap).sum(-1), _half_outcome(cells)
+        limits = torch.stack((observed - half, observed + half))
+        low, high = moments(_not_rejected(moments, limits, self.z, lower=-1.0, upper=1.0)).mean
         return low, high
-    # Expected errors at both multiples: the simulated noise floor, plus the increase in closed form from t = 0
-    at_start = expected(moments(torch.zeros_like(multiple)))
-    low, high = noise_floor + expected(moments(multiple)) - at_start
-    # An under-confident model may have less noise than a calibrated one, and a smaller expected error.
-    floor_of_observed = noise_floor + expected(moments_with(torch.zeros_like(cells.gap), observed)) - at_start[0]
-    low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
-    # The noise floor is given the confidences of this sample, but the target is an expectation over confidences. It
-    # varies more than the rest of the interval allows for, if the model is nearly calibrated.
-    # The margin therefore widens the lower end for t < 1, and always the upper end.
-    margin = z * (_variance_of_floor(kind, cells, noise_floor) + error_of_floor.square()).sqrt()
-    low = low - margin * (1 - multiple[0]).clamp(min=0)
-    high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
-    n_events = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
-    few = (n_events < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
-    return low.clamp(min=0).masked_fill(few, torch.nan), high.clamp(max=1).masked_fill(few, torch.nan)
+
+    @once
+    def _of_absolute_gaps(self) -> "_Search":
+        return _Search(self.cells, self.z, is_absolute=True)
+
+    @once
+    def _of_squared_gaps(self) -> "_Search":
+        return _Search(self.cells, self.z, is_absolute=False)
+
+    def _with_noise(self, search: "_Search", noise_floor: Tensor, error_of_floor: Tensor) -> Ends:
+        """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square."""
+        cells, multiple = self.cells, search.multiple
+        # Expected errors at both multiples: the simulated noise floor, plus the increase in closed form from t = 0
+        at_start = search.expected(search.moments(torch.zeros_like(multiple)))
+        low, high = noise_floor + search.expected(search.moments(multiple)) - at_start
+        # An under-confident model may have less noise than a calibrated one, and a smaller expected error.
+        without_gaps = search.moments(torch.ones_like(multiple[0]), torch.zeros_like(cells.gap))
+        floor_of_observed = noise_floor + search.expected(without_gaps) - at_start[0]
+        low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
+        # The noise floor is given the confidences of this sample, but the target is an expectation over confidences. It
+        # varies more than the rest of the interval allows for, if the model is nearly calibrated.
+        # The margin therefore widens the lower end for t < 1, and always the upper end.
+        variance = _variance_of_floor(search.is_absolute, cells, noise_floor)
+        margin = self.z * (variance + error_of_floor.square()).sqrt()
+        low = low - margin * (1 - multiple[0]).clamp(min=0)
+        high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
+        n_events = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
+        few = (n_events < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
+        return low.clamp(min=0).masked_fill(few, torch.nan), high.clamp(max=1).masked_fill(few, torch.nan)
+
+
+class _Search:
+    """Multiples t of the observed gaps that the observed mean absolute gap, or mean square, does not reject."""
+
+    def __init__(self, cells: BinCells, z: Tensor, is_absolute: bool) -> None:
+        self.cells, self.is_absolute = cells, is_absolute
+        # Variance of the gaps at t = 0 (calibrated) and at t = 1 (observed)
+        self.calibrated, self.observed = cells.variance, cells.variance_at(cells.shrunk_gap)
+        self.directions = _directions(cells, self.observed.maximum(cells.one_outcome.square()))
+        half = _half_outcome(cells)
+        if is_absolute:
+            value = (cells.share * cells.gap.abs()).sum(-1)
+            limits = torch.stack(((value - half).clamp(min=0), value + half))
+        else:
+            value = (cells.share * cells.gap.square()).sum(-1).sqrt()
+            limits = torch.stack(((value - half).clamp(min=0), value + half)).square()
+        self.multiple = _not_rejected(self.moments, limits, z, lower=0.0, upper=_LARGEST_MULTIPLE)
+
+    def moments(self, multiple: Tensor, directions: Tensor | None = None) -> Moments:
+        """Return the moments of the sum at both multiples t `(2, g)` of the observed gaps, or of other gaps."""
+        cells, t = self.cells, multiple.unsqueeze(-1)
+        gaps = cells.within_bounds(t * (self.directions if directions is None else directions))
+        variance = torch.lerp(self.calibrated, self.observed, t.clamp(max=1))
+        # Gaps of certain predictions have one sign: their third moment is known, and marks them for `absolute`.
+        third = torch.where(self.calibrated == 0, _third_of_gap(cells, gaps, variance), torch.nan)
+        if self.is_absolute:
+            return _sum_over_bins(cells, absolute(gaps, variance, third), _variance_of_shares(cells, gaps.abs()))
+        each = squared(gaps, variance, third, variance * cells.one_outcome.square())
+        return _sum_over_bins(cells, each, _variance_of_shares(cells, gaps.square()))
+
+    def expected(self, moments: Moments) -> Tensor:
+        return moments.mean if self.is_absolute else moments.mean_of_root
 
 
 def _in_outcomes(cells: BinCells, weight: Tensor) -> Tensor:
@@ -180,7 +197,7 @@ def _in_outcomes(cells: BinCells, weight: Tensor) -> Tensor:
     return (weight / cells.unit.masked_fill(cells.unit == 0, 1)).sum(-1)
 
 
-def _variance_of_floor(kind: IntervalKind, cells: BinCells, noise_floor: Tensor) -> Tensor:
+def _variance_of_floor(is_absolute: bool, cells: BinCells, noise_floor: Tensor) -> Tensor:
     """Return the variance `(g)` of the noise floor over samples of confidences, to first order.
 
     Let bin b have n_b rows and the sum S_b of p (1 - p). The floor of the mean absolute gap is proportional to the sum
@@ -192,7 +209,7 @@ def _variance_of_floor(kind: IntervalKind, cells: BinCells, noise_floor: Tensor)
     # Delta method: Var p (1 - p) = Var p (1 - 2 p)^2, where Var p is the mean of p^2 minus the square of the mean
     of_confidence = ((cells.expected - cells.spread) / cells.positive_n - cells.confidence.square()).clamp(min=0)
     of_rows = of_confidence * (1 - 2 * cells.confidence).square()
-    if kind == "absolute":
+    if is_absolute:
         # Part of bin b in the floor, proportional to sqrt(S_b), and its relative variance / (4 n_b)
         part = cells.share * cells.variance.sqrt()
         part = part * (noise_floor / part.sum(-1).clamp(min=1e-300)).unsqueeze(-1)
@@ -218,7 +235,7 @@ def replicated_interval(
 ) -> Ends:
     """Return both ends `(g)` of the interval for an expected error, from replicates of the noise of dependent bins.
 
-    The method is that of `error_interval`, with quantiles of the replicates instead of approximations. `gaps` and
+    The method is that of `ErrorIntervals`, with quantiles of the replicates instead of approximations. `gaps` and
     `shares` are replicates of the noise of the gaps and of the shares of the bins, each `(R, g, K)`. `factor` widens
     the noise for few clusters.
     """

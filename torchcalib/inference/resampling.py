@@ -158,12 +158,12 @@ class Interval:
     @property
     def low(self) -> Tensor:
         """Lower end of the interval `(...)`; NaN if a replicate is NaN, or for too few clusters."""
-        return self._ordered[max(1, self._rank) - 1]
+        return self._ends[0]
 
     @property
     def high(self) -> Tensor:
         """Upper end of the interval `(...)`; NaN if a replicate is NaN, or for too few clusters."""
-        return self._ordered[-max(1, self._rank)]
+        return self._ends[1]
 
     @property
     def bias(self) -> Tensor:
@@ -190,8 +190,9 @@ class Interval:
         Reference:
             Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 10.3, for the limit of a quarter.
         """
+        low, high = self._ends
         bias = self._corrected_bias
-        return self.low - bias, self.high - bias
+        return low - bias, high - bias
 
     def p_value(self, low: float | Tensor = 0.0, high: float | Tensor = 0.0) -> Tensor:
         """Return the two-sided p-value `(...)` of the hypothesis that the expected value is in [`low`, `high`].
@@ -218,26 +219,23 @@ class Interval:
     @property
     def _corrected_bias(self) -> Tensor:
         """Bias that `without_bias` subtracts `(...)`; 0 for a small or undefined one."""
-        ignored = ~(self.bias.abs() > self.standard_error / 4)
-        return self.bias.masked_fill(ignored, 0)
+        bias = self.bias
+        return bias.masked_fill(~(bias.abs() > self.standard_error / 4), 0)
 
     @property
-    def _rank(self) -> int:
-        """Rank of `low` in ascending order of the replicates, and of `high` in descending order."""
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Both ends of the interval `(...)`; NaN if a replicate is NaN, or if there are too few clusters.
+
+        Both are replicates. Interpolation would fail between finite and infinite replicates.
+        """
         tail = (1 - self.level) / 2
         if self.n_clusters is not None:
             tail = _expanded_tail(tail, self.n_clusters)
         # 1e-9 corrects rounding: 20 * (1 - 0.9) / 2 is slightly below 1.
-        return math.floor((len(self.replicates) + 1) * tail + 1e-9)
-
-    @property
-    def _ordered(self) -> Tensor:
-        """Replicates in ascending order `(R, ...)`; all are NaN if one is NaN, or if there are too few clusters.
-
-        Both ends of the interval are replicates. Interpolation would fail between finite and infinite replicates.
-        """
-        missing = self.replicates.isnan().any(0) | (self._rank < 1)
-        return self.replicates.sort(0).values.masked_fill(missing, torch.nan)
+        rank = math.floor((len(self.replicates) + 1) * tail + 1e-9)
+        missing = self.replicates.isnan().any(0) | (rank < 1)
+        rank, ordered = max(1, rank), self.replicates.sort(0).values
+        return ordered[rank - 1].masked_fill(missing, torch.nan), ordered[-rank].masked_fill(missing, torch.nan)
 
     def __repr__(self) -> str:
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"

@@ -75,8 +75,11 @@ class Cells:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return new cells with a function applied to every field."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        changed: dict[str, Any] = {name: change(x) for name, x in tensors.items() if x is not None}
+        changed: dict[str, Any] = {}
+        for field_of in fields(self):
+            value = getattr(self, field_of.name)
+            if field_of.init and value is not None:
+                changed[field_of.name] = change(value)
         return replace(self, **changed)
 
 

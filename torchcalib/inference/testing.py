@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
@@ -15,13 +16,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import in_one_line
 from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
-from torchcalib.inference.intervals import (
-    IntervalKind,
-    error_interval,
-    mean_gap_interval,
-    normal_quantile,
-    replicated_interval,
-)
+from torchcalib.inference.intervals import ErrorIntervals, IntervalKind, normal_quantile, replicated_interval
 from torchcalib.inference.labels import MAX_LABELS, LabelRows, LabelSimulation
 from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
 
@@ -207,7 +202,10 @@ def run_error_tests(
                 rows = None
             table = None
             if clusters is not None:
-                table = _without_empty_clusters(cluster_table(clusters, cells.upper))
+                table = cluster_table(clusters, cells.upper)  # (..., G, 2, K)
+                # Drop clusters without data in any batch element, but keep at least one.
+                occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
+                table = table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
                 n_merged = int(number_of_clusters(table).max())
                 n_clusters = clusters.n_distinct or n_merged
             batches = list(_tested_batches(tested, cells, table, rows, average, level, n_replicates, seed))
@@ -215,13 +213,15 @@ def run_error_tests(
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
-            result = _Result(*(0 * value + x for x in (0, 1, 0, 0, 1, 1)))
             if name in tested:
-                columns = zip(*[batch[name] for batch in batches], strict=True)
-                joined = [torch.cat(parts).reshape(value.shape) for parts in columns]
-                result = _Result(*[x.masked_fill(value.isnan(), torch.nan) for x in joined])
+                columns, missing = zip(*[batch[name] for batch in batches], strict=True), value.isnan()
+                joined = [torch.cat(parts).reshape(value.shape).masked_fill(missing, torch.nan) for parts in columns]
+                result = _Result(*joined)
                 # The interval contains the error, which rounding errors could prevent.
                 result = result._replace(low=result.low.minimum(value), high=result.high.maximum(value))
+            else:
+                zero, one = 0 * value, 0 * value + 1
+                result = _Result(zero, one, zero, zero, one, one)
             is_combined = name in tested and average and rows is None and not test.signed
             n_combined = cells.n.shape[-2] if is_combined else 1
             is_clustered = clusters is not None and name in tested
@@ -273,12 +273,6 @@ def _cells_of(statistic: Statistic, max_runs: int) -> BinCells | RunCells:
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
         )
     return BinCells.from_bins(statistic)
-
-
-def _without_empty_clusters(table: Tensor) -> Tensor:
-    """Return the table `(..., G, 2, K)` of clusters with data in any batch element; at least one cluster."""
-    occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
-    return table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
 
 
 _Simulation = Simulation | LabelSimulation | SignFlips
@@ -365,19 +359,19 @@ class _Intervals:
     def __init__(self, cells: BinCells, level: float, flips: SignFlips | None, mean: ClusteredMean | None) -> None:
         self.cells, self.level, self.flips, self.mean = cells, level, flips, mean
         self.z = normal_quantile(level, cells.n)
-        self.mean_gap_ends = mean_gap_interval(cells, self.z)
+        self.of_independent_rows = ErrorIntervals(cells, self.z)
 
     def ends(self, kind: IntervalKind, noise_floor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return both ends, each `(g)`; `values` are replicates of the error for independent rows, `(R, g)`."""
         cells, flips, mean = self.cells, self.flips, self.mean
         error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
-        low, high = error_interval(kind, cells, noise_floor, error_of_floor, self.z, self.mean_gap_ends)
+        low, high = self.of_independent_rows.ends(kind, noise_floor, error_of_floor)
         if flips is None or mean is None:
             return low, high
         # Clusters: the quantile of Student's t-distribution, and noise that is larger by the design effect.
         t = mean.t_quantile(self.level).squeeze(-1)
         widened = cells.with_noise_times(mean.design_effect.squeeze(-1).clamp(min=1))
-        gap_low, gap_high = mean_gap_interval(widened, t)
+        gap_low, gap_high = ErrorIntervals(widened, t).mean_gap
         if kind == "mean_gap":
             return gap_low, gap_high
         gaps, shares = (x.squeeze(-2) for x in flips.noise())
@@ -391,10 +385,10 @@ def _evidence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return noise floor, p-value and both interval ends, each `(g)`, from the nulls of each chunk of classes."""
     # All classes of the null distribution of independent rows and, with clusters, of that of random signs.
-    by_simulation = zip(*by_classes, strict=True)
-    nulls = [_Null(*(torch.cat(parts, -1) for parts in zip(*each, strict=True))) for each in by_simulation]
-    found = [_noise_floor_and_p_value(null, test.signed, joint) for null in nulls]
-    noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
+    joined = partial(torch.cat, dim=-1)
+    nulls = [_Null(*map(joined, zip(*each, strict=True))) for each in zip(*by_classes, strict=True)]
+    floors, p_values = zip(*[_noise_floor_and_p_value(null, test.signed, joint) for null in nulls], strict=True)
+    noise_floor, p_value = torch.stack(floors).amax(0), torch.stack(p_values).amax(0)
     low = high = torch.full_like(p_value, torch.nan)
     if test.interval is not None and intervals is not None:
         low, high = intervals.ends(test.interval, noise_floor, nulls[0].values.squeeze(-1))

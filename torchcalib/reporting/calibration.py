@@ -2,20 +2,23 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.cross_validation import calibrated_by_fold, fits_without_folds
+from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
 from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
-from torchcalib.calibration.row_scores import (
+from torchcalib.calibration.selection import (
+    Candidate,
     RowScore,
     contributions,
     effective_samples,
@@ -23,7 +26,6 @@ from torchcalib.calibration.row_scores import (
     row_scores,
     usable_score,
 )
-from torchcalib.calibration.selection import Candidate
 from torchcalib.core.checks import are_counts
 from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
@@ -158,8 +160,9 @@ def _stage(
     all_fits: dict[str, Calibrator] = {}
     whole = FittedCalibrators({}, {})
     names_by_remark: dict[str, list[str]] = defaultdict(list)
+    weights = torch.cat((weights_of_training_parts(p, splits, n_folds), sample_weights(p).unsqueeze(0)))
     for calibrator in calibrators:
-        fits = fits_without_folds(p, calibrator, splits, n_folds, sample_weights(p))
+        fits = calibrator.fit_to(p, weights)
         last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
         found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)
         all_fits[calibrator.name], lines[calibrator.name] = fits, found
@@ -234,34 +237,37 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
         yield slice(None), copies.with_values(torch.cat(parts, -1).to(p.dtype))
         return
-    most = max(1, _AT_ONCE // p.num_classes)
-    dtype, values, fits = p.dtype, p.values, fits.with_mean_bias_of_absent_classes()
-    at, calibrated = [], []
-    for k, folds in enumerate(splits.cpu()):  # one copy, so that the search for samples does not synchronise the device
-        for f in range(n_folds):
-            fit = fits.part(k * n_folds + f)
-            of_fold = (folds == f).nonzero().squeeze(-1).to(splits.device, non_blocking=True)
-            for samples in torch.split(of_fold, most):
-                at.append(k * n + samples)
-                calibrated.append(fit.calibrated(values[samples], p.from_logits).to(dtype))
-                if sum(map(len, at)) >= most:  # few large pieces are faster than many small ones
-                    yield _joined(p, at, calibrated)
-                    at, calibrated = [], []
-    if at:
-        yield _joined(p, at, calibrated)
+    fits = fits.with_mean_bias_of_absent_classes()
+    for first, by_fold in _folds_by_piece(splits.cpu(), n_folds, max(1, _AT_ONCE // p.num_classes)):
+        # One call calibrates the samples of all folds. Shorter folds are padded.
+        padded = pad_sequence(by_fold, batch_first=True, padding_value=-1)
+        kept = (padded >= 0).flatten().nonzero().squeeze(-1).to(splits.device, non_blocking=True)
+        values = p.values[(padded % n).to(splits.device, non_blocking=True)]
+        calibrated = fits.part(slice(first, first + len(by_fold))).calibrated_by_fit(values, p.from_logits)
+        calibrated = calibrated.flatten(0, 1)[kept]
+        positions = torch.cat(by_fold).to(splits.device, non_blocking=True)
+        yield positions, p.part(positions % n).with_values(calibrated.to(p.dtype))
 
 
-def _joined(p: Predictions, at: Sequence[Tensor], calibrated: Sequence[Tensor]) -> tuple[Tensor, Predictions]:
-    positions = torch.cat(list(at))
-    return positions, p.part(positions % p.samples[-1]).with_values(torch.cat(list(calibrated)))
+def _folds_by_piece(splits: Tensor, n_folds: int, most: int) -> Iterator[tuple[int, list[Tensor]]]:
+    """Yield pieces of consecutive folds, with about `most` samples.
 
-
-def _calibrated(p: Predictions, fit: Calibrator) -> Predictions:
-    return p.with_values(fit.calibrated(p.values, p.from_logits).to(p.dtype))
+    A piece is the index of its first fold, and the positions of the samples of each fold in copies of all samples.
+    """
+    piece: list[Tensor] = []
+    for at, (k, f) in enumerate(product(range(len(splits)), range(n_folds))):
+        of_fold = (splits[k] == f).nonzero().squeeze(-1) + k * splits.shape[-1]
+        for positions in torch.split(of_fold, most):
+            piece.append(positions)
+            if sum(map(len, piece)) >= most:  # few large pieces are faster than many small ones
+                yield at + 1 - len(piece), piece
+                piece = []
+    if piece:
+        yield len(splits) * n_folds - len(piece), piece
 
 
 def _calibrated_scores(p: Predictions, fit: Calibrator, score: RowScore) -> Tensor:
     """Return the score of each sample after calibration, `(..., N)`."""
     rows = max(1, _AT_ONCE // p.num_classes)
     pieces = (p.part(slice(i, i + rows)) for i in range(0, p.samples[-1], rows))
-    return torch.cat([row_scores(score, each, _calibrated(each, fit).values) for each in pieces], -1)
+    return torch.cat([row_scores(score, each, fit.calibrated(each.values, each.from_logits)) for each in pieces], -1)

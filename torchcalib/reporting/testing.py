@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.row_scores import effective_samples
+from torchcalib.calibration.selection import effective_samples
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions
