@@ -226,10 +226,7 @@ def _log_totals(rest, out):
 
 @compiled_loop
 def _forward_few_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from float32 logits of few classes, by vector instructions that span 64 rows.
-
-    One row is too short for vector instructions. Arguments as for `chunked.forward`.
-    """
+    """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     n_rows, n_classes = values.shape
     x = np.zeros((n_classes, _LANES), np.float32)
     places, labels = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
