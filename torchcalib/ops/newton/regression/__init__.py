@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.ops.dispatch import Backend, choose, implementation
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE, STOPPED
@@ -112,7 +112,7 @@ def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backe
     # Start at the class frequency with all coefficients 0, where the Hessian is well conditioned.
     start = torch.zeros((*total.shape, triangle.shape[-1]), dtype=w.dtype, device=w.device)
     start[..., 0] = frequency.clamp(1e-12, 1 - 1e-12).logit() * triangle[..., 0, 0]
-    source = implementation("regression", choose("regression", x.device, backend))
+    source = source_of("regression", x.device.type, x.dtype, backend)
     found: RegressionMinimum = source.minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
     phi, nll, grad_norm, outcome = (t.transpose(0, 1) for t in found)
 
