@@ -37,7 +37,6 @@ from torchcalib.ops.numba_math import (
     ONE,
     ZERO,
     F,
-    as_float,
     by_rows,
     compiled_loop,
     exp,
@@ -79,7 +78,7 @@ def _first_largest(row, bits):
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
     most, least = _extreme_bits(bits)
-    largest = as_float(most if most >= 0 else least)
+    largest = np.int32(most if most >= 0 else least).view(np.float32)
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
         k = _first_equal(part, largest)
