@@ -40,20 +40,6 @@ def read(task, preds, target, weights, held=slice(None)):
     return read_input(task, preds[held], target[held], {"weights": None if weights is None else weights[held]})
 
 
-def pairs_of(preds, target, task, mode):
-    """Return a list of (confidence, outcome) for each batch element."""
-    rows, truths = preds.tolist(), target.tolist()
-    if task == "multiclass" and not target.is_floating_point():
-        truths = [oracles.one_hot(h, N_CLASSES) for h in truths]
-    if task == "binary" and mode == "top_label":
-        rows, truths = oracles.as_rows(rows, truths)
-    if mode == "top_label":
-        return [[oracles.top_label(q, t) for q, t in zip(rows, truths, strict=True)]]
-    if task == "binary":
-        return [list(zip(rows, truths, strict=True))]
-    return [[(q[k], t[k]) for q, t in zip(rows, truths, strict=True)] for k in range(len(rows[0]))]
-
-
 @pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
 @pytest.mark.parametrize("how", MODES, ids="-".join)
 def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
@@ -70,7 +56,7 @@ def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
         w = [1.0] * 50 if weights is None else weights.tolist()
         expected = [
             oracles.noise_of_bins(pairs, w, N_BINS, copies=kind != "importance", soft=soft)
-            for pairs in pairs_of(preds, target, *how)
+            for pairs in oracles.events(*how, preds.tolist(), target.tolist())
         ]
         expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
         torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)

@@ -48,16 +48,13 @@ def test_in_the_interpreter():
 
 @pytest.mark.extended
 @needs_compiler
-@pytest.mark.parametrize(
-    ("kernel", "dtype", "constants"),
-    [("_pava_bc", "i64", {"paper": False}), ("_pava_bc", "i64", {"paper": True})],
-)
-def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
+@pytest.mark.parametrize("paper", [False, True])
+def test_kernel_compiles_without_a_device(paper, monkeypatch, tmp_path):
     from torchcalib.ops.isotonic.triton import _OPTIONS
 
-    types = {"ends": "*i64", "first": "*i1", "length": "i32"}
-    types |= dict.fromkeys(("weight", "values", "low", "high", "size", "total"), f"*{dtype}")
-    assert_compiles("isotonic.triton", kernel, types, constants, monkeypatch, tmp_path, options=_OPTIONS)
+    types = dict.fromkeys(("weight", "values", "low", "high", "size", "total", "ends"), "*i64")
+    types |= {"first": "*i1", "length": "i32"}
+    assert_compiles("isotonic.triton", "_pava_bc", types, {"paper": paper}, monkeypatch, tmp_path, options=_OPTIONS)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

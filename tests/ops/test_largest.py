@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_either_input
 
-from torchcalib.ops.largest import formula, largest
+from torchcalib.ops import largest as module
+from torchcalib.ops.largest import largest
 
 FLOATS = [("torch", torch.float64), *((b, dtype) for b in BACKENDS for dtype in (torch.float32, torch.bfloat16))]
 
@@ -70,7 +71,7 @@ def test_batches_strides_and_empty_input_are_supported(backend):
 def test_chunks_give_the_results_of_one_chunk(monkeypatch):
     x, target = rows(50, 8)
     expected = largest(x.float(), target, 3, from_logits=True, backend="torch")
-    monkeypatch.setattr(formula, "_CHUNK", 30)
+    monkeypatch.setattr(module, "_CHUNK", 30)
     for a, b in zip(largest(x.float(), target, 3, from_logits=True, backend="torch"), expected, strict=True):
         assert a.equal(b)
 

@@ -208,12 +208,6 @@ def rmsce(rows, debiased=False):
 # Modes
 
 
-def top_label(q, t):
-    """Largest probability, the first class at ties, and the target of that class."""
-    k = max(range(len(q)), key=lambda j: (q[j], -j))
-    return q[k], t[k]
-
-
 def top_k(q, t, k, only=False):
     """Sums of the k largest probabilities and of their targets, or those of the k-th; the first classes at ties."""
     return event_of(q, t, classes_of_top_k(q, k, only))
@@ -228,3 +222,18 @@ def classes_of_top_k(q, k, only=False):
 def event_of(q, t, classes):
     """Sums of the probabilities and of the target over some classes."""
     return min(1.0, sum(q[j] for j in classes)), sum(t[j] for j in classes)
+
+
+def events(task, mode, preds, targets):
+    """Return (confidence, outcome) of every sample, for each value. Targets are labels or distributions."""
+    if task == "binary" and mode == "positive":
+        return [list(zip(preds, targets, strict=True))]
+    if task == "binary":
+        preds, targets = as_rows(preds, targets)
+    elif isinstance(targets[0], int):
+        targets = [one_hot(h, len(preds[0])) for h in targets]
+    rows = list(zip(preds, targets, strict=True))
+    if mode == "classwise":
+        return [[(q[k], t[k]) for q, t in rows] for k in range(len(preds[0]))]
+    k, only = (1, False) if mode == "top_label" else (mode.k, mode.only)
+    return [[top_k(q, t, k, only) for q, t in rows]]

@@ -2,9 +2,6 @@
 
 import math
 
-import oracles
-from torchcalib import TopK
-
 
 def soft_binned_ece(events, n_bins, temperature, norm):
     """Karandikar et al., sec. 4: u_ib = softmax_b(-(c_i - centre_b)^2 / T), then the error over bins of weight u."""
@@ -36,21 +33,3 @@ def mmce(events, bandwidth, weighted):
         for b, (z, _, _) in zip(residuals, events, strict=True)
     )
     return math.sqrt(max(square, 0.0))
-
-
-def events(task, mode, preds, target, positive_classes=None):
-    """Return (confidence, outcome) columns, one pair per value."""
-    if task == "binary" and mode == "top_label":
-        pairs_of_top_label = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
-        return [([c for c, _ in pairs_of_top_label], [y for _, y in pairs_of_top_label])]
-    if task == "binary":
-        return [(preds, target)]
-    if task == "multilabel":
-        return [([q[k] for q in preds], [t[k] for t in target]) for k in range(len(preds[0]))]
-    if positive_classes is not None:
-        return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
-    if mode == "classwise":
-        return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
-    k, only = (mode.k, mode.only) if isinstance(mode, TopK) else (1, False)
-    pairs = [oracles.top_k(q, oracles.one_hot(h, len(q)), k, only) for q, h in zip(preds, target, strict=True)]
-    return [([c for c, _ in pairs], [int(t) for _, t in pairs])]

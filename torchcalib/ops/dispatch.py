@@ -42,9 +42,9 @@ _CHOICES: dict[Op, _Choice] = {
     "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch")),
     "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), float32=True),
     # "numba" makes a few passes over a row in the cache, without temporary tensors. It is about 2.5 times as fast.
-    "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="formula", float32=True),
+    "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="", float32=True),
     "smoothing": _Choice("smoothing", ("numba", "torch"), ("torch",)),
-    "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain="reference"),
+    "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain=""),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
 }

@@ -47,8 +47,7 @@ def first_values(x: Tensor) -> list[float]:
     if torch.compiler.is_compiling() or not x.numel():
         return []
     try:
-        row = x if x.dim() == 1 else x[0] if x.dim() == 2 else x[(0,) * (x.dim() - 1)]
-        return row[:8].tolist()
+        return x[(0,) * (x.dim() - 1)][:8].tolist()
     except RuntimeError:  # tensors have no values under vmap
         return []
 
@@ -64,15 +63,6 @@ def largest(counts: Tensor, bound: int) -> int:
 def constant(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor on a device. The host does not wait for the copy, unlike in `torch.tensor`."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-
-def copied_to_cpu(*counts: Tensor) -> list[Tensor]:
-    """Return copies of integer or boolean tensors on the CPU. They are copied at once, because each copy waits."""
-    if all(x.device.type == "cpu" for x in counts):
-        return list(counts)
-    flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
-    parts = torch.split(flat, [x.numel() for x in counts])
-    return [part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)]
 
 
 def is_captured(x: Tensor) -> bool:

@@ -62,8 +62,7 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
     for rows, logits, own in _chunks(values, members):
-        z = spread_infinite_logits(logits)
-        out[rows] = _class_log_odds(z) if own is None else _event_log_odds(z, own)
+        out[rows] = _of_logits(spread_infinite_logits(logits), own)
     return out.reshape(*lead, *width)
 
 
@@ -71,8 +70,7 @@ def _formula(values: Tensor, members: Tensor | None) -> Tensor:
     """Compute the log-odds by differentiable torch operations. Infinite log-odds get gradient 0."""
     z = values.to(wide_dtype(values.device))
     broken = ~(z.amax(-1, keepdim=True) > -torch.inf)
-    z = spread_infinite_logits(z.masked_fill(broken, 0))
-    found = _class_log_odds(z) if members is None else _event_log_odds(z, members)
+    found = _of_logits(spread_infinite_logits(z.masked_fill(broken, 0)), members)
     found = torch.where(found.isinf(), found.detach(), found)
     return found.masked_fill(broken if members is None else broken.squeeze(-1), torch.nan)
 
@@ -106,19 +104,19 @@ def _chunks(values: Tensor, members: Tensor | None) -> Iterator[tuple[slice, Ten
             yield rows, logits, None if flat is None else flat[rows]
 
 
-def _event_log_odds(z: Tensor, members: Tensor) -> Tensor:
-    return log_ratio(z.gather(-1, members), z.scatter(-1, members, -torch.inf))
-
-
-def _class_log_odds(z: Tensor) -> Tensor:
-    """Return the log-odds of every class `(n, C)` in O(C) per row.
+def _of_logits(z: Tensor, members: Tensor | None) -> Tensor:
+    """Return `log_odds` for logits without +inf: of every class in O(C) per row if `members` is None.
 
     Let D be the log-odds of the top class, and r_k the log-softmax over the other classes. Then class k has log-odds
     r_k - log(1 + e^D - e^{r_k}). Nothing cancels, because r_k <= D. A class tied with the top class gets exactly D.
     """
-    # 1. D, and the logits of the other classes.
+    if members is not None:
+        return log_ratio(z.gather(-1, members), z.scatter(-1, members, -torch.inf))
+    # 1. D, and the logits of the other classes, of which -inf is replaced by 0 if all are -inf: it would cause NaN.
     top = z.argmax(-1, keepdim=True)
-    rest, top_log_odds = _against_rest(z, top)
+    rest = z.scatter(-1, top, -torch.inf)
+    top_log_odds = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
+    rest = rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0)
     # 2. Divide e^{r_k} and 1 + e^D - e^{r_k} by e^max(D, 0), so that e^D cannot overflow.
     scale = top_log_odds.clamp(min=0)
     log_share = rest.log_softmax(-1) - scale
@@ -126,14 +124,6 @@ def _class_log_odds(z: Tensor) -> Tensor:
     below = torch.where(top_log_odds < 0, top_log_odds, -top_log_odds)
     ratio = elementwise(torch.exp, below) - elementwise(torch.exp, log_share)
     return (log_share - elementwise(torch.log1p, ratio)).scatter(-1, top, top_log_odds)
-
-
-def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits with the top class set to -inf, and the log-odds of the top class `(..., 1)`."""
-    rest = z.scatter(-1, top, -torch.inf)
-    top_log_odds = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
-    # Logits of other classes that are all -inf are replaced by 0, because -inf would cause NaN.
-    return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), top_log_odds
 
 
 _log_odds = fused(_forward, _formula, _gradient)

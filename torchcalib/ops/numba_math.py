@@ -8,12 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.ir
 import numba
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from torchcalib.ops.threads import PER_THREAD, in_threads
@@ -43,50 +40,23 @@ step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
 lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
-_INT = llvmlite.ir.IntType(32)
 
-
-@intrinsic
-def _power_of_two(_, rounded):
+@step
+def _power_of_two(rounded):
     """Return 2^n for `rounded` = n + _ROUND and -126 <= n <= 127, and 0 for n = -127, by shifting n to the exponent."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ARG001
-        bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
-        return builder.bitcast(builder.add(bits, _INT(127 << 23)), llvmlite.ir.FloatType())
-
-    return types.float32(rounded), generate
+    return np.int32((np.float32(rounded).view(np.int32) << 23) + (127 << 23)).view(np.float32)
 
 
-@intrinsic
-def _exponent(_, x):
+@step
+def _exponent(x):
     """Return the exponent n of x = 2^n r, where 1 <= r < 2."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ARG001
-        bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
-        return builder.sitofp(builder.sub(bits, _INT(127)), llvmlite.ir.FloatType())
-
-    return types.float32(x), generate
+    return F(np.int32((np.float32(x).view(np.int32) >> 23) - 127))
 
 
-@intrinsic
-def _significand(_, x):
+@step
+def _significand(x):
     """Return the significand r of x = 2^n r, where 1 <= r < 2."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ARG001
-        bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
-        return builder.bitcast(builder.or_(bits, _INT(0x3F800000)), llvmlite.ir.FloatType())
-
-    return types.float32(x), generate
-
-
-@intrinsic
-def as_float(_, bits):
-    """Reinterpret the bits of an int32 as float32."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ARG001
-        return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
-
-    return types.float32(bits), generate
+    return np.int32((np.float32(x).view(np.int32) & 0x007FFFFF) | 0x3F800000).view(np.float32)
 
 
 @step

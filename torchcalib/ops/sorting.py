@@ -129,7 +129,7 @@ def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
     """Compute `run_sums` by one call of `np.add.reduceat`, without empty runs, whose result would not be 0."""
     # `reduceat` sums from each index to the next one, or returns the element at the index if they are equal. So only
     # runs that are not empty are passed.
-    values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
+    values, stops = [t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends)]
     begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # last run: elements after `stops`
     not_empty = np.diff(begins, append=x.shape[-1]) > 0
     places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]

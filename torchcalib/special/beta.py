@@ -134,7 +134,7 @@ def log_integrand(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
 def _log_integrand_series(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
     """Return h(w) for |w| < 1/8 from its series -d w - n (k2 w^2/2! + k3 w^3/3! + ...) with Bernoulli cumulants k_i.
 
-    `drop` would lose precision by cancellation there.
+    `log_integrand` would lose precision by cancellation there.
     """
     v = x * (1 - x)
     table = constant(_TAYLOR, torch.float64, x.device)
@@ -168,7 +168,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         odds = x * w.exp()
         end = end - (log_integrand(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
     # Step 2: quadrature. In a long range |a w| is at most 1,500, because 36 = slope s + spread s^2/2 bounds both terms.
-    # `drop` then has an error of 3e-13.
+    # `log_integrand` then has an error of 3e-13.
     node, weight = (constant(t, torch.float64, x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
     height = log_integrand(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))

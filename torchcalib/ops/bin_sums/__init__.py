@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.formula import Bins, Noise, class_formula, event_formula
+from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events, Noise, class_formula, event_formula
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
-__all__ = ["Noise", "class_bins", "event_bins"]
+__all__ = ["Noise", "class_bins", "event_bins", "flatten_batch"]
 
 
 def event_bins(
@@ -102,9 +102,8 @@ def _event_sums(
     shape = 3 + 2 * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
     countable = weights is None and ecd is None and bins.noise != "shares" and not outcome.is_floating_point()
     source = source_of("events", confidence.device.type, confidence.dtype, backend)
-    sums: Tensor = source.event_sums(
-        *_flatten_batch(n, confidence, outcome, weights, ecd, groups), bins, shape, countable
-    )
+    events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
+    sums: Tensor = source.event_sums(events, bins, shape, countable)
     if groups is None:
         return sums.view(*lead, *shape)
     return sums.view(*lead, shape[0], bins.n_groups, bins.n_bins).movedim(-2, -3)
@@ -155,8 +154,8 @@ def _class_sums(
     shape = n_classes, 3 + 2 * (bins.noise != "none"), bins.n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
     source = source_of("classes", values.device.type, values.dtype, backend)
-    for k, matrix, columns in _batch_elements(values, target, weights, top, confidence):
-        source.class_sums(matrix, *columns, from_logits, bins, sums.view(-1, *shape)[k])
+    for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
+        source.class_sums(ClassRows(matrix, from_logits, *columns), labels, bins, sums.view(-1, *shape)[k])
     return sums
 
 
@@ -177,8 +176,8 @@ def _class_gradient(
     upstream, filled = (x.unsqueeze(0).flatten(0, -3) for x in (grads[..., 1, :], out))
     source = source_of("classes", values.device.type, values.dtype, backend)
     fill = getattr(source, "class_gradient", chunked.class_gradient)  # Triton implements no gradient
-    for k, matrix, (w, first, largest) in _batch_elements(values, weights, top, confidence):
-        fill(matrix, w, first, largest, from_logits, bins.right, upstream[k], filled[k])
+    for k, matrix, columns in _batch_elements(values, weights, top, confidence):
+        fill(ClassRows(matrix, from_logits, *columns), bins.right, upstream[k], filled[k])
     return [out]
 
 
@@ -190,14 +189,15 @@ def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[i
     if not values.numel():
         return
     n = values.shape[-2]
-    flat = _flatten_batch(n, *columns)
+    flat = flatten_batch(n, *columns)
     for part, matrix in matrices(values.detach()):
         for k in range(len(matrix) // n):
             element = part.start // n + k
             yield element, matrix[k * n : (k + 1) * n], [None if x is None else x[element] for x in flat]
 
 
-def _flatten_batch(n: int, *columns: Tensor | None) -> list[Tensor | None]:
+def flatten_batch(n: int, *columns: Tensor | None) -> list[Tensor | None]:
+    """Return columns `(..., n)` as `(S, n)`, without gradient."""
     flattened = list(columns)
     for k, x in enumerate(columns):
         if x is not None:

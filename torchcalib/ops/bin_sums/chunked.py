@@ -1,17 +1,23 @@
-"""Sums over bins in plain torch, in chunks that fit into the CPU cache."""
+"""Sums over equal-width bins in plain torch: their definition, and computation in chunks that fit into the CPU cache.
+
+With bin index b(p) of a confidence p, weight w and outcome y, bin b has the sums of w, w p and w y over the events with
+b(p) = b.
+"""
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
-from torchcalib.ops.segments import BELOW_EDGE, bin_index
+from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
+
+Noise = Literal["none", "labels", "shares"]
+"""Outcome type for the two sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
 
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
@@ -21,17 +27,94 @@ _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chu
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
 
-def event_sums(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    groups: Tensor | None,
-    bins: Bins,
-    shape: tuple[int, int],
-    countable: bool,
+class Bins(NamedTuple):
+    """Options of the sums; see `bin_sums.event_bins`."""
+
+    n_bins: int  # number of bins B
+    right: bool  # whether bins include their right edge
+    noise: Noise  # outcome type for the two sums of the sampling noise, or "none"
+    copies: bool  # whether weights are frequency weights
+    n_groups: int = 1  # number of groups G; the cell of bin b in group g is g * B + b
+
+
+class Events(NamedTuple):
+    """Events of S batch elements, in columns `(S, N)`; None for a column that is not given."""
+
+    confidence: Tensor
+    outcome: Tensor
+    weights: Tensor | None
+    ecd: Tensor | None
+    groups: Tensor | None
+
+
+class ClassRows(NamedTuple):
+    """Rows `(N, C)` of one batch element, with columns `(N,)`."""
+
+    values: Tensor
+    from_logits: bool
+    weights: Tensor | None
+    top: Tensor  # class with the largest probability
+    confidence: Tensor  # its probability
+
+
+def event_formula(
+    confidence: Tensor, outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, groups: Tensor | None, bins: Bins
 ) -> Tensor:
-    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`; inputs are `(S, N)` or None.
+    """Return the result of `bin_sums.event_bins` for tensors of equal shape."""
+    index = bin_index(confidence, bins.n_bins, bins.right)
+    columns = weighted_columns(confidence, outcome, weights, ecd, bins)
+    if groups is None:
+        return bin_sums(index, columns, bins.n_bins)
+    sums = bin_sums(groups * bins.n_bins + index, columns, bins.n_groups * bins.n_bins)
+    return sums.reshape(*sums.shape[:-1], bins.n_groups, bins.n_bins).movedim(-2, -3)
+
+
+def weighted_columns(
+    confidence: Tensor, outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, bins: Bins
+) -> list[Tensor]:
+    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0."""
+    wide = wide_dtype(confidence.device)
+    p, y = confidence.to(wide), outcome.to(wide)
+    columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
+    if bins.noise != "none":
+        fixed = p.detach()
+        spread = fixed * (1 - fixed)
+        variance = (y.detach() - fixed).square() if bins.noise == "shares" else spread
+        share = None if weights is None else weights.detach()
+        columns += [(spread, share), (variance, share if share is None or bins.copies else share.square())]
+    columns += [] if ecd is None else [(ecd.to(wide), weights)]
+    return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
+
+
+def class_formula(
+    values: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    top: Tensor | None,  # noqa: ARG001
+    confidence: Tensor | None,  # noqa: ARG001
+    from_logits: bool,
+    bins: Bins,
+) -> Tensor:
+    """Return the result of `bin_sums.class_bins`: event k of a row is (q_k, 1[k = target]). `top` etc. are unused."""
+    x = values.to(wide_dtype(values.device))
+    w = torch.ones_like(x[..., 0]) if weights is None else weights
+    ignored = w == 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # a weight of 0 has gradient 0
+    x = x.masked_fill(ignored.unsqueeze(-1), 0)
+    q = spread_infinite_logits(x).softmax(-1) if from_logits else x
+    n_classes = q.shape[-1]
+    classes = torch.arange(n_classes, device=q.device)
+    columns = [w.expand_as(q), w * q, w * (target.unsqueeze(-1) == classes)]
+    if bins.noise != "none":
+        spread = (w * (q * (1 - q))).detach()
+        columns += [spread, spread if bins.copies else w.detach() * spread]
+    cell = classes * bins.n_bins + bin_index(q, bins.n_bins, bins.right)
+    sums = bin_sums(cell.flatten(-2), [column.flatten(-2) for column in columns], n_classes * bins.n_bins)
+    return sums.reshape(*sums.shape[:-1], n_classes, bins.n_bins).movedim(-2, -3)
+
+
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
+    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`.
 
     `shape` is (F, G * B). `countable` states that outcomes are integers without weights, so that 0 and 1 can be
     counted.
@@ -39,6 +122,7 @@ def event_sums(
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
     n_cells = shape[-1]
+    confidence = events.confidence
     on_cpu = confidence.device.type == "cpu"
     countable = countable and on_cpu
     sums = torch.zeros(len(confidence), *shape, dtype=wide_dtype(confidence.device), device=confidence.device)
@@ -48,9 +132,7 @@ def event_sums(
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
     length = min(size, confidence.shape[-1]) if countable and n_lanes > 1 else 0
     lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
-    for into, (values, outcomes, w, more, group) in _event_chunks(
-        sums, size, confidence, outcome, weights, ecd, groups
-    ):
+    for into, (values, outcomes, w, more, group) in _event_chunks(sums, size, events):
         index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
         cell = index if group is None else group * bins.n_bins + index
         if not (countable and _is_binary(outcomes)):
@@ -78,28 +160,16 @@ def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> 
     return column.new_zeros(n_lanes * 2 * n_cells).scatter_add_(0, cell, column).view(-1, n_cells).sum(0)
 
 
-def _event_chunks(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
-    """Yield the sums of a batch element and its columns `(n,)` of n <= `size` events, for all events of `(S, N)`."""
-    n = next(column.shape[-1] for column in columns if column is not None)
+def _event_chunks(sums: Tensor, size: int, events: Events) -> Iterator[tuple[Tensor, list[Any]]]:
+    """Yield the sums of each batch element with `size` of its events at a time, as columns `(n,)`."""
     for k, into in enumerate(sums):
-        for start in range(0, n, size):
-            yield into, [None if column is None else column[k, start : start + size] for column in columns]
+        for start in range(0, events.confidence.shape[-1], size):
+            yield into, [None if column is None else column[k, start : start + size] for column in events]
 
 
-def class_sums(
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    from_logits: bool,
-    bins: Bins,
-    sums: Tensor,
-) -> None:
-    """Fill zeros `sums` `(C, F, B)` with the result of `bin_sums.class_bins` for one batch element `(N, C)`.
-
-    `target`, `weights`, `top` and `confidence` are columns `(N,)`. F = 5 adds the sums for the sampling noise to F = 3.
-    """
+def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
+    """Fill zeros `sums` `(C, F, B)` with the result of `bin_sums.class_bins`; F = 5 adds the sums of noise to F = 3."""
+    values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     right = bins.right
     if values.device.type != "cpu":  # collecting the probabilities >= 1/B would synchronise the device
@@ -124,12 +194,12 @@ def class_sums(
         size = min(_ENTRIES, values[block].numel()) + n_classes
         mask = np.empty(size, bool)
         wide = torch.empty(1 if weights is None else 2, size, dtype=sums.dtype)
-        for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
+        for part, q in _chunks(values[block], top[block], confidence[block], from_logits):
             # 1. Collect the probabilities >= 1/B, and replace them by 0.
-            row_weight = w[rows].unsqueeze(-1)
+            row_weight = w[part].unsqueeze(-1)
             if weights is not None:
                 q.masked_fill_(row_weight == 0, 0)
-            label_probs.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
+            label_probs.append(q.gather(-1, label[part].unsqueeze(-1)).view(-1))
             entries = q.view(-1)
             above = _indices_at_least(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
@@ -148,7 +218,7 @@ def class_sums(
             if noise and squared:
                 sums[:, 4, 0] -= weighted.mul_(row_weight).sum(0)
                 sums[:, 4, 0] += terms.mul_(row_weight.square()).sum(0)
-            flat_indices.append(above.add_(rows.start * n_classes))
+            flat_indices.append(above.add_(part.start * n_classes))
         # 3. Add the collected probabilities to their bins one by one.
         flat_index, entry = torch.cat(flat_indices), torch.cat(reached).to(sums.dtype)
         row = flat_index // n_classes
@@ -171,20 +241,12 @@ def class_sums(
         sums[:, 4] = sums[:, 3]
 
 
-def class_gradient(
-    values: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    from_logits: bool,
-    right: bool,
-    grads: Tensor,
-    out: Tensor,
-) -> None:
+def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
     """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
     g_k is the entry of `grads` `(C, B)`, the gradient in the sums of confidence, for class k and the bin of q_k.
     """
+    values, from_logits, weights, top, confidence = rows
     n_bins = grads.shape[-1]
     for block, q in _chunks(values, top, confidence, from_logits):
         if q.device.type == "cpu":  # start with the gradients of the first bin, which contains most probabilities

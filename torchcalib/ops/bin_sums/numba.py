@@ -15,15 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.formula import Bins
-from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes, fill_class_gradients
-from torchcalib.ops.numba_math import BLOCK, CONVERTED, bin_of, by_rows, compiled_loop, step
+from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events
+from torchcalib.ops.numba_math import (
+    BLOCK,
+    CONVERTED,
+    INF,
+    ZERO,
+    F,
+    bin_of,
+    by_rows,
+    compiled_loop,
+    fill_exps,
+    fill_limits,
+    lanes,
+    step,
+)
+from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
 _COPIES = 8  # number of copies of the sums; a power of two
+_PROBE = 64  # entries per group; a vector comparison skips groups without probabilities >= 1/B
 
 
 @step
@@ -149,34 +163,199 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
             sums[4, k] += totals[2 * i + 1]
 
 
-def event_sums(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    groups: Tensor | None,
-    bins: Bins,
-    shape: tuple[int, int],
-    countable: bool,
-) -> Tensor:
+# Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
+# `bin_sums.class_bins`.
+
+
+@lanes
+def _count_at_least(x, low):
+    """Return the number of entries >= `low`, as a float."""
+    count = ZERO
+    for k in range(x.size):
+        count += F(1) if x[k] >= low else ZERO
+    return count
+
+
+@step
+def _add_below(x, low, scale, total):
+    """Add scale * x[k] to total[k] for every entry x[k] that is below `low` or NaN."""
+    for k in range(x.size):
+        total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
+
+
+@step
+def _add_below_with_spread(x, low, scale, w, total, spread):
+    """Add w q to total[k] and w q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
+    factor = scale * w
+    for k in range(x.size):
+        part = np.float64(ZERO if x[k] >= low else x[k])
+        total[k] += factor * part
+        q = scale * part
+        spread[k] += w * (q - q * q)
+
+
+@step
+def _add_weight_below(x, low, w, weight):
+    """Add `w` to weight[k] for every entry x[k] that is below `low` or NaN."""
+    for k in range(x.size):
+        weight[k] += 0.0 if x[k] >= low else w
+
+
+@step
+def _proportional(x, largest, from_logits, shifted, out):
+    """Fill `out` with probabilities; for logits, with probabilities divided by the probability of the top class."""
+    if not from_logits:
+        out[:] = x
+    elif largest == INF:
+        fill_limits(x, shifted, out)
+    else:
+        fill_exps(x, largest, shifted, out)
+
+
+@compiled_loop
+def _add_classes(values, target, weights, largest, confidence, from_logits, edges, right, first, sums):
+    """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
+
+    The classes are the columns of `values` from `first` on, and `target` is the label minus the number of the first
+    class. `largest` is the largest entry of each row, and `confidence` the probability of its top class.
+
+    `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
+    the sum of w q (1 - q), and F = 5 also that of w^2 q (1 - q).
+    """
+    # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
+    # rows are float64, because a class can have millions of rows.
+    n_sums, _, n_classes = sums.shape
+    shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
+    w = 1.0
+    for i in range(len(values)):
+        if weights is not None:
+            w = weights[i]
+            if w == 0:
+                continue
+        # 1. q_k = scale e_k with e_k = exp(x_k - max x) and scale = max_k q_k. The threshold 1/B is divided by the
+        #    scale once, instead of multiplying every entry. It is lowered by the rounding error of q.
+        row = values[i]
+        scale = confidence[i] if from_logits else 1.0
+        low = F(BELOW_EDGE * edges[1] / scale)
+        for start in range(0, n_classes, BLOCK):
+            # 2. Entries e of a block, which stays in the level-1 cache for steps 3 to 5.
+            x = row[first + start : first + min(start + BLOCK, n_classes)]
+            e = block[: x.size]
+            _proportional(x, largest[i], from_logits, shifted[: x.size], e)
+            columns = slice(start, start + BLOCK)
+            # 3. Add probabilities in the first bin by vector instructions. Larger entries are replaced by 0 instead of
+            #    skipped, because a branch would prevent them.
+            if n_sums == 3:
+                _add_below(e, low, scale * w, sums[1, 0, columns])
+            else:
+                _add_below_with_spread(e, low, scale, w, sums[1, 0, columns], sums[3, 0, columns])
+            if n_sums == 5:
+                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
+            if weights is not None:
+                _add_weight_below(e, low, w, sums[0, 0, start : start + BLOCK])
+            # 4. Add probabilities >= 1/B one by one. One comparison of a vector skips 64 entries without any.
+            for begin in range(0, x.size, _PROBE):
+                part = e[begin : begin + _PROBE]
+                if _count_at_least(part, low) > 0:
+                    for k in range(part.size):
+                        if part[k] >= low:
+                            value = scale * np.float64(part[k])
+                            b = bin_of(value, edges, right)
+                            sums[0, b, start + begin + k] += w
+                            sums[1, b, start + begin + k] += w * value
+                            if n_sums > 3:
+                                spread = w * value * (1.0 - value)
+                                sums[3, b, start + begin + k] += spread
+                                if n_sums > 4:
+                                    sums[4, b, start + begin + k] += w * spread
+            # 5. Add the outcome to the bin that contains the probability of the label.
+            label = target[i] - start
+            if 0 <= label < x.size:
+                sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
+
+
+@step
+def _multiple(x, scale, out):
+    for k in range(x.size):
+        out[k] = x[k] * scale
+
+
+@lanes
+def _dot(x, y):
+    total = ZERO
+    for k in range(x.size):
+        total += x[k] * y[k]
+    return total
+
+
+@step
+def _softmax_gradient(e, slope, mean, scale, out):
+    """Fill `out` with scale * e_k (slope_k - mean), the product of the softmax Jacobian and `slope`."""
+    for k in range(e.size):
+        out[k] = scale * e[k] * (slope[k] - mean)
+
+
+@compiled_loop
+def _fill_class_gradients(values, weights, largest, confidence, grads, first_grads, from_logits, edges, right, out):
+    """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
+
+    g_k is the entry of `grads`, the gradient in the sums of confidence `(C, B)`, for class k and the bin of q_k.
+    `first_grads` is a contiguous copy of `grads[:, 0]`. Other arguments are as for `_add_classes`.
+    """
+    n_rows, n_classes = values.shape
+    shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
+    w = 1.0
+    for i in range(n_rows):
+        if weights is not None:
+            w = weights[i]
+        if w == 0 or (from_logits and largest[i] == INF):
+            out[i] = 0
+            continue
+        # 1. g_k: start with the gradients of the first bin, which contains most probabilities.
+        slope[:] = first_grads
+        mean = 0.0
+        scale = confidence[i] if from_logits else 1.0
+        low = F(BELOW_EDGE * edges[1] / scale)
+        for start in range(0, n_classes, BLOCK):
+            x = values[i, start : start + BLOCK]
+            part = e[start : start + BLOCK]
+            _proportional(x, largest[i], from_logits, shifted[: x.size], part)
+            # 2. Replace g_k where q_k >= 1/B, as in step 4 of `_add_classes`.
+            for begin in range(0, x.size, _PROBE):
+                if _count_at_least(part[begin : begin + _PROBE], low) > 0:
+                    for k in range(begin, min(begin + _PROBE, x.size)):
+                        if part[k] >= low:
+                            b = bin_of(scale * np.float64(part[k]), edges, right)
+                            slope[start + k] = grads[start + k, b]
+            # 3. sum_j q_j g_j: float32 within a block, float64 across blocks. The scale follows in step 4.
+            mean += _dot(part, slope[start : start + BLOCK])
+        # 4. w q_k (g_k - sum_j q_j g_j), or w g_k.
+        if from_logits:
+            _softmax_gradient(e, slope, F(mean * scale), F(w * scale), out[i])
+        else:
+            _multiple(slope, F(w), out[i])
+
+
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
     """Return the bin sums of events; arguments as for `chunked.event_sums`."""
-    noise_kind = None if bins.noise == "none" else (bins.noise == "shares", weights is not None and not bins.copies)
-    c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
-    edges, right = _edges(bins.n_bins), bins.right
+    squared = events.weights is not None and not bins.copies
+    options = None if bins.noise == "none" else (bins.noise == "shares", squared), _edges(bins.n_bins), bins.right
+    c, o, w, d, g = columns_of(*events)
 
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
         if countable:
-            add_labels(c[element, block], o[element, block], group, noise_kind, edges, right, into)
+            add_labels(c[element, block], o[element, block], group, *options, into)
         else:
-            weight, ecds = (None if x is None else x[element, block] for x in (w, d))
-            add_events(c[element, block], o[element, block], weight, ecds, group, noise_kind, edges, right, into)
+            weight = None if w is None else w[element, block]
+            ecds = None if d is None else d[element, block]
+            add_events(c[element, block], o[element, block], weight, ecds, group, *options, into)
 
     # The size of a piece depends on the numbers of events and cells, but not on the number of threads. Sums of the same
     # pieces in the same order are equal to the last bit.
-    n_series, n = confidence.shape
+    n_series, n = events.confidence.shape
     sums = np.zeros((n_series, *shape))
-    size = max(_PIECE, _PER_CELL * shape[-1] if groups is not None else 0, -(-n // _PIECES))
+    size = max(_PIECE, _PER_CELL * shape[-1] if g is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for element, into in enumerate(sums):
         if len(starts) == 1:
@@ -204,17 +383,9 @@ def columns_of(*columns: Tensor | None) -> list[Any]:
     return arrays
 
 
-def class_sums(
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    from_logits: bool,
-    bins: Bins,
-    sums: Tensor,
-) -> None:
+def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
     """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
+    values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
     edges, right = _edges(n_bins), bins.right
@@ -227,35 +398,27 @@ def class_sums(
         n = len(values) if direct else max(1, CONVERTED // (end - begin))
         buffer = torch.empty(0 if direct else min(n, len(values)), end - begin, dtype=torch.float32)
         for start in range(0, len(values), n):
-            rows = values[start : start + n]
-            x = rows if direct else buffer[: len(rows)].copy_(rows[:, begin:end])
+            part = values[start : start + n]
+            x = part if direct else buffer[: len(part)].copy_(part[:, begin:end])
             chunk_labels = labels[start : start + n] - begin
             chunk = [None if column is None else column[start : start + n] for column in columns]
-            add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
+            _add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
         if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
         if n_distinct < n_sums:
             sums[begin:end, 4] = sums[begin:end, 3]
 
-    in_threads(add, n_classes, values.numel() if n_classes >= 2 * PROBE else 0)
+    in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
 
 
-def class_gradient(
-    values: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    from_logits: bool,
-    right: bool,
-    grads: Tensor,
-    out: Tensor,
-) -> None:
+def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
     """Fill `out` with the gradient in `values`; arguments as for `chunked.class_gradient`."""
+    values, from_logits, weights, top, confidence = rows
     slopes = grads.float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
-    by_rows(fill_class_gradients, values, columns, options, out)
+    by_rows(_fill_class_gradients, values, columns, options, out)
 
 
 @cache

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.formula import Bins
+from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events
 from torchcalib.ops.segments import BELOW_EDGE
 
 _EVENTS = 256  # events that a program loads at a time
@@ -23,19 +23,11 @@ _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
-def event_sums(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    groups: Tensor | None,
-    bins: Bins,
-    shape: tuple[int, int],
-    countable: bool,
-) -> Tensor:
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
     """Compute `chunked.event_sums` without synchronising the device. Groups have no kernel."""
+    confidence, outcome, weights, ecd, groups = events
     if groups is not None:
-        return chunked.event_sums(confidence, outcome, weights, ecd, groups, bins, shape, countable)
+        return chunked.event_sums(events, bins, shape, countable)
     n_series, n = confidence.shape
     size = max(_PIECE, -(-n // _PIECES))
     pieces = triton.cdiv(n, size)
@@ -50,17 +42,9 @@ def event_sums(
     return parts.sum(1)
 
 
-def class_sums(
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    top: Tensor,
-    confidence: Tensor,
-    from_logits: bool,
-    bins: Bins,
-    sums: Tensor,
-) -> None:
+def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
     """Fill `sums` as `chunked.class_sums` does, without synchronising the device."""
+    values, from_logits, weights, top, confidence = rows
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
@@ -177,9 +161,8 @@ def _add_classes(
 ):  # fmt: skip
     """Sum a piece of the rows over the bins of a range of classes. Grid: ranges of classes, pieces.
 
-    The sums of weight w, probability q and outcome y are w, w q, w y, w q (1 - q) and w^2 q (1 - q); the last two are
-    optional. Entries of the first bin are summed in registers. Entries of other bins are added to sums in memory, one
-    bin at a time. With many classes, most tiles have only entries of the first bin.
+    Sums are as for `numba._add_classes`. Those of the first bin are in registers. Entries of other bins are added to
+    sums in memory, one bin at a time. With many classes, most tiles have only entries of the first bin.
     """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes

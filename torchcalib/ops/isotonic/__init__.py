@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
-from torchcalib.ops.host_values import copied_to_cpu, largest, value_if_available
+from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
@@ -185,8 +185,14 @@ def augmented_fits(
 
 def _arrays(*counts: Tensor) -> list[Any]:
     """Copy integer or boolean tensors to arrays on the CPU, int64 or bool."""
-    wide = (x if x.dtype == torch.bool else x.long() for x in copied_to_cpu(*counts))
-    return [x.contiguous().numpy() for x in wide]
+    arrays: list[Any] = []
+    if counts[0].device.type != "cpu":  # copy them at once, because each copy waits for the device
+        flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
+        parts = torch.split(flat, [x.numel() for x in counts])
+        counts = tuple([part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)])
+    for x in counts:
+        arrays.append((x if x.dtype == torch.bool else x.long()).contiguous().numpy())  # noqa: PERF401
+    return arrays
 
 
 def _call_loop(
@@ -195,7 +201,7 @@ def _call_loop(
     """Call a loop of `formula` over rows with integer buffers. The Python backend gets lists instead of arrays."""
     length = results[0].shape[-1] + 2
     if backend == "numba":
-        loop(*given, *results, tuple(np.empty(length, np.int64) for _ in range(n_buffers)))
+        loop(*given, *results, tuple(np.empty((n_buffers, length), np.int64)))
         return
     filled = [x.tolist() for x in results]
     lists = [x.tolist() if isinstance(x, np.ndarray) else x for x in given]

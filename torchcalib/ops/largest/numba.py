@@ -45,7 +45,7 @@ def _number_at_least(x, own):
 
 
 @compiled_loop
-def _fill(values, target, entries, rank, from_logits):
+def _fill_rows(values, target, entries, rank, from_logits):
     """Fill `entries` `(k, R)` and `rank` `(R,)` for float32 rows `(R, C)`."""
     n_rows, n_classes = values.shape
     k = len(entries)
@@ -80,6 +80,6 @@ def _fill(values, target, entries, rank, from_logits):
             rank[i] = n_classes
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
-    """Fill `entries` and `rank` as `formula.forward` does, for float32 and narrower dtypes."""
-    by_rows(_fill, values, [target.numpy(), entries.numpy(), rank.numpy()], (from_logits,))
+def fill(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
+    """Fill `entries` and `rank` as `largest.fill` does, for float32 and narrower dtypes."""
+    by_rows(_fill_rows, values, [target.numpy(), entries.numpy(), rank.numpy()], (from_logits,))

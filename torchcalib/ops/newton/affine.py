@@ -58,10 +58,8 @@ def solve_affine(p: LabelledScores, free_scale: bool = True) -> Solution:
 
 
 def _bias_of_constant(p: LabelledScores) -> Tensor:
-    """Return log class frequencies minus log mean probabilities, the solution for constant predictions, `(1, S, C)`.
-
-    From beta = 0, Newton steps would be too long where the Hessian is almost 0, far from the solution.
-    """
+    """Return log class frequencies minus log mean probabilities, the solution for constant predictions, `(1, S, C)`."""
+    # From beta = 0, Newton steps would be too long where the Hessian is almost 0, far from the solution.
     log_mean = torch.full_like(p.share, -torch.inf)
     for s, w in p.pieces():
         log_q = (p.scale[:, None, None] * s).log_softmax(-1)
@@ -114,7 +112,7 @@ def _by_replicates(p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: 
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     solutions = [_minimise(p.for_replicates(i), theta[i], fixed[i], free_scale) for i in pieces]
-    theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
+    theta, gradient, outcome = map(torch.cat, zip(*solutions, strict=True))
     return theta, gradient, outcome
 
 
@@ -229,14 +227,14 @@ def _evaluate(p: LabelledScores, theta: Tensor, hessian: Tensor | None) -> tuple
     """
     alpha, beta = theta[..., :1, None], theta[..., None, 1:]
     nll = -theta[..., 0] * p.label_mean - (theta[..., 1:] * p.share).sum(-1)
-    mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
+    mean_q, mean_qs, mixed = [torch.zeros_like(p.share) for _ in range(3)]
     square = torch.zeros_like(p.label_mean)
     outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
     buffers: tuple[Tensor, Tensor] | None = None  # reused, because allocation is slower than the arithmetic
     for s, w in p.pieces():
         if buffers is None:
             buffers = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
-        buffer, second_buffer = (x[..., : s.shape[1], :] for x in buffers)
+        buffer, second_buffer = [x[..., : s.shape[1], :] for x in buffers]
         # Softmax of each row, relative to its largest logit.
         q = torch.addcmul(beta, alpha, s, out=buffer)
         top = q.amax(-1, keepdim=True)

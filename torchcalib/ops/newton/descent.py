@@ -119,10 +119,8 @@ def over_axes(x: Tensor, like: Tensor) -> Tensor:
 
 def chosen(mask: Tensor, value: Value, other: Value) -> Value:
     """Return `value` where the mask is True, and `other` elsewhere."""
-    f, gradient, norm, *parts = (
-        torch.where(over_axes(mask, x), x, y)
-        for x, y in zip((*value[:3], *value.parts), (*other[:3], *other.parts), strict=True)
-    )
+    pairs = zip((*value[:3], *value.parts), (*other[:3], *other.parts), strict=True)
+    f, gradient, norm, *parts = [torch.where(over_axes(mask, x), x, y) for x, y in pairs]
     return Value(f, gradient, norm, tuple(parts))
 
 

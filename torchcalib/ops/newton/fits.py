@@ -93,7 +93,7 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool, scale: boo
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
     solve = partial(solve_affine, free_scale=scale) if bias else solve_temperature
     solutions = [_solve_batch(given.x[i], given.target[i], given.w[:, i], solve) for i in pieces]
-    return given.batch_axes_restored(torch.cat(column, 1) for column in zip(*solutions, strict=True))
+    return given.batch_axes_restored([torch.cat(column, 1) for column in zip(*solutions, strict=True)])
 
 
 def _solve_batch(

@@ -59,11 +59,8 @@ def fit_mixture(p: Tensor, w: Tensor) -> MixtureFit:
 
 
 def _violation(pi: Tensor, gradient: Tensor) -> Tensor:
-    """Return the norm of the violation of the optimality conditions, `(...)`.
-
-    With the gradient g of the mean NLL, g_k + 1 is 0 for components with weight, and not negative for others.
-    """
-    excess = gradient + 1
+    """Return the norm of the violation of the optimality conditions, `(...)`."""
+    excess = gradient + 1  # at the optimum 0 for components with weight, and not negative for others
     return torch.where(pi > 0, excess, excess.clamp(max=0)).square().sum(-1).sqrt()
 
 

@@ -46,7 +46,7 @@ class Samples(NamedTuple):
     def batch_axes_restored(self, results: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Return results `(R, S, *)` with the batch axes of the call, `(..., R, S, *)`."""
         shape = len(self.w), *self.batch_shape
-        return tuple(x.reshape(*shape, *x.shape[2:]).movedim(0, len(self.batch_shape) - 1) for x in results)
+        return tuple([x.reshape(*shape, *x.shape[2:]).movedim(0, len(self.batch_shape) - 1) for x in results])
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,6 @@ def _median_distance(s: Tensor) -> Tensor:
 
 def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
     """Return the root mean square of the scores `(S,)`, without scores that represent -inf; see `is_near_top`."""
-    if not s.shape[1]:
-        return scale
     distance = _median_distance(s)
     is_near = s >= -1e9 * distance[:, None, None]
     # Divide by the largest score first, because squares of large scores would overflow.

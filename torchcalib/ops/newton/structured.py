@@ -14,7 +14,7 @@ gradients).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,41 +42,27 @@ SINGLE_ROUNDING = OBJECTIVE_ROUNDING * 2.0**29  # rounding error of a float32 ob
 CONJUGATE_ROUNDS = 500  # largest number of products of the Hessian in one Newton step
 
 
-class Layout(Protocol):
-    """Parameters of W. Every function takes features or residuals `(F, n, C)`."""
+class _Diagonal:
+    """Diagonal W: the parameters of class k are W_kk and b_k. Features and residuals are `(F, n, C)`."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
         """Return W x + b, `(F, n, C)`."""
-
-    def sums(self, r: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the sum of r * (W x + b) in the parameters."""
-
-    def own(self, theta: Tensor) -> Tensor:
-        """Return a view of the diagonal of W, `(F, C)`."""
-
-    def slopes(self, q: Tensor, x: Tensor) -> Tensor:
-        """Return q_k times the derivative of the score of class k in its parameters, `(F, n, C, parameters of k)`."""
-
-    def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
-        """Return the sum over rows of wq_k d d', with the derivative d of the score of class k, `(F, C, D, D)`."""
-
-
-class _Diagonal:
-    """Layout of a diagonal W: the parameters of class k are W_kk and b_k."""
-
-    def scores(self, theta: Tensor, x: Tensor) -> Tensor:
         return torch.addcmul(theta[..., 1].unsqueeze(-2), theta[..., 0].unsqueeze(-2), x)
 
     def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b) in the parameters."""
         return torch.stack(((r * x).sum(-2), r.sum(-2)), -1)
 
     def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W, `(F, C)`."""
         return theta[..., 0]
 
     def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of the score of class k in its parameters, `(F, n, C, parameters of k)`."""
         return torch.stack((q * x, q), -1)
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the sum over rows of wq_k d d', with the derivative d of the score of class k, `(F, C, D, D)`."""
         scaled = wq * x
         mixed = scaled.sum(-2)
         rows = torch.stack(((scaled * x).sum(-2), mixed), -1), torch.stack((mixed, wq.sum(-2)), -1)
@@ -84,7 +70,7 @@ class _Diagonal:
 
 
 class _Full:
-    """Layout of a full W: the parameters of class k are row k of W and b_k."""
+    """Full W: the parameters of class k are row k of W and b_k. Methods are as for `_Diagonal`."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
         return torch.baddbmm(theta[..., -1].unsqueeze(-2), x, theta[..., :-1].mT)
@@ -108,6 +94,7 @@ def _with_one(x: Tensor) -> Tensor:
 
 
 DIAGONAL, FULL = _Diagonal(), _Full()
+Layout = _Diagonal | _Full
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Vector scaling, and structured vector and matrix scaling, as torch operations."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ def fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -
     class without samples is -inf. The other biases have sum 0. Arguments are as for `fits.fit_temperature`, and the
     initial scale `alpha` `(R, S)`. `SEPARABLE` fits have this scale and bias 0.
     """
-    return StructuredFit(*_fit_vector(scores, target, weights, alpha))
+    return StructuredFit(*_fit(scores, target, weights, alpha, None, False))
 
 
 def fit_structured(
@@ -55,7 +55,7 @@ def fit_structured(
     where N is the total weight. It is strictly convex, so that every fit with data has one minimum. Arguments are as
     for `fits.fit_temperature`, and the inverse temperature `alpha` `(R, S)`. W is diagonal unless `full`.
     """
-    return StructuredFit(*_fit_structured(scores, target, weights, alpha, penalty, full))
+    return StructuredFit(*_fit(scores, target, weights, alpha, penalty, full))
 
 
 def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tensor:
@@ -70,49 +70,29 @@ def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tenso
 
 
 Solution = tuple[Tensor, ...]
-Solve = Callable[[Tensor, Tensor, Tensor, Tensor, StructuredMinimum | None], tuple[Solution, StructuredMinimum | None]]
-"""Function of scores, labels, weights and alpha of F fits, and of the minimum of similar fits."""
 
 
-def _empty_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
-    return _empty_structured(scores, target, weights, alpha, 1.0, False)
-
-
-def _empty_structured(
-    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
+def _empty_results(
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor,  # noqa: ARG001
+    alpha: Tensor,
+    penalty: float | None,  # noqa: ARG001
+    full: bool,
 ) -> Solution:
-    del weights, penalty
     bias = alpha.new_empty((*alpha.shape, scores.shape[-1]))
     weight = bias.new_empty((*bias.shape, scores.shape[-1])) if full else bias.clone()
     return weight, bias, torch.empty_like(alpha), target.new_empty(alpha.shape)
 
 
 @operation(
-    "fit_vector(Tensor scores, Tensor target, Tensor weights, Tensor alpha) -> (Tensor, Tensor, Tensor, Tensor)",
-    _empty_vector,
-)
-def _fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
-    return _by_fits(scores, target, weights, alpha, _solve_vector)
-
-
-@operation(
-    "fit_structured(Tensor scores, Tensor target, Tensor weights, Tensor alpha, float penalty, bool full)"
+    "fit_structured(Tensor scores, Tensor target, Tensor weights, Tensor alpha, float? penalty, bool full)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
-    _empty_structured,
+    _empty_results,
 )
-def _fit_structured(
-    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
-) -> Solution:
-    def solve(
-        scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: StructuredMinimum | None
-    ) -> tuple[Solution, StructuredMinimum | None]:
-        return _solve_structured(scores, target, weights, alpha, similar, penalty, full)
-
-    return _by_fits(scores, target, weights, alpha, solve)
-
-
-def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, solve: Solve) -> Solution:
-    """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time."""
+def _fit(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float | None, full: bool) -> Solution:
+    """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time; None is vector scaling."""
+    solve = _solve_vector if penalty is None else partial(_solve_structured, penalty=penalty, full=full)
     given = Samples.flattened(scores, target, weights)
     n_replicates, n_elements, n = given.w.shape
     alpha = alpha.movedim(-2, 0).reshape(n_replicates * n_elements)
@@ -133,14 +113,14 @@ def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, sol
         is_similar = batch_size == n_elements == 1 and found is not None and all_true(found.outcome == CONVERGED)
         similar = found if is_similar else None
     joined = [torch.cat(column) for column in zip(*solutions, strict=True)]
-    return given.batch_axes_restored(x.reshape(n_replicates, n_elements, *x.shape[1:]) for x in joined)
+    return given.batch_axes_restored([x.reshape(n_replicates, n_elements, *x.shape[1:]) for x in joined])
 
 
 def _solve_vector(
     scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: StructuredMinimum | None
 ) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
-        return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
+        return _empty_results(scores, target, weights, alpha, None, False), None
     # Unused rows may contain NaN.
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
@@ -224,7 +204,7 @@ def _solve_structured(
     full: bool,
 ) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
-        return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full), None
+        return _empty_results(scores, target, weights, alpha, penalty, full), None
     unused = weights == 0
     total = weights.sum(-1)
     empty = ~(total > 0)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.formula import (
+from torchcalib.ops.smoothing.chunked import (
     COARSE_STEPS,
     FINEST,
     FINEST_STEPS,
@@ -39,9 +39,8 @@ _MIN_POINTS = 200  # smallest number of evaluation points; for widths below 0.05
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
     """Return the sum of |smoothed residual| over the sum of the smoothed density, `(...)`; NaN without data.
 
-    For every cell, `weight` `(..., 2, K)` has the sums of w and w p. `residual` has the sums of w (p - y) and w (p - y)
-    p. The standard deviation `width` of the kernel is in [2 / 1024, 1]. A tensor has one multiple of 1 / 1024 for each
-    batch element.
+    For every cell, `weight` `(..., 2, K)` has the sums of w and w p, and `residual` those of w (p - y) and w (p - y) p.
+    The standard deviation `width` of the kernel is in [2 / 1024, 1]; in a tensor, a multiple of 1 / 1024.
 
     Gradient: in `weight` and `residual`, in reverse and forward mode; none in `width`.
     """
@@ -106,8 +105,7 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
 def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
     """Return the gradients in `sums` of two sums over the evaluation points: |residual| and density, `(..., 2, 2, K)`.
 
-    Axis -3 of `sums` is residual and weight; axis -2 is without and with factor p. `at` is the width if `width` is
-    None.
+    Axis -3 of `sums` is residual and weight; axis -2 is without and with factor p. Without `width`, `at` is the width.
     """
     if width is not None:
         return _Candidates(sums).evaluate(_slopes_on_grid, (width * LEVELS).round().long())
@@ -117,7 +115,7 @@ def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
 
 @operation("best_width(Tensor sums) -> Tensor", fake=lambda sums: sums.new_empty(sums.shape[:-3]))
 def _best_width(sums: Tensor) -> Tensor:
-    """Return `best_width` from stacked cell sums, as for `_slopes`; widths below `FINEST` are always too small."""
+    """Return `best_width` from stacked cell sums, as for `_slopes`."""
     error = partial(_Candidates(sums).evaluate, _error_on_grid)
     start = torch.zeros(sums.shape[:-3], dtype=torch.int64, device=sums.device)
     level, _ = _search(error, start, torch.zeros_like(start, dtype=sums.dtype))
@@ -125,11 +123,7 @@ def _best_width(sums: Tensor) -> Tensor:
 
 
 def _search(error: Callable[[Tensor], Tensor], low: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best widths in 1024ths and the errors at these widths.
-
-    `error` maps widths in 1024ths to errors of the same shape. `low` are zeros. `value` are the errors at the width 1,
-    for elements whose error is not below any smaller width.
-    """
+    """Return the best widths in 1024ths and their errors, for zeros `low` and the errors `value` at the width 1."""
     high = torch.full_like(low, LEVELS)
     # Invariant: the width `low` is below its error or 0, and the width `high` is at least its error or 1.
     for _ in range(int(math.log2(LEVELS))):
@@ -162,9 +156,7 @@ class _ReplicateErrors:
         return value.masked_fill(self._weight.sum(-1) == 0, torch.nan)
 
     def _on_coarse_grid(self, width: float, chosen: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the sums over the points of |residual| `(r)`, for r chosen replicates, and of the density `(E)`.
-
-        `chosen` contains the indices `(r)` of the replicates and of their batch elements.
+        """Return the sums over the points of |residual| of the chosen replicates `(r)`, and of the density `(E)`.
 
         Convolution, inverse transform and interpolation are one matrix, frequencies x points. It has only the
         frequencies that the kernel passes, which are few if the kernel is wide and not cut off at 1/2.
@@ -204,10 +196,7 @@ class _ReplicateErrors:
 
 
 class _Candidates:
-    """Evaluation of cell sums at several kernel widths, with one Fourier transform per grid.
-
-    On the CPU only the grids for the given widths are computed. Elsewhere all are, to avoid a synchronisation.
-    """
+    """Evaluation of cell sums at several kernel widths, with one Fourier transform per grid."""
 
     def __init__(self, sums: Tensor) -> None:
         self._sums = sums
@@ -215,6 +204,7 @@ class _Candidates:
 
     def evaluate(self, evaluate: Callable[["_Grid"], Tensor], level: Tensor) -> Tensor:
         """Return `evaluate(grid)`, `(..., *)`, on the grid of each batch element for its width level / 1024."""
+        # On the CPU only the grids for the given widths are computed. Elsewhere all are, to avoid a synchronisation.
         has_own_grid = (level >= FINEST) & (level <= WIDEST_OWN_GRID)
         value = None
         if level.device.type != "cpu" or not level.numel() or not has_own_grid.all():
@@ -255,10 +245,7 @@ class _Grid:
         return _transform(_kernel(self.steps, self.width.unsqueeze(-1))).unsqueeze(-2)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return node below, distance in steps, and presence of equally spaced points, each `(..., 1, P)`.
-
-        Batch elements with larger widths have fewer points.
-        """
+        """Return node below, distance in steps, and presence of points, which larger widths have fewer of."""
         point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
         last = _n_points(self.width).unsqueeze(-1) - 1
         place = (point / last).clamp(max=1) * self.steps
@@ -360,10 +347,8 @@ def _spectrum(at_nodes: Tensor) -> Tensor:
 
 
 def _transform(x: Tensor) -> Tensor:
-    """Return the Fourier transform `(..., m + 1)` of real numbers `(..., 2 m)`, by numpy on the CPU.
-
-    torch splits even a short transform among threads, which is slow on busy cores.
-    """
+    """Return the Fourier transform `(..., m + 1)` of real numbers `(..., 2 m)`."""
+    # By numpy on the CPU: torch splits even a short transform among threads, which is slow on busy cores.
     if x.device.type == "cpu":
         return torch.from_numpy(np.fft.rfft(x.numpy()))
     spectrum: Tensor = torch.fft.rfft(x)
@@ -378,19 +363,15 @@ def _inverse(spectrum: Tensor) -> Tensor:
     return x
 
 
-def _exp(x: Tensor) -> Tensor:
-    """Return exp x, by numpy on the CPU, because torch would split it among threads."""
-    return torch.from_numpy(np.exp(x.numpy())) if x.device.type == "cpu" else x.exp()
-
-
 def _kernel(m: int, width: Tensor) -> Tensor:
-    """Return the density of N(0, width^2) at multiples of 1 / m in [-1/2, 1/2], in FFT order, `(..., 2 m)`.
-
-    If m is odd, these points are shifted by half a step, because the published code has this error.
-    """
+    """Return the density of N(0, width^2) at multiples of 1 / m in [-1/2, 1/2], in FFT order, `(..., 2 m)`."""
+    # If m is odd, these points are shifted by half a step, because the published code has this error.
     place = torch.arange(2 * m, dtype=width.dtype, device=width.device)
     half = (m + 1) // 2
     offset = torch.where(place <= m - half, place, place - 2 * m)
     distance = ((offset + half) / m - 0.5) / width
-    density = _exp(-distance.square() / 2) / (math.sqrt(2 * math.pi) * width)
+    power = -distance.square() / 2
+    # By numpy on the CPU, because torch would split it among threads.
+    density = torch.from_numpy(np.exp(power.numpy())) if power.device.type == "cpu" else power.exp()
+    density = density / (math.sqrt(2 * math.pi) * width)
     return density * (offset >= -half)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums import Noise
+from torchcalib.ops.bin_sums import Noise, flatten_batch
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
-from torchcalib.ops.smoothing.formula import N_CELLS, cell_formula
+from torchcalib.ops.smoothing.chunked import N_CELLS, cell_formula
 
 
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
@@ -73,7 +73,7 @@ def _compute_sums(
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
         source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
-        flattened = _flatten_batch(confidence, outcome, weights)
+        flattened = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
         source.sums(*flattened, noise, copies, sums.view(-1, *shape[-2:]))
     return sums
 
@@ -94,12 +94,9 @@ def _gradient(
         source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
         # Only the sums of p, p (1 - p) and p y are differentiated in p; the sampling variance is a constant.
         upstream = grads[..., (1, 3, -1), :].reshape(-1, 3, N_CELLS)
-        source.gradient(*_flatten_batch(*arguments[:3]), upstream, slopes.view(-1, slopes.shape[-1]))
+        flattened = flatten_batch(confidence.shape[-1], *arguments[:3])
+        source.gradient(*flattened, upstream, slopes.view(-1, slopes.shape[-1]))
     return [slopes]
-
-
-def _flatten_batch(*columns: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in columns]
 
 
 _sums = fused(_compute_sums, cell_formula, _gradient)

@@ -37,7 +37,6 @@ from torchcalib.ops.numba_math import (
     ONE,
     ZERO,
     F,
-    as_float,
     by_rows,
     compiled_loop,
     exp,
@@ -79,7 +78,7 @@ def _first_largest(row, bits):
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
     most, least = _extreme_bits(bits)
-    largest = as_float(most if most >= 0 else least)
+    largest = np.int32(most if most >= 0 else least).view(np.float32)
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
         k = _first_equal(part, largest)
@@ -226,10 +225,7 @@ def _log_totals(rest, out):
 
 @compiled_loop
 def _forward_few_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from float32 logits of few classes, by vector instructions that span 64 rows.
-
-    One row is too short for vector instructions. Arguments as for `chunked.forward`.
-    """
+    """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     n_rows, n_classes = values.shape
     x = np.zeros((n_classes, _LANES), np.float32)
     places, labels = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
