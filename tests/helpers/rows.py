@@ -3,7 +3,7 @@
 import torch
 
 from torchcalib.ops.softmax_stats import Rows, rows
-from torchcalib.ops.softmax_stats.chunked import row_formula
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 
 def definition(values, target, from_logits):

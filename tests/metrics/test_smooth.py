@@ -27,7 +27,7 @@ from torchcalib.metrics.smooth import (
     smece_from_cells,
     sums_of_cells,
 )
-from torchcalib.ops.smoothing.chunked import N_CELLS
+from torchcalib.ops.smoothing.formula import N_CELLS
 
 F64 = torch.float64
 

@@ -16,7 +16,7 @@ from helpers.kernels import (
 )
 
 from torchcalib.ops.bin_sums import class_bins
-from torchcalib.ops.bin_sums.chunked import Bins, class_formula
+from torchcalib.ops.bin_sums.formula import Bins, class_formula
 from torchcalib.ops.softmax_stats import rows
 
 INF, NAN = math.inf, math.nan

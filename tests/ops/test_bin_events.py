@@ -10,7 +10,7 @@ import torch
 from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends
 
 from torchcalib.ops.bin_sums import event_bins
-from torchcalib.ops.bin_sums.chunked import Bins, event_formula
+from torchcalib.ops.bin_sums.formula import Bins, event_formula
 from torchcalib.ops.segments import bin_index, bin_sums
 
 INF, NAN = math.inf, math.nan

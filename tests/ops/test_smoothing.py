@@ -8,7 +8,7 @@ import torch
 from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends
 
 from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.chunked import GRIDS, N_CELLS, cell_formula
+from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS, cell_formula
 
 INF, NAN = math.inf, math.nan
 

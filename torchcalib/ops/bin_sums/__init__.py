@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events, Noise, class_formula, event_formula
+from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums.formula import Bins, Noise, class_formula, event_formula
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of

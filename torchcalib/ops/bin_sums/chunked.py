@@ -1,23 +1,17 @@
-"""Sums over equal-width bins in plain torch: their definition, and computation in chunks that fit into the CPU cache.
-
-With bin index b(p) of a confidence p, weight w and outcome y, bin b has the sums of w, w p and w y over the events with
-b(p) = b.
-"""
+"""Sums over equal-width bins in plain torch, in chunks that fit into the CPU cache."""
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
-from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
-
-Noise = Literal["none", "labels", "shares"]
-"""Outcome type for the two sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
+from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
@@ -25,16 +19,6 @@ _LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: 
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
-
-
-class Bins(NamedTuple):
-    """Options of the sums; see `bin_sums.event_bins`."""
-
-    n_bins: int  # number of bins B
-    right: bool  # whether bins include their right edge
-    noise: Noise  # outcome type for the two sums of the sampling noise, or "none"
-    copies: bool  # whether weights are frequency weights
-    n_groups: int = 1  # number of groups G; the cell of bin b in group g is g * B + b
 
 
 class Events(NamedTuple):
@@ -55,62 +39,6 @@ class ClassRows(NamedTuple):
     weights: Tensor | None
     top: Tensor  # class with the largest probability
     confidence: Tensor  # its probability
-
-
-def event_formula(
-    confidence: Tensor, outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, groups: Tensor | None, bins: Bins
-) -> Tensor:
-    """Return the result of `bin_sums.event_bins` for tensors of equal shape."""
-    index = bin_index(confidence, bins.n_bins, bins.right)
-    columns = weighted_columns(confidence, outcome, weights, ecd, bins)
-    if groups is None:
-        return bin_sums(index, columns, bins.n_bins)
-    sums = bin_sums(groups * bins.n_bins + index, columns, bins.n_groups * bins.n_bins)
-    return sums.reshape(*sums.shape[:-1], bins.n_groups, bins.n_bins).movedim(-2, -3)
-
-
-def weighted_columns(
-    confidence: Tensor, outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, bins: Bins
-) -> list[Tensor]:
-    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0."""
-    wide = wide_dtype(confidence.device)
-    p, y = confidence.to(wide), outcome.to(wide)
-    columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
-    if bins.noise != "none":
-        fixed = p.detach()
-        spread = fixed * (1 - fixed)
-        variance = (y.detach() - fixed).square() if bins.noise == "shares" else spread
-        share = None if weights is None else weights.detach()
-        columns += [(spread, share), (variance, share if share is None or bins.copies else share.square())]
-    columns += [] if ecd is None else [(ecd.to(wide), weights)]
-    return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
-
-
-def class_formula(
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    top: Tensor | None,  # noqa: ARG001
-    confidence: Tensor | None,  # noqa: ARG001
-    from_logits: bool,
-    bins: Bins,
-) -> Tensor:
-    """Return the result of `bin_sums.class_bins`: event k of a row is (q_k, 1[k = target]). `top` etc. are unused."""
-    x = values.to(wide_dtype(values.device))
-    w = torch.ones_like(x[..., 0]) if weights is None else weights
-    ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # a weight of 0 has gradient 0
-    x = x.masked_fill(ignored.unsqueeze(-1), 0)
-    q = spread_infinite_logits(x).softmax(-1) if from_logits else x
-    n_classes = q.shape[-1]
-    classes = torch.arange(n_classes, device=q.device)
-    columns = [w.expand_as(q), w * q, w * (target.unsqueeze(-1) == classes)]
-    if bins.noise != "none":
-        spread = (w * (q * (1 - q))).detach()
-        columns += [spread, spread if bins.copies else w.detach() * spread]
-    cell = classes * bins.n_bins + bin_index(q, bins.n_bins, bins.right)
-    sums = bin_sums(cell.flatten(-2), [column.flatten(-2) for column in columns], n_classes * bins.n_bins)
-    return sums.reshape(*sums.shape[:-1], n_classes, bins.n_bins).movedim(-2, -3)
 
 
 def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:

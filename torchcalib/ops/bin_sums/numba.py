@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events
+from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.numba_math import (
     BLOCK,
     CONVERTED,

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.chunked import Bins, ClassRows, Events
+from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.segments import BELOW_EDGE
 
 _EVENTS = 256  # events that a program loads at a time

@@ -19,7 +19,7 @@ from torchcalib.ops.bin_sums import Noise, flatten_batch
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
-from torchcalib.ops.smoothing.chunked import N_CELLS, cell_formula
+from torchcalib.ops.smoothing.formula import N_CELLS, cell_formula
 
 
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.numba import columns_of
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, step
-from torchcalib.ops.smoothing.chunked import GRIDS, N_CELLS
+from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events per piece in functions that return one value per event

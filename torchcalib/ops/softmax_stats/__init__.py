@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats.chunked import row_formula
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 _N_SCORES = 4
 

@@ -1,6 +1,4 @@
-"""Statistics of rows in plain torch: their definition, and computation in chunks that fit into the CPU cache.
-
-For probabilities q and the label h of a row: log q_h, sum_k (q_k - 1[k = h])^2, sum_k q_k log q_k and max_k q_k.
+"""Statistics of rows in plain torch, in chunks that fit into the CPU cache.
 
 Results of a row are bitwise equal at any position in the input. torch computes softmax and sums separately for every
 row, but not elementwise functions, so `logs.elementwise` replaces these. A chunk has at least two rows, because torch
@@ -16,55 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
+from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.softmax_stats.formula import LOWEST
 
 _CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
 _FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
-LOWEST = -1000  # exp of this number is 0 in every dtype
-
-
-def row_formula(
-    values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf
-) -> tuple[Tensor, Tensor]:
-    """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
-
-    For logits, 1 - q of the top class and of the label are computed as sums over the other classes, without
-    cancellation. Invalid rows have NaN scores and gradient 0. The arguments are those of `softmax_stats.rows`.
-    """
-    x = values.to(wide_dtype(values.device))
-    is_invalid = _is_invalid(x, from_logits)
-    x = x.masked_fill(is_invalid.unsqueeze(-1), 0)
-    known = (target >= 0) & (target < x.shape[-1])
-    label = target.masked_fill(~known, 0).unsqueeze(-1)
-    top = x.detach().argmax(-1, keepdim=True)
-    if from_logits:
-        x = spread_infinite_logits(x)
-        q = x.softmax(-1)
-        others = q.scatter(-1, top, 0)
-        log_top = torch.log1p(-others.sum(-1))
-        shift = x - x.gather(-1, top)  # log q - log q_top
-        log_prob = shift.gather(-1, label).squeeze(-1) + log_top
-        miss = q.scatter(-1, label, 0).sum(-1)
-        entropy = (others * shift.clamp(min=LOWEST)).sum(-1) + log_top
-    else:
-        q = x
-        q_label = q.gather(-1, label).squeeze(-1)
-        log_prob = safe_log(q_label)
-        miss = 1 - q_label
-        entropy = xmul(q, safe_log(q)).sum(-1)
-        is_invalid = is_invalid | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
-    squared_error = miss.square() + q.scatter(-1, label, 0).square().sum(-1)
-    log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
-    scores = torch.stack((log_prob, squared_error, entropy, q.gather(-1, top).squeeze(-1)), -2)
-    return scores.masked_fill(is_invalid.unsqueeze(-2), torch.nan), top.squeeze(-1)
-
-
-def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
-    """Return True for rows with NaN, with only -inf logits, or with a probability that is negative or +inf."""
-    most = x.amax(-1)
-    return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
 
 
 class _Chunk(NamedTuple):
