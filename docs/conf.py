@@ -26,6 +26,7 @@ extensions = [
     "cli_pages",
     "metric_pages",
     "shared_arguments",
+    "source_terms",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
 templates_path = ["_templates"]
