@@ -22,6 +22,7 @@ from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest
+from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.row_scores import (
     RowScore,
     class_counts,
@@ -53,7 +54,10 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     CentredIsotonicCalibration,
     VennAbersCalibration,
 )
-"""All calibrators, simple ones first."""
+"""Calibrators that are compared by default, simple ones first."""
+
+ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration)
+"""Calibrators that are compared only if they are passed, because their fits take long or are not monotone."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
