@@ -90,9 +90,9 @@ class BayesianBinning(IsotonicCalibration):
 
         total = n.sum(-1, keepdim=True)
         middle = total.to(wide) ** (1 / 3)
-        least, most = (middle / self.factor).floor().clamp(min=1), (middle * self.factor).ceil()
+        least, most = (middle / self.factor).floor().clamp(min=1), (middle * self.factor).ceil().clamp(min=1)
         begins, rates, evidence = [], [], []
-        for n_bins in range(1, min(n_elements, largest(most, n_elements)) + 1):
+        for n_bins in range(1, max(1, min(n_elements, largest(most, n_elements))) + 1):
             # Bin i of N samples ends before sample i * N // B, or with the group of equal scores that contains it.
             cuts = torch.arange(1, n_bins + 1, device=score.device) * total // n_bins
             cuts = torch.searchsorted(n.cumsum(-1) - n, cuts).minimum(size)
