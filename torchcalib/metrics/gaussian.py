@@ -135,7 +135,7 @@ def nees(
 
 
 def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[float, float]:
-    """Interval that contains the mean NEES of n independent samples with probability `level` if predictions are correct.
+    """Interval that contains the mean NEES of n independent samples if predictions are correct.
 
     n times the mean NEES of correct Gaussian predictions of d dimensions, for example of the states of n targets, has a
     chi-squared distribution with n d degrees of freedom. Predictions are called consistent if their NEES is inside the
