@@ -8,7 +8,7 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.metrics.binned import ace, calibration_curve, ece, esce, mce, rmsce
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_cost
-from torchcalib.metrics.gaussian import nees
+from torchcalib.metrics.gaussian import Density, nees, nees_interval
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.metrics.integrated_index import ici
@@ -37,6 +37,7 @@ __all__ = [
     "BinTable",
     "CORPCurve",
     "CORPDecomposition",
+    "Density",
     "GroupTable",
     "InputOptions",
     "RiskCoverageCurve",
@@ -72,6 +73,7 @@ __all__ = [
     "ks",
     "mce",
     "nees",
+    "nees_interval",
     "nll",
     "optimal_threshold_cost",
     "risk_at_coverage",

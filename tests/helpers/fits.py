@@ -6,6 +6,7 @@ import torch
 
 from torchcalib.calibration import (
     AffineScaling,
+    BayesianBinning,
     BetaCalibration,
     BiasCorrection,
     CentredIsotonicCalibration,
@@ -13,6 +14,7 @@ from torchcalib.calibration import (
     HistogramBinning,
     IsotonicCalibration,
     QuadraticScaling,
+    SplineCalibration,
     StructuredMatrixScaling,
     StructuredVectorScaling,
     TemperatureScaling,
@@ -23,10 +25,11 @@ from torchcalib.calibration import (
 T, D, B = TemperatureScaling(), AffineScaling(), BiasCorrection()
 H, ISO = HistogramBinning(n_bins=5), IsotonicCalibration()
 CIR, VA = CentredIsotonicCalibration(), VennAbersCalibration()
+BBQ, SPLINE = BayesianBinning(), SplineCalibration()
 BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTemperatureScaling()
 SCALED = [T, D]  # with a fitted temperature
 AFFINE = [*SCALED, B]
-ALL = [*AFFINE, H, ISO, CIR, VA, BETA, QUADRATIC, ENSEMBLE]
+ALL = [*AFFINE, H, ISO, CIR, VA, BBQ, SPLINE, BETA, QUADRATIC, ENSEMBLE]
 OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()]
 """Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}

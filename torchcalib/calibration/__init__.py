@@ -15,12 +15,14 @@ from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning
+from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 
 __all__ = [
     "AffineScaling",
+    "BayesianBinning",
     "BetaCalibration",
     "BiasCorrection",
     "Calibrator",
@@ -31,6 +33,7 @@ __all__ = [
     "QuadraticScaling",
     "Recommendation",
     "ScoreDivergence",
+    "SplineCalibration",
     "StructuredMatrixScaling",
     "StructuredVectorScaling",
     "TemperatureScaling",

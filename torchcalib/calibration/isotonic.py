@@ -58,7 +58,7 @@ class IsotonicCalibration(OneAgainstRest):
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return calibrated values by linear interpolation between the knots."""
         wide = wide_dtype(values.device)
-        x = _finite(values.to(wide))
+        x = finite(values.to(wide))
         if self.knots.dim() == 1:  # a single fit needs no copies of the knots for the leading axes of `values`
             above = torch.searchsorted(self.knots, x.detach().contiguous(), right=True)
             above = above.clamp(1, self.knots.shape[-1] - 1)
@@ -87,7 +87,7 @@ class IsotonicCalibration(OneAgainstRest):
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
-        score, positives, n, size, unknown = _sorted_counts(p, weights)
+        score, positives, n, size, unknown = sorted_counts(p, weights)
         ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
         begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
         is_block = ends > begins
@@ -95,7 +95,7 @@ class IsotonicCalibration(OneAgainstRest):
         places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
         positives, total = run_sums(torch.stack((positives, n)), ends.expand(2, *ends.shape))
         rates = (positives / total).repeat_interleave(2, -1)
-        score = _finite(score.to(rates.dtype))
+        score = finite(score.to(rates.dtype))
         knots = self.block_knots(score.gather(-1, places), rates, score, n, ends)
         knots, rates = (x.masked_fill(~is_block.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
         empty = unknown | ~is_block.any(-1, keepdim=True)
@@ -241,7 +241,7 @@ class VennAbersCalibration(OneAgainstRest):
 
     def _interval(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1 for values `(..., N)`, NaN for NaN."""
-        x = _finite(values.detach().to(wide_dtype(values.device)))
+        x = finite(values.detach().to(wide_dtype(values.device)))
         knots, lower, upper = self.knots, self.lower, self.upper
         if knots.dim() > 1:
             x, knots, lower, upper = with_same_batch(x, knots, lower, upper)
@@ -265,8 +265,8 @@ class VennAbersCalibration(OneAgainstRest):
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `lower`, `upper` and `converged` by name; see `Calibrator.parameters_for`."""
-        score, positives, n, size, unknown = _sorted_counts(p, weights)
-        knots, lower, upper = augmented_means(_finite(score), tie_begins(score), positives, n, size)
+        score, positives, n, size, unknown = sorted_counts(p, weights)
+        knots, lower, upper = augmented_means(finite(score), tie_begins(score), positives, n, size)
         empty = unknown | (size == 0).unsqueeze(-1)
         lower, upper = lower.masked_fill(empty, torch.nan), upper.masked_fill(empty, torch.nan)
         return {"knots": knots, "lower": lower, "upper": upper, "converged": ~empty.squeeze(-1)}
@@ -277,7 +277,7 @@ def _at(column: Tensor, index: Tensor) -> Tensor:
     return column[index] if column.dim() == 1 else column.gather(-1, index)
 
 
-def _sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return ascending scores, positives and samples (int64) of each element, `(..., M)`, without samples of weight 0.
 
     Elements without samples are last, and have score +inf. Also return the number of other elements `(...)`, and True
@@ -303,5 +303,6 @@ _INFINITE = 1e30
 """Replaces infinite logits, because differences of infinite values would be NaN."""
 
 
-def _finite(scores: Tensor) -> Tensor:
+def finite(scores: Tensor) -> Tensor:
+    """Replace infinite scores by finite ones of the same sign."""
     return scores.clamp(-_INFINITE, _INFINITE)

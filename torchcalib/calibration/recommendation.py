@@ -20,6 +20,7 @@ from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting,
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest
+from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.selection import (
     Candidate,
     Choice,
@@ -55,7 +56,10 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     CentredIsotonicCalibration,
     VennAbersCalibration,
 )
-"""All calibrators, simple ones first."""
+"""Calibrators that are compared by default, simple ones first."""
+
+ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration)
+"""Calibrators that are compared only if they are passed, because their fits take long or are not monotone."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),

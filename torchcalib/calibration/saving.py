@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.recommendation import CALIBRATORS
+from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.io.archives import load_tensors
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import write_whole
@@ -16,7 +16,7 @@ from torchcalib.io.saved import write_whole
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
-_CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in CALIBRATORS}
+_CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
 
 
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:

@@ -1,23 +1,60 @@
-"""Calibration scores for predictive distributions from `torch.distributions`.
+"""Calibration scores for predictive distributions: `torch.distributions`, or a log-density with its entropy.
 
 Entropic calibration difference (ECD) for distributions with a known entropy, and normalised estimation error squared
 (NEES) for Gaussian distributions.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
-from torchcalib.core.arguments import Reduction, check_choice
+from torchcalib.core.arguments import Reduction, check_choice, check_count, check_level
 from torchcalib.core.checks import check_weights
 from torchcalib.core.sums import weighted
+from torchcalib.ops.bisection import bisect
 from torchcalib.ops.logs import wide_dtype
 
 
-def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Density:
+    """Predictive distributions that are given by a log-density and an entropy, as an argument of `ecd`.
+
+    Args:
+        log_prob: function from the observed values x to the log-density at x, `(..., N)` in nats.
+        entropy: entropy of the distributions in nats, `(..., N)`, or one number for all.
+
+    Reference:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 8.
+
+    Example:
+        A Laplace distribution with scale b has the entropy log(2 b) + 1.
+
+        >>> from torchcalib.functional import Density, ecd
+        >>> mean, b = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])
+        >>> density = Density(lambda x: -(x - mean).abs() / b - (2 * b).log(), (2 * b).log() + 1)
+        >>> ecd(density, torch.tensor([0.5, 4.0]), reduction="none")
+        tensor([-0.5000,  0.5000])
+    """
+
+    log_prob: Callable[[Tensor], Tensor]
+    entropy: Tensor | float
+
+
+def ecd_of_distribution(distribution: Distribution | Density, value: Tensor) -> Tensor:
     """Return -log p(x) minus the entropy of p, for each distribution p and value x, in the batch shape; see `ecd`."""
+    if isinstance(distribution, Density):
+        log_prob = distribution.log_prob(value)
+        entropy = torch.as_tensor(distribution.entropy, dtype=log_prob.dtype, device=log_prob.device)
+        if entropy.dim() and entropy.shape != log_prob.shape:
+            raise ValueError(
+                f"`entropy` must have the shape of the log-densities {tuple(log_prob.shape)}, or be one number, got "
+                f"shape {tuple(entropy.shape)}."
+            )
+        return -log_prob - entropy
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
@@ -95,6 +132,49 @@ def nees(
         tensor(2.)
     """
     return reduced(_nees_of(distribution, value), weights, reduction)
+
+
+def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval that contains the mean NEES of n independent samples if predictions are correct.
+
+    n times the mean NEES of correct Gaussian predictions of d dimensions, for example of the states of n targets, has a
+    chi-squared distribution with n d degrees of freedom. Predictions are called consistent if their NEES is inside the
+    interval. A larger NEES is over-confident, a smaller one under-confident.
+
+    Args:
+        n: Number of independent samples or targets.
+        dimension: Dimension d of the predicted variable.
+        level: Probability of the interval, in (0, 1). Both ends are exceeded with equal probability.
+
+    Returns:
+        Lower and upper end, dimensionless.
+
+    Raises:
+        TypeError, ValueError: For invalid arguments.
+
+    Reference:
+        Bar-Shalom, Li, Kirubarajan: Estimation with Applications to Tracking and Navigation (2001), sec. 5.4.2; [ECD]
+        Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10-11.
+
+    Example:
+        >>> low, high = nees_interval(50, dimension=4)
+        >>> f"{low:.3f} to {high:.3f}"
+        '3.255 to 4.821'
+    """
+    check_count("n", n)
+    check_count("dimension", dimension)
+    check_level(level)
+    half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64)
+    # Normal approximation of a gamma distribution of this shape, 12 standard deviations beyond the mean and more
+    most = n * dimension / 2 + 12 * (n * dimension / 2) ** 0.5 + 40
+
+    def quantile(probability: float) -> float:
+        def is_below(x: float) -> bool:
+            return bool(torch.special.gammainc(half_degrees, half_degrees.new_tensor(x)) < probability)
+
+        return bisect(is_below, 0.0, most, rounds=100)[0]
+
+    return 2 * quantile((1 - level) / 2) / n, 2 * quantile((1 + level) / 2) / n
 
 
 def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:

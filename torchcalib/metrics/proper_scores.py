@@ -13,7 +13,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.io.errors import shown
 from torchcalib.metrics.estimator import factory_of, metric_function
-from torchcalib.metrics.gaussian import ecd_of_distribution, reduced
+from torchcalib.metrics.gaussian import Density, ecd_of_distribution, reduced
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
@@ -197,7 +197,7 @@ def _ecd_of_classes(
 
 @task_by_position
 def ecd(
-    preds: Tensor | Distribution,
+    preds: Tensor | Distribution | Density,
     target: Tensor,
     task: Task | None = None,
     *,
@@ -217,7 +217,8 @@ def ecd(
 
     Args:
         preds: Probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`. Or a
-            `torch.distributions` object with batch shape `(..., N)`; the score is then -log_prob(x) - entropy.
+            `torch.distributions` object with batch shape `(..., N)`, or a `Density`; the score is then -log_prob(x) -
+            entropy.
         target: Labels or soft targets, as for `nll`; for a distribution the observed values x.
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
         priors: Class priors that replace the class frequencies in the data, as in `nll`.
@@ -242,7 +243,7 @@ def ecd(
         >>> ecd(torch.distributions.Normal(torch.zeros(2), 1.0), torch.tensor([0.0, 3.0]))
         tensor(1.7500)
     """
-    if isinstance(preds, Distribution):
+    if isinstance(preds, Distribution | Density):
         _check_remaining_options(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
     return _ecd_of_classes(preds, target, task, priors=priors, average=average, reduction=reduction, **options)
@@ -251,7 +252,7 @@ def ecd(
 def _check_remaining_options(**given: Any) -> None:
     if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
         raise ValueError(
-            f"`{wrong[0]}` must be omitted for a torch Distribution, got {shown(given[wrong[0]])}. "
+            f"`{wrong[0]}` must be omitted for a distribution, got {shown(given[wrong[0]])}. "
             "Only `weights` and `reduction` apply to distributions."
         )
 

@@ -1,0 +1,230 @@
+"""Calibrators of the quantiles of a score: Bayesian binning into quantiles, and spline recalibration."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcalib.calibration.isotonic import IsotonicCalibration, finite, sorted_counts
+from torchcalib.core.arguments import check_count, check_positive
+from torchcalib.core.predictions import Predictions
+from torchcalib.ops.host_values import largest
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.sorting import end_of_ties, run_sums
+
+
+class BayesianBinning(IsotonicCalibration):
+    """Bayesian binning into quantiles (BBQ): the mean of many equal-mass histograms, weighted by their evidence.
+
+    A model has B bins of about N / B samples each. In a bin with n samples, k of them positive, and the midpoint m of
+    its interval, the frequency has the prior Beta(a, b) with a = s m / B and b = s (1 - m) / B, where s is
+    `prior_size`. The posterior mean of the frequency is (k + a) / (n + a + b). The evidence of the model is
+
+        prod_b G(s / B) / G(n + s / B) * G(k + a) / G(a) * G(n - k + b) / G(b)
+
+    with the gamma function G. The models have N^(1/3) / c to c N^(1/3) bins, where c is `factor`, and equal prior
+    probabilities. The calibrated probability is the mean of the posterior means, weighted by the evidence. It is a step
+    function of the prediction, in (0, 1), and need not increase. Equal predictions are in the same bin, and bins meet
+    halfway between two predictions. Every task is supported; multi-class tasks calibrate one class against the rest and
+    normalise. Without data, calibrated predictions are NaN. `weights` must be whole numbers. The gradient is 0.
+
+    Args:
+        prior_size: equivalent sample size s of the prior of all bins of a model, positive; 2 as published.
+        factor: factor c between the cube root of N and the largest number of bins, at least 1; 10 as published.
+
+    Attributes:
+        knots: ends of the steps in probability `(..., K)`, ascending: the end of one step is the start of the next.
+            Multi-class: `(..., C, K)`.
+        rates: calibrated probabilities at the knots, of the shape of `knots`.
+
+    Raises:
+        TypeError, ValueError: for invalid arguments.
+
+    Reference:
+        Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), doi
+        10.1609/aaai.v29i1.9602, section "Bayesian Binning into Quantiles".
+
+    Example:
+        >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
+        >>> BayesianBinning().fit(preds, torch.tensor([0, 1, 0, 1]))(preds)
+        tensor([0.1444, 0.6831, 0.2957, 0.7783])
+    """
+
+    name = "Bayesian binning into quantiles"
+    zeros = "never"
+    settings = ("prior_size", "factor")
+
+    def __init__(self, prior_size: float = 2.0, factor: float = 10.0) -> None:
+        super().__init__()
+        check_positive("prior_size", prior_size)
+        check_positive("factor", factor, at_least=1)
+        self.prior_size, self.factor = prior_size, factor
+
+    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return calibrated probabilities, or their log-odds; steps are intervals of probabilities."""
+        wide = values.to(wide_dtype(values.device))
+        p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
+        return (p.logit() if from_logits else p).to(values.dtype)
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the number of steps as a clause; see `Calibrator.in_words`."""
+        if self.rates.dim() > 1:
+            return f"one step function for each of {len(self.rates)} classes against the rest"
+        return f"a step function with {int((self.rates.diff() != 0).sum())} steps"
+
+    def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
+        p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
+        score, positives, n, size, unknown = sorted_counts(p, weights)
+        wide = wide_dtype(score.device)
+        score, size = score.clamp(0, 1).to(wide), size.unsqueeze(-1)
+        n_elements = score.shape[-1]
+        place = torch.arange(n_elements, device=score.device)
+        # Edge i is halfway between elements i - 1 and i. The first bin starts at 0, and the last one ends at 1.
+        edges = pad((score[..., 1:] + score[..., :-1]) / 2, (1, 1))
+        edges = edges.masked_fill(torch.arange(n_elements + 1, device=score.device) >= size, 1)
+        edges[..., 0] = 0
+
+        total = n.sum(-1, keepdim=True)
+        middle = total.to(wide) ** (1 / 3)
+        least, most = (middle / self.factor).floor().clamp(min=1), (middle * self.factor).ceil().clamp(min=1)
+        begins, rates, evidence = [], [], []
+        for n_bins in range(1, max(1, min(n_elements, largest(most, n_elements))) + 1):
+            # Bin i of N samples ends before sample i * N // B, or with the group of equal scores that contains it.
+            cuts = torch.arange(1, n_bins + 1, device=score.device) * total // n_bins
+            cuts = torch.searchsorted(n.cumsum(-1) - n, cuts).minimum(size)
+            ends = end_of_ties(score, cuts).minimum(size)
+            starts = pad(ends, (1, 0))[..., :-1]
+            rate, log_evidence = self._model(run_sums(n, ends), run_sums(positives, ends), edges, starts, ends)
+            is_model = (n_bins >= least) & (n_bins <= most)
+            begins.append(starts)
+            rates.append(rate)
+            evidence.append(log_evidence.masked_fill(~is_model.squeeze(-1), -torch.inf))
+        share = torch.stack(evidence, -1).softmax(-1).unsqueeze(-2)
+
+        # The mean of step functions from its steps: each model adds the difference of its rates where a bin begins.
+        steps = score.new_zeros((*score.shape[:-1], n_elements + 1))
+        for k, (start, rate) in enumerate(zip(begins, rates, strict=True)):
+            steps = steps.scatter_add(
+                -1, start, share[..., k] * rate.diff(dim=-1, prepend=torch.zeros_like(rate[..., :1]))
+            )
+        mean = steps.cumsum(-1).gather(-1, place.minimum((size - 1).clamp(min=0)))
+        empty = unknown | (size == 0)
+        knots = edges.repeat_interleave(2, -1)[..., 1:-1].masked_fill(empty, torch.nan)
+        mean = mean.repeat_interleave(2, -1).masked_fill(empty, torch.nan)
+        return {"knots": knots, "rates": mean, "converged": ~empty.squeeze(-1)}
+
+    def _model(
+        self, n: Tensor, positives: Tensor, edges: Tensor, starts: Tensor, ends: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the posterior means `(..., B)` and the log evidence `(...)` of a histogram; empty bins have none."""
+        middle = (edges.gather(-1, starts) + edges.gather(-1, ends)) / 2
+        eps = torch.finfo(middle.dtype).eps
+        middle = middle.clamp(eps, 1 - eps)
+        size = self.prior_size / n.shape[-1]
+        a, b = size * middle, size * (1 - middle)
+        log_evidence = (
+            math.lgamma(size)
+            - (n + size).lgamma()
+            + (positives + a).lgamma()
+            - a.lgamma()
+            + (n - positives + b).lgamma()
+            - b.lgamma()
+        )
+        return (positives + a) / (n + size), log_evidence.masked_fill(n == 0, 0).sum(-1)
+
+
+class SplineCalibration(IsotonicCalibration):
+    """Spline recalibration: the slope of a cubic spline of the cumulative frequency of positives.
+
+    Let h(t) be the number of positives among the fraction t of samples with the smallest predictions, divided by the
+    number N of all samples. A natural cubic spline s with equidistant knots is fitted to h by least squares. Its slope
+    s'(t) is the frequency of positives at the quantile t, and is the calibrated probability there, limited to [0, 1].
+    It need not increase. Between two predictions of the fit the result is linear, and beyond the first and the last one
+    it is constant. Samples with equal predictions share the t of the last one. Every task is supported; multi-class
+    tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated probabilities are all 0
+    becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole numbers.
+
+    Args:
+        n_knots: number of knots of the spline, at least 2; 6 as published.
+
+    Attributes:
+        knots: scores of the fit `(..., K)`, ascending, in the units of the predictions. Multi-class: `(..., C, K)`.
+        rates: calibrated probabilities at the knots, of the shape of `knots`.
+
+    Raises:
+        TypeError, ValueError: for an invalid number of knots.
+
+    Reference:
+        Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of Neural Networks using Splines (ICLR
+        2021), arXiv 2006.12800, sec. 4.
+
+    Example:
+        >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
+        >>> SplineCalibration(n_knots=3).fit(preds, torch.tensor([0, 1, 0, 1]))(preds)
+        tensor([0.6790, 0.6235, 0.5679, 0.5494])
+    """
+
+    name = "spline recalibration"
+    settings = ("n_knots",)
+
+    def __init__(self, n_knots: int = 6) -> None:
+        super().__init__()
+        check_count("n_knots", n_knots, at_least=2)
+        self.n_knots = n_knots
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the number of knots of the spline as a clause; see `Calibrator.in_words`."""
+        return f"the slope of a spline with {self.n_knots} knots"
+
+    def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
+        score, positives, n, size, unknown = sorted_counts(p, weights)
+        size = size.unsqueeze(-1)
+        wide = wide_dtype(score.device)
+        place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
+        last = end_of_ties(score, place + 1) - 1  # last element with the same score
+        total = n.sum(-1, keepdim=True).clamp(min=1).to(wide)
+        t, h = (column.cumsum(-1).gather(-1, last) / total for column in (n, positives))
+        values, slopes = _natural_spline(t, self.n_knots)
+        weighted = (values * (n / total).unsqueeze(-1)).mT
+        # The smallest solution of the normal equations, because few different scores determine no unique spline.
+        inverse = torch.linalg.pinv(weighted @ values, hermitian=True)
+        heights = inverse @ (weighted @ h.unsqueeze(-1))
+        rates = (slopes @ heights).squeeze(-1).clamp(0, 1)
+
+        empty = unknown | (size == 0)
+        used = pad(place, (0, 1), value=score.shape[-1]).minimum((size - 1).clamp(min=0))  # at least two knots
+        knots = finite(score.to(wide)).gather(-1, used).masked_fill(empty, torch.nan)
+        return {
+            "knots": knots,
+            "rates": rates.gather(-1, used).masked_fill(empty, torch.nan),
+            "converged": ~empty.squeeze(-1),
+        }
+
+
+def _natural_spline(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
+    """Return the values and slopes of all basis functions at t in [0, 1], `(..., K)` each.
+
+    Basis function j is the natural cubic spline with value 1 at knot j and 0 at the other equidistant knots. Let h be
+    the distance of knots, y the values of a spline at the knots, and c its second derivatives there. c is 0 at both
+    ends. At the other knots, c_(j-1) + 4 c_j + c_(j+1) = 6 / h^2 (y_(j-1) - 2 y_j + y_(j+1)). Between two knots,
+
+        s = A y_j + B y_(j+1) + h^2 / 6 ((A^3 - A) c_j + (B^3 - B) c_(j+1)),   A = (x_(j+1) - t) / h,   B = 1 - A.
+    """
+    unit = torch.eye(n_knots, dtype=t.dtype, device=t.device)
+    h = 1 / (n_knots - 1)
+    # Rows of second differences y_(j-1) - 2 y_j + y_(j+1) at the inner knots, and the tridiagonal matrix of c.
+    differences = unit.diff(n=2, dim=0)
+    tridiagonal = (differences + 6 * unit[1:-1])[:, 1:-1]
+    second = torch.zeros_like(unit)
+    second[1:-1] = 6 / h**2 * torch.linalg.solve(tridiagonal, differences)
+    j = (t / h).floor().long().clamp(0, n_knots - 2)
+    b = (t / h - j).unsqueeze(-1)
+    a = 1 - b
+    values = a * unit[j] + b * unit[j + 1] + h**2 / 6 * ((a**3 - a) * second[j] + (b**3 - b) * second[j + 1])
+    slopes = (unit[j + 1] - unit[j]) / h + h / 6 * ((1 - 3 * a**2) * second[j] + (3 * b**2 - 1) * second[j + 1])
+    return values, slopes
