@@ -119,6 +119,7 @@ FUNCTIONS = {
         lambda x, y, g: F.by_group(F.ece, x, y, g, **multi), 10, "4: groups and their sizes; rows of all, and 5 groups"
     ),
     "spiegelhalter": Call(lambda x, y, g: F.spiegelhalter(x, y, **binary), 1, ROWS, "binary"),
+    "nees_interval": Call(lambda x, y, g: F.nees_interval(50, dimension=2), 0),
     "nees": Call(
         lambda x, y, g: F.nees(torch.distributions.Normal(x, x.exp()), x + 1), 2, "2: checks of torch.distributions"
     ),
@@ -203,6 +204,8 @@ FITS = {
     "IsotonicCalibration": (10, PAVA),
     "CentredIsotonicCalibration": (10, PAVA),
     "VennAbersCalibration": (5, "3: large counts, samples for loops on the CPU, number of knots"),
+    "BayesianBinning": (4, "number of models"),
+    "SplineCalibration": (4, ""),
     "HistogramBinning": (2, ""),
 }
 
