@@ -73,7 +73,9 @@ def shown(value: Any, name: str) -> str:
         return f'<img src="data:image/png;base64,{image}" alt="{name}" width="300">'
     if isinstance(value, Interval):
         return f"{shown(value.value, name)} ({shown(value.low, name)} to {shown(value.high, name)})"
-    tensor = torch.stack(value) if isinstance(value, tuple) else torch.as_tensor(value)
+    if isinstance(value, tuple):
+        value = torch.stack([torch.as_tensor(part) for part in value])
+    tensor = torch.as_tensor(value)
     if tensor.dim():
         return (", " if tensor.dim() == 1 else "; ").join(shown(part, name) for part in tensor)
     number = float(tensor)
