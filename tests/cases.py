@@ -96,6 +96,7 @@ SCORES = [
     ("risk", F.bayes_risk, tc.BayesRisk, {}),
     ("nrisk", F.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
     ("accuracy", F.accuracy, tc.Accuracy, {}),
+    ("ranking", F.ranking_score, tc.RankingScore, {}),
 ]
 BINNED = [
     ("ece", F.ece, tc.ECE, {"n_bins": 7}),

@@ -24,6 +24,7 @@ from torchcalib.metrics.integrated_index import ICI as ICI
 from torchcalib.metrics.kernel import SKCE as SKCE
 from torchcalib.metrics.label_distribution import EntropyGap as EntropyGap
 from torchcalib.metrics.label_distribution import KLDivergence as KLDivergence
+from torchcalib.metrics.label_distribution import RankingScore as RankingScore
 from torchcalib.metrics.label_distribution import SquaredDistance as SquaredDistance
 from torchcalib.metrics.label_distribution import TotalVariation as TotalVariation
 from torchcalib.metrics.logistic import Cox as Cox

@@ -13,7 +13,13 @@ from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.metrics.integrated_index import ici
 from torchcalib.metrics.kernel import skce
-from torchcalib.metrics.label_distribution import entropy_gap, kl_divergence, squared_distance, total_variation
+from torchcalib.metrics.label_distribution import (
+    entropy_gap,
+    kl_divergence,
+    ranking_score,
+    squared_distance,
+    total_variation,
+)
 from torchcalib.metrics.logistic import cox, spiegelhalter
 from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
 from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
@@ -76,6 +82,7 @@ __all__ = [
     "nees_interval",
     "nll",
     "optimal_threshold_cost",
+    "ranking_score",
     "risk_at_coverage",
     "risk_coverage_curve",
     "rmsce",

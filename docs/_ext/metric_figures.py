@@ -168,7 +168,7 @@ def noise_figure(name: str, short: str, entry: dict[str, Any], options: dict[str
     scales = torch.linspace(0, 3, N_FACTORS)
     logits = 1.5 * torch.randn(REPLICATES, 1000, N_CLASSES, generator=generator)
     noise = torch.randn(logits.shape, generator=generator)
-    target = drawn(logits.softmax(-1), "multiclass", generator)
+    target = drawn(logits.softmax(-1), entry["data"], generator)
     preds = torch.stack([(logits + scale * noise).softmax(-1) for scale in scales])
     found = values(name, entry["data"], options, preds, target.expand(N_FACTORS, *target.shape))
     figure, ax = _axes("Standard deviation of noise added to the logits", short)

@@ -46,6 +46,7 @@ KINDS = [
     (F.ecd, tc.ECD, PRIORS),
     (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
+    (F.ranking_score, tc.RankingScore, {}),
     (F.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
     *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if not name.endswith("-debiased")),
     (F.ace, tc.ACE, N_BINS),

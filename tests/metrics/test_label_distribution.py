@@ -185,6 +185,28 @@ def test_wrong_counts_and_components_raise_errors():
     torch.testing.assert_close(collection.compute()["KLDivergence"], expected)
 
 
+# Order of the classes
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_ranking_score_of_counts_equals_slow_loop(task):
+    """Logits are rounded, so that classes are tied in predictions, counts or both."""
+    logits, counts = data(task, n=300)
+    logits, counts = logits.round(), counts.clamp(max=3)
+    rows = logits.reshape(-1, C).tolist() if task == "multiclass" else [[0, z] for z in logits.flatten().tolist()]
+    ts = counts.reshape(-1, counts.shape[-1]).tolist()
+    expected = torch.tensor([float(oracles.same_ranking(*row)) for row in zip(rows, ts, strict=True)])
+    assert 0.2 < expected.mean() < 0.9
+    found = F.ranking_score(logits, counts, task=task, from_logits=True, reduction="none")
+    assert found.flatten().tolist() == expected.tolist()
+
+
+def test_ranking_score_distinguishes_logits_of_equal_probability():
+    logits, counts = torch.tensor([[-800.0, 0.0, -900.0], [-900.0, 0.0, -800.0]]), torch.tensor([[1, 5, 0]] * 2)
+    assert F.ranking_score(logits, counts, task="multiclass", from_logits=True, reduction="none").tolist() == [1, 0]
+    assert F.ranking_score(logits.softmax(-1), counts, task="multiclass", reduction="none").tolist() == [1, 1]
+
+
 # Sampling noise of few annotators
 
 

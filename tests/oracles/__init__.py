@@ -65,6 +65,11 @@ def entropy_difference_of(q, t):
     return sum(xlogy(tk, tk) for tk in t) - sum(xlogy(qk, qk) for qk in q)
 
 
+def same_ranking(q, t):
+    """Whether no pair of classes is ordered strictly in opposite directions by q and t."""
+    return not any(q[j] < q[k] and t[j] > t[k] for j in range(len(q)) for k in range(len(q)))
+
+
 def expected_of_share(of, p, n):
     """Expectation of of(X / n) for binomial X, summed over all counts. Logarithms of coefficients do not overflow."""
 

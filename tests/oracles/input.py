@@ -17,7 +17,7 @@ SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3,
 
 
 SCORES = ("nll", "brierscore", "ecd", "accuracy", "bayesrisk")
-SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance")
+SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance", "rankingscore")
 MODES = {  # the default first
     "binary": ["positive", "top_label"],
     "multiclass": ["top_label", "classwise"],
@@ -291,6 +291,10 @@ def score_parts(metric, row, options, binary):
         return own + [-xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)]
     if metric == "squareddistance":
         return score_parts("brierscore", row, {}, binary)
+    if metric == "rankingscore":
+        if binary and not row.exact and abs(row.t[1] - row.t[0]) < 1e-12:
+            raise Undecided  # targets are sums over a set of classes, whose rounding decides
+        return [float(oracles.same_ranking(row.q if row.z is row.log_q else row.z, row.t))]
     costs = options.get("cost")
     if costs is None:
         check_whole(row.t)  # 1 minus the target of the top class, or the sum of the other targets

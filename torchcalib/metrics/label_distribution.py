@@ -1,6 +1,6 @@
-"""Distances between predictions and label distributions (the proportions of annotators that chose each class).
+"""Comparison of predictions and label distributions (the proportions of annotators that chose each class).
 
-With few annotators a label distribution is noisy, and the distance is positive even for a perfect prediction. Every
+With few annotators a label distribution is noisy, and a distance is positive even for a perfect prediction. Every
 distance therefore has two or three components: the value, the noise floor and, if available, the value corrected for
 the noise. The noise floor is the expected value if annotations are sampled from the predictions.
 """
@@ -16,6 +16,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.estimator import metric_function
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
+from torchcalib.ops.sorting import order_of
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 
 Component = Literal["value", "noise_floor", "corrected"]
@@ -366,3 +367,86 @@ class SquaredDistance(ScoreMetric, function=squared_distance):
     name = "Squared distance"
     unit, perfect = "squared probability", 0.0  # no bounds, because a corrected value may be negative
     noise_increases = True
+
+
+def _ordered_by_q(p: Predictions) -> Tensor:
+    """Return values `(..., N, C)` in the order of q: logits if given, whose probabilities can round to the same number.
+
+    For binary and multi-label C = 2 (y = 0 and y = 1).
+    """
+    if p.task == "multiclass":
+        return p.values
+    return torch.stack((-p.values, p.values) if p.from_logits else (p.not_probs, p.probs), -1)
+
+
+def _same_ranking(p: Predictions) -> Tensor:
+    """Return 1 if q and t do not order any two classes in opposite directions, else 0, `(..., N)`.
+
+    The classes are sorted by t, and by q where t is equal. Two classes have opposite orders if and only if q then
+    decreases somewhere. A comparison of all pairs would need memory for N * C * C values.
+    """
+    q, t = _ordered_by_q(p), _label_probs(p)
+    order = order_of(q)
+    order = order.gather(-1, order_of(t.gather(-1, order)))
+    q = q.gather(-1, order)
+    return (q[..., 1:] >= q[..., :-1]).all(-1).to(t.dtype)
+
+
+@metric_function
+def ranking_score(
+    task: Task | None = None,
+    *,
+    average: Average | None = "macro",
+    reduction: Reduction = "mean",
+    **options: Unpack[InputOptions],
+) -> ScoreEstimator:
+    """Human ranking calibration score (RankCS): fraction of samples whose predictions q rank classes as annotators do.
+
+    A sample counts if no two classes have opposite orders: q_j < q_k and t_j > t_k, for label distributions t. Classes
+    that are tied in q or in t agree with every order. The published score compares the argsort of q and t instead. It
+    therefore decides ties by the index of the class, and is never larger. Logits are compared before the
+    softmax.
+
+    For labels, a sample counts if no class is more probable than the label: accuracy, with ties counted as correct. For
+    binary and multi-label tasks the classes are y = 0 and y = 1.
+
+    Args:
+        target: Annotator counts, proportions or labels, as for `total_variation`.
+
+    Returns:
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
+        without data.
+
+    Gradient:
+        None, because the value is piecewise constant in the predictions.
+
+    Reference:
+        Baan, Aziz, Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022), sec. 4, with another
+        rule for ties.
+
+    Example:
+        >>> preds, counts = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([[8, 1, 1], [5, 4, 1]])
+        >>> ranking_score(preds, counts, task="multiclass")
+        tensor(0.5000)
+        >>> ranking_score(preds, counts, task="multiclass", reduction="none")
+        tensor([1., 0.])
+    """
+    return scored(Score(_same_ranking), task, options, average=average, reduction=reduction)
+
+
+class RankingScore(ScoreMetric, function=ranking_score):
+    """Streaming human ranking calibration score (RankCS); see `ranking_score`.
+
+    Example:
+        >>> metric = RankingScore(task="multiclass")
+        >>> metric.update(torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([[8, 1, 1], [5, 4, 1]]))
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
+
+    question = "fraction of samples whose predictions rank the classes as the annotators do"
+    source = "Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133, sec. 4"
+    name = "Ranking score"
+    unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)
+    better = "higher"
+    is_differentiable = False
