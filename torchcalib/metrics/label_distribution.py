@@ -421,7 +421,7 @@ def ranking_score(
         None, because the value is piecewise constant in the predictions.
 
     Reference:
-        Baan, Aziz, Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022), sec. 4, with another
+        Baan, Aziz, Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022), with another
         rule for ties.
 
     Example:
@@ -445,7 +445,7 @@ class RankingScore(ScoreMetric, function=ranking_score):
     """
 
     question = "fraction of samples whose predictions rank the classes as the annotators do"
-    source = "Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133, sec. 4"
+    source = "Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
     name = "Ranking score"
     unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)
     better = "higher"
