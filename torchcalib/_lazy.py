@@ -87,7 +87,6 @@ _SCORER = (
     "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
     "response_method='predict_proba', greater_is_better=False)."
 )
-_CLOSEST = "torchcalib does not have this calibrator; the closest is `torchcalib.calibration.AffineScaling`: {}."
 _ADVICE = {
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,

@@ -36,7 +36,7 @@ SUBCLASSING = (
 )
 """Members that a new calibrator defines, which the page of the base class shows."""
 INTERNAL = {
-    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "input_line", "layout", "limit", "of",
+    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "input_line", "layout", "limit",
     "of_state", "publications", "setup", "state_key", "test_formula", "test_from",
 }  # fmt: skip
 """Members for other modules of torchcalib."""

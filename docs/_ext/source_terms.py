@@ -62,7 +62,7 @@ def example() -> dict[str, Any]:
 def value_of(call: str) -> Any:
     """Return the value of an expression in the namespace of the example."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fits without an optimum
+        warnings.simplefilter("ignore")  # ignore warnings of fits without an optimum
         return eval(call, dict(example()))
 
 

@@ -47,7 +47,7 @@ torchcalib.plots.reliability_diagram(curves, from_logits=True).figure
 # the diagonal.
 #
 # Compare calibrators by a proper score, such as the negative log-likelihood (NLL), and not by the expected calibration
-# error (ECE). `torchcalib.calibration.recommend` compares all calibrators in this way. It prefers a simple one if the
+# error (ECE). `torchcalib.calibration.recommend` compares calibrators in this way. It prefers a simple one if the
 # difference is not significant.
 
 found = torchcalib.calibration.recommend(images.preds, images.target, **options)

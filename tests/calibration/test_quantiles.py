@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.fits import BBQ, SPLINE, fresh, single
+from helpers.fits import BBQ, SPLINE, fresh, name, single
 from helpers.refusals import assert_refused
 from scipy.interpolate import CubicSpline
 
@@ -66,13 +66,16 @@ def test_equal_predictions_share_a_bin():
 
 
 def slope_of_spline(scores, target, n_knots):
-    """Slope of the least-squares natural spline of the cumulative frequency (Gupta et al., ICLR 2021, sec. 4)."""
+    """Mean slopes of the least-squares natural spline of the cumulative frequency (Gupta et al., ICLR 2021, sec. 4).
+
+    The spline is 0 at t = 0. Scores are distinct.
+    """
     order, n = np.argsort(scores), len(scores)
-    t = np.arange(1, n + 1) / n
+    t = np.arange(n + 1) / n
     knots = np.linspace(0, 1, n_knots)
-    basis = np.stack([CubicSpline(knots, row, bc_type="natural")(t) for row in np.eye(n_knots)], -1)
-    heights = np.linalg.lstsq(basis, np.cumsum(target[order]) / n, rcond=None)[0]
-    return scores[order], CubicSpline(knots, heights, bc_type="natural")(t, 1).clip(0, 1)
+    basis = np.stack([CubicSpline(knots, row, bc_type="natural")(t) for row in np.eye(n_knots)[1:]], -1)
+    heights = np.linalg.lstsq(basis[1:], np.cumsum(target[order]) / n, rcond=None)[0]
+    return scores[order], (n * np.diff(basis @ heights)).clip(0, 1)
 
 
 @pytest.mark.parametrize(("n", "n_knots"), [(50, 6), (400, 6), (400, 3), (400, 2)])
@@ -88,19 +91,37 @@ def test_spline_calibration_equals_the_spline_of_scipy(n, n_knots):
     assert of_probs(logits.sigmoid().sort().values).tolist() == pytest.approx(rates.tolist(), abs=1e-10)
 
 
-def test_a_spline_of_equal_predictions_is_their_frequency():
-    fitted = fresh(SPLINE).fit(torch.full((5,), 0.3), torch.tensor([0, 1, 0, 0, 1]), task="binary")
-    assert bool(((fitted(torch.tensor([0.1, 0.3, 0.9])) >= 0) & (fitted(torch.tensor([0.1, 0.3, 0.9])) <= 1)).all())
-    shuffled = torch.tensor([4, 2, 0, 1, 3])
-    probs, target = torch.tensor([0.2, 0.2, 0.5, 0.5, 0.9]), torch.tensor([0, 1, 1, 0, 1])
-    one, other = (SplineCalibration(3).fit(probs[i], target[i], task="binary") for i in (slice(None), shuffled))
-    assert one(probs).equal(other(probs))
+def test_a_spline_of_few_different_predictions_is_their_frequency():
+    """A spline with 6 knots goes through the ends of up to 5 groups of equal predictions."""
+    levels, sizes, positives = torch.tensor([0.1, 0.3, 0.6, 0.8]), [5, 20, 10, 8], [1, 12, 4, 8]
+    probs = levels.repeat_interleave(torch.tensor(sizes))
+    target = torch.cat([(torch.arange(n) < k).long() for n, k in zip(sizes, positives, strict=True)])
+    for kept in (4, 2, 1):
+        used = probs <= levels[kept - 1]
+        expected = [k / n for n, k in zip(sizes[:kept], positives[:kept], strict=True)]
+        found = fresh(SPLINE).fit(probs[used], target[used], task="binary")
+        assert found(levels[:kept].double()).tolist() == pytest.approx(expected, abs=1e-9)
+        shuffled = torch.randperm(int(used.sum()), generator=torch.Generator().manual_seed(0))
+        again = fresh(SPLINE).fit(probs[used][shuffled], target[used][shuffled], task="binary")
+        assert again(levels[:kept]).allclose(found(levels[:kept]), atol=1e-9)
+
+
+@pytest.mark.parametrize("calibrator", [BBQ, SPLINE], ids=name)
+def test_weights_equal_copies_of_few_samples(calibrator):
+    """The number of models of Bayesian binning depends on the sum of the weights, and not on the number of rows."""
+    probs, target = torch.tensor([0.1, 0.2, 0.6, 0.6, 0.9]), torch.tensor([0, 0, 1, 0, 1])
+    weights = torch.tensor([3, 0, 40, 25, 700])
+    weighted = fresh(calibrator).fit(probs, target, task="binary", weights=weights)
+    copies = (x.repeat_interleave(weights) for x in (probs, target))
+    assert weighted(probs).allclose(fresh(calibrator).fit(*copies, task="binary")(probs), atol=1e-6)
+    assert weighted(probs).isfinite().all()
 
 
 def test_words_and_wrong_arguments():
     logits, target = single(60)
     fitted = [fresh(each).fit(logits, target, task="binary", from_logits=True) for each in (BBQ, SPLINE)]
     assert fitted[0].in_words() == f"a step function with {int((fitted[0].rates.diff() != 0).sum())} steps"
+    assert repr(fitted[1]).count("n_knots") == 1
     assert fitted[1].in_words() == "the slope of a spline with 6 knots"
     rows = [
         (f"{kind.__name__} {name}", partial(kind, **{name: value}), (TypeError, ValueError), [f"`{name}` must"])

@@ -21,7 +21,8 @@ def test_ecd_of_a_density_equals_that_of_the_distribution():
     (slope,) = torch.autograd.grad(ecd(density, x), mean)
     assert slope.allclose((mean - x).detach() / scale.square() / 50)
     of_one = Density(Normal(0.0, 1.0).log_prob, 0.5 * math.log(2 * math.pi * math.e))
-    assert ecd(of_one, torch.tensor([0.0, 1.0, 2.0])).item() == pytest.approx((5 / 3 - 1) / 2)
+    assert of_one != density
+    assert ecd(of_one, [0.0, 1.0, 2.0]).item() == pytest.approx((5 / 3 - 1) / 2)
     with pytest.raises(ValueError, match=r"`entropy` must have the shape of the log-densities \(50,\)"):
         ecd(Density(normal.log_prob, scale[:3]), x)
     with pytest.raises(ValueError, match="`task` must be omitted for a distribution"):

@@ -1,4 +1,4 @@
-"""Calibrators of the quantiles of a score: Bayesian binning into quantiles, and spline recalibration."""
+"""Calibrators that use quantiles of the score: Bayesian binning into quantiles, and spline recalibration."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from torchcalib.core.arguments import check_count, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.sorting import end_of_ties, run_sums
+from torchcalib.ops.sorting import end_of_ties
 
 
 class BayesianBinning(IsotonicCalibration):
     """Bayesian binning into quantiles (BBQ): the mean of many equal-mass histograms, weighted by their evidence.
 
-    A model has B bins of about N / B samples each. In a bin with n samples, k of them positive, and the midpoint m of
-    its interval, the frequency has the prior Beta(a, b) with a = s m / B and b = s (1 - m) / B, where s is
+    A model has B bins of about N / B samples each. A bin has n samples, k of them positive. Let m be the midpoint of
+    its interval. The prior of its frequency is Beta(a, b), with a = s m / B and b = s (1 - m) / B. Here s is
     `prior_size`. The posterior mean of the frequency is (k + a) / (n + a + b). The evidence of the model is
 
         prod_b G(s / B) / G(n + s / B) * G(k + a) / G(a) * G(n - k + b) / G(b)
@@ -71,6 +71,8 @@ class BayesianBinning(IsotonicCalibration):
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of steps as a clause; see `Calibrator.in_words`."""
+        if self.rates.isnan().any():
+            return "no samples of positive weight"
         if self.rates.dim() > 1:
             return f"one step function for each of {len(self.rates)} classes against the rest"
         return f"a step function with {int((self.rates.diff() != 0).sum())} steps"
@@ -88,17 +90,22 @@ class BayesianBinning(IsotonicCalibration):
         edges = edges.masked_fill(torch.arange(n_elements + 1, device=score.device) >= size, 1)
         edges[..., 0] = 0
 
-        total = n.sum(-1, keepdim=True)
+        n_before, positives_before = pad(torch.stack((n, positives)).cumsum(-1), (1, 0))
+        total = n_before[..., -1:]
         middle = total.to(wide) ** (1 / 3)
-        least, most = (middle / self.factor).floor().clamp(min=1), (middle * self.factor).ceil().clamp(min=1)
+        least = (middle / self.factor).floor().clamp(min=1)
+        most = (middle * self.factor).ceil().minimum(total).clamp(min=1)
         begins, rates, evidence = [], [], []
-        for n_bins in range(1, max(1, min(n_elements, largest(most, n_elements))) + 1):
+        # Under `torch.compile` and `vmap`, the number of elements replaces the unknown sum of the weights.
+        bound = math.ceil(self.factor * n_elements ** (1 / 3))
+        for n_bins in range(1, max(1, largest(most, bound)) + 1):
             # Bin i of N samples ends before sample i * N // B, or with the group of equal scores that contains it.
             cuts = torch.arange(1, n_bins + 1, device=score.device) * total // n_bins
-            cuts = torch.searchsorted(n.cumsum(-1) - n, cuts).minimum(size)
+            cuts = torch.searchsorted(n_before[..., :-1].contiguous(), cuts).minimum(size)
             ends = end_of_ties(score, cuts).minimum(size)
             starts = pad(ends, (1, 0))[..., :-1]
-            rate, log_evidence = self._model(run_sums(n, ends), run_sums(positives, ends), edges, starts, ends)
+            in_bins = [(x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)]
+            rate, log_evidence = self._model(in_bins[0], in_bins[1], edges, starts, ends)
             is_model = (n_bins >= least) & (n_bins <= most)
             begins.append(starts)
             rates.append(rate)
@@ -141,12 +148,14 @@ class SplineCalibration(IsotonicCalibration):
     """Spline recalibration: the slope of a cubic spline of the cumulative frequency of positives.
 
     Let h(t) be the number of positives among the fraction t of samples with the smallest predictions, divided by the
-    number N of all samples. A natural cubic spline s with equidistant knots is fitted to h by least squares. Its slope
-    s'(t) is the frequency of positives at the quantile t, and is the calibrated probability there, limited to [0, 1].
-    It need not increase. Between two predictions of the fit the result is linear, and beyond the first and the last one
-    it is constant. Samples with equal predictions share the t of the last one. Every task is supported; multi-class
-    tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated probabilities are all 0
-    becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole numbers.
+    number N of all samples. A natural cubic spline s with equidistant knots and s(0) = 0 is fitted to h by least
+    squares. Its slope at t is the frequency of positives at this quantile. The calibrated probability of a sample is
+    the mean slope over all samples with the same prediction, limited to [0, 1]. It need not increase. Between two
+    predictions of the fit the result is linear, and beyond the first and the last one it is constant. Every task is
+    supported; multi-class tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated
+    probabilities are all 0 becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole
+    numbers. (The paper evaluates the slope at the sample, and does not require s(0) = 0. For many samples with
+    different predictions this is the same.)
 
     Args:
         n_knots: number of knots of the spline, at least 2; 6 as published.
@@ -165,7 +174,7 @@ class SplineCalibration(IsotonicCalibration):
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
         >>> SplineCalibration(n_knots=3).fit(preds, torch.tensor([0, 1, 0, 1]))(preds)
-        tensor([0.6790, 0.6235, 0.5679, 0.5494])
+        tensor([0.2689, 0.3854, 0.5797, 0.6962])
     """
 
     name = "spline recalibration"
@@ -176,8 +185,14 @@ class SplineCalibration(IsotonicCalibration):
         check_count("n_knots", n_knots, at_least=2)
         self.n_knots = n_knots
 
+    def shown_parameters(self) -> list[str]:
+        """Return nothing, because `settings` has the number of knots of the spline."""
+        return []
+
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of knots of the spline as a clause; see `Calibrator.in_words`."""
+        if self.rates.isnan().any():
+            return "no samples of positive weight"
         return f"the slope of a spline with {self.n_knots} knots"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
@@ -186,15 +201,18 @@ class SplineCalibration(IsotonicCalibration):
         size = size.unsqueeze(-1)
         wide = wide_dtype(score.device)
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
-        last = end_of_ties(score, place + 1) - 1  # last element with the same score
+        # First and one after the last element with the same score
+        first, after = torch.searchsorted(score, score), end_of_ties(score, place + 1)
         total = n.sum(-1, keepdim=True).clamp(min=1).to(wide)
-        t, h = (column.cumsum(-1).gather(-1, last) / total for column in (n, positives))
-        values, slopes = _natural_spline(t, self.n_knots)
+        t_before, h_before = pad(torch.stack((n, positives)).cumsum(-1), (1, 0)) / total
+        t, h = t_before.gather(-1, after), h_before.gather(-1, after)
+        values = _natural_spline(t, self.n_knots)[..., 1:]  # s(0) = 0: without the basis function of the first knot
         weighted = (values * (n / total).unsqueeze(-1)).mT
         # The smallest solution of the normal equations, because few different scores determine no unique spline.
         inverse = torch.linalg.pinv(weighted @ values, hermitian=True)
-        heights = inverse @ (weighted @ h.unsqueeze(-1))
-        rates = (slopes @ heights).squeeze(-1).clamp(0, 1)
+        s = (values @ (inverse @ (weighted @ h.unsqueeze(-1)))).squeeze(-1)
+        # The spline at the end of the previous group is its value there, or s(0) = 0.
+        rates = ((s - pad(s, (1, 0)).gather(-1, first)) / (t - t_before.gather(-1, first))).clamp(0, 1)
 
         empty = unknown | (size == 0)
         used = pad(place, (0, 1), value=score.shape[-1]).minimum((size - 1).clamp(min=0))  # at least two knots
@@ -206,8 +224,8 @@ class SplineCalibration(IsotonicCalibration):
         }
 
 
-def _natural_spline(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
-    """Return the values and slopes of all basis functions at t in [0, 1], `(..., K)` each.
+def _natural_spline(t: Tensor, n_knots: int) -> Tensor:
+    """Return the values of all basis functions at t in [0, 1], `(..., K)`.
 
     Basis function j is the natural cubic spline with value 1 at knot j and 0 at the other equidistant knots. Let h be
     the distance of knots, y the values of a spline at the knots, and c its second derivatives there. c is 0 at both
@@ -225,6 +243,4 @@ def _natural_spline(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
     j = (t / h).floor().long().clamp(0, n_knots - 2)
     b = (t / h - j).unsqueeze(-1)
     a = 1 - b
-    values = a * unit[j] + b * unit[j + 1] + h**2 / 6 * ((a**3 - a) * second[j] + (b**3 - b) * second[j + 1])
-    slopes = (unit[j + 1] - unit[j]) / h + h / 6 * ((1 - 3 * a**2) * second[j] + (3 * b**2 - 1) * second[j + 1])
-    return values, slopes
+    return a * unit[j] + b * unit[j + 1] + h**2 / 6 * ((a**3 - a) * second[j] + (b**3 - b) * second[j + 1])

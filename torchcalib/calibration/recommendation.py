@@ -59,7 +59,7 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 """Calibrators that are compared by default, simple ones first."""
 
 ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration)
-"""Calibrators that are compared only if they are passed, because their fits take long or are not monotone."""
+"""Calibrators that are compared only if they are passed, because their fits take long."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
@@ -158,7 +158,8 @@ def recommend(
         target: Labels; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: Score; see `calibration_loss`.
-        calibrators: candidates. None for all calibrators of this package that support the task and the weights.
+        calibrators: candidates. None for all of this package that support the task and the weights, except
+            `BayesianBinning` and `SplineCalibration`.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
             interval must also be positive.
         **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.

@@ -114,7 +114,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_result_options(report).add_argument(
         "--no-calibration", action="store_true", help="skip the calibrators, which take most of the time"
     )
-    report.add_argument("--no-intervals", action="store_true", help="skip the bootstrap intervals, which take seconds")
+    report.add_argument(
+        "--no-intervals",
+        action="store_true",
+        help="skip the intervals, and the p-values of rank-based errors, which take seconds",
+    )
     report.add_argument(
         "--groups",
         metavar="NAME",

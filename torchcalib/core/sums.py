@@ -197,7 +197,7 @@ class SumsAccumulator(Protocol[S]):
         """Convert sums `(..., F, K)` to the statistic of the metric, for example `BinStats`."""
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values that `of` stores in memory for each replicate weight."""
+        """Return the number of values that `from_predictions` stores in memory for each replicate weight."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def evaluate(
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: whether to use bins `(a, b]` instead of `[a, b)`.
         with_calibration: whether to estimate the improvement of the scores by fitted calibrators.
-        with_intervals: whether to compute bootstrap intervals of scores and rank-based errors.
+        with_intervals: whether to compute 95% intervals, and the p-values and noise floors of rank-based errors.
         ignore_index: integer label of rows to drop, as in `torch.nn.functional.cross_entropy`.
         nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
         positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.

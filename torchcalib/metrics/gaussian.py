@@ -19,7 +19,7 @@ from torchcalib.ops.bisection import bisect
 from torchcalib.ops.logs import wide_dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Density:
     """Predictive distributions that are given by a log-density and an entropy, as an argument of `ecd`.
 
@@ -135,16 +135,17 @@ def nees(
 
 
 def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[float, float]:
-    """Interval that contains the mean NEES of n independent samples if predictions are correct.
+    """Interval that contains the mean NEES of n independent samples with probability `level`, for correct predictions.
 
     n times the mean NEES of correct Gaussian predictions of d dimensions, for example of the states of n targets, has a
     chi-squared distribution with n d degrees of freedom. Predictions are called consistent if their NEES is inside the
-    interval. A larger NEES is over-confident, a smaller one under-confident.
+    interval. A larger NEES indicates covariances that are too small or biased means, a smaller one covariances that are
+    too large.
 
     Args:
         n: Number of independent samples or targets.
         dimension: Dimension d of the predicted variable.
-        level: Probability of the interval, in (0, 1). Both ends are exceeded with equal probability.
+        level: Probability of the interval, in (0, 1). The probabilities below and above the interval are equal.
 
     Returns:
         Lower and upper end, dimensionless.

@@ -403,9 +403,10 @@ def ranking_score(
     """Human ranking calibration score (RankCS): fraction of samples whose predictions q rank classes as annotators do.
 
     A sample counts if no two classes have opposite orders: q_j < q_k and t_j > t_k, for label distributions t. Classes
-    that are tied in q or in t agree with every order. The published score compares the argsort of q and t instead. It
-    therefore decides ties by the index of the class, and is never larger. Logits are compared before the
-    softmax.
+    that are tied in q or in t agree with every order. A uniform prediction therefore has the value 1. With few
+    annotators, the expected value of a perfect prediction is below 1. The published score compares the argsort of q
+    and t instead. It therefore decides ties by the index of the class, and is never larger. Logits are compared before
+    the softmax.
 
     For labels, a sample counts if no class is more probable than the label: accuracy, with ties counted as correct. For
     binary and multi-label tasks the classes are y = 0 and y = 1.

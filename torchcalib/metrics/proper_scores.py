@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, task_by_position
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
@@ -245,7 +246,7 @@ def ecd(
     """
     if isinstance(preds, Distribution | Density):
         _check_remaining_options(task=task, priors=priors, average=None if average == "macro" else average, **options)
-        return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
+        return reduced(ecd_of_distribution(preds, as_tensor("target", target)), options.get("weights"), reduction)
     return _ecd_of_classes(preds, target, task, priors=priors, average=average, reduction=reduction, **options)
 
 

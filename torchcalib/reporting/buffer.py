@@ -50,7 +50,7 @@ class PredictionBuffer:
         )
 
     @property
-    def has_shares(self) -> bool:
+    def has_soft_targets(self) -> bool:
         """True if any target is a probability instead of a label."""
         return not all(piece.has_labels for piece in self.pieces)
 
@@ -152,30 +152,30 @@ def _copied(p: Predictions) -> Predictions:
 
 def _joined(pieces: list[Predictions]) -> Predictions:
     """Concatenate predictions; see `_moved`. If any have soft targets, labels are converted to soft targets."""
-    first, hard = pieces[0], all(piece.has_labels for piece in pieces)
+    first, has_labels = pieces[0], all(piece.has_labels for piece in pieces)
     per_class = first.task == "multiclass"
-    given = _moved(pieces, -2 if per_class else -1)
+    input_preds = _moved(pieces, -2 if per_class else -1)
 
     def target(piece: Predictions) -> Tensor:
         labels = piece.input_target
-        if hard or not piece.has_labels:
+        if has_labels or not piece.has_labels:
             return labels
         return (one_hot(labels, piece.num_classes) if per_class else labels).to(piece.input_preds)
 
     def joined(columns: Iterable[Tensor | None], axis: int = -1) -> Any:
-        found = [column.to(given.device) for column in columns if column is not None]
+        found = [column.to(input_preds.device) for column in columns if column is not None]
         return torch.cat(found, axis) if found else None
 
     return replace(
         first,
-        input_preds=given,
-        input_target=joined(map(target, pieces), -2 if per_class and not hard else -1),
+        input_preds=input_preds,
+        input_target=joined(map(target, pieces), -2 if per_class and not has_labels else -1),
         weights=joined(piece.weights for piece in pieces),
         zero_weight=joined(piece.zero_weight for piece in pieces),
         complement=joined(piece.complement for piece in pieces),
         groups=joined(piece.groups for piece in pieces),
-        dtype=torch.promote_types(given.dtype, torch.float32),
-        has_labels=hard,
+        dtype=torch.promote_types(input_preds.dtype, torch.float32),
+        has_labels=has_labels,
         copies=all(piece.copies for piece in pieces),
     )
 

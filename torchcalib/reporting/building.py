@@ -255,7 +255,7 @@ class ReportBuilder:
         """Return the reason why `fit` cannot fit a calibrator, as a clause; an empty string if it can."""
         if not self._options.with_calibration:
             return "with_calibration is False"
-        return self._buffer.why_not or ("some targets are soft" if self._buffer.has_shares else "")
+        return self._buffer.why_not or ("some targets are soft" if self._buffer.has_soft_targets else "")
 
     def fit(self, calibrator: T) -> T:
         """Return a copy of a calibrator, fitted to all predictions added so far.

@@ -85,7 +85,7 @@ class ReportOptions:
         return {"n_bins": self.n_bins, "right": self.right}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the task and all options as plain Python values, from which `of` restores them."""
+        """Return the task and all options as plain Python values, from which `from_arguments` restores them."""
         return {
             "task": self.input_format.task,
             "class_names": list(self.class_names) or None,

@@ -109,10 +109,10 @@ class Report(Results[float]):
         from a sketch. It rounds probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact
         for float16 and bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
-        `calibration` contains accuracy, NLL, Brier score and ECE after each calibrator of `torchcalib.calibration`
-        that supports the task, cross-validated in 5 random folds, and recommends one; see
-        `torchcalib.calibration.recommend`. It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs
-        labels of at least two classes. Slow calibrators are omitted for many classes.
+        `calibration` contains accuracy, NLL, Brier score and ECE after each calibrator that
+        `torchcalib.calibration.recommend` compares by default, cross-validated in 5 random folds, and recommends one.
+        It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs labels of at least two classes. Slow
+        calibrators are omitted for many classes.
 
         `decision` contains the verdict, the cause of miscalibration, and what to do; see
         `torchcalib.results.Decision`.
