@@ -8,6 +8,8 @@ import base64
 import math
 import tomllib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -50,18 +52,30 @@ def terms(source: str) -> list[Term]:
     return [Term(*fields) for fields in contents()["sources"][source]["terms"]]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: Sphinx forks processes, in which the threads of OpenMP do not exist."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
+
+
 @cache
 def example() -> dict[str, Any]:
     """Run the code of the example and return its namespace."""
     names: dict[str, Any] = {}
-    exec(compile(contents()["example"], str(CONTENTS), "exec"), names)  # the code is part of the documentation
+    with one_thread():
+        exec(compile(contents()["example"], str(CONTENTS), "exec"), names)  # the code is part of the documentation
     return names
 
 
 @cache
 def value_of(call: str) -> Any:
     """Return the value of an expression in the namespace of the example."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # ignore warnings of fits without an optimum
         return eval(call, dict(example()))
 
