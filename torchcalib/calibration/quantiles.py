@@ -101,7 +101,7 @@ class BayesianBinning(IsotonicCalibration):
         for n_bins in range(1, max(1, largest(most, bound)) + 1):
             # Bin i of N samples ends before sample i * N // B, or with the group of equal scores that contains it.
             cuts = torch.arange(1, n_bins + 1, device=score.device) * total // n_bins
-            cuts = torch.searchsorted(n_before[..., :-1].contiguous(), cuts).minimum(size)
+            cuts = torch.searchsorted(n.cumsum(-1) - n, cuts).minimum(size)
             ends = end_of_ties(score, cuts).minimum(size)
             starts = pad(ends, (1, 0))[..., :-1]
             in_bins = [(x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)]
