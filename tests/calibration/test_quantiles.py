@@ -66,7 +66,7 @@ def test_equal_predictions_share_a_bin():
 
 
 def slope_of_spline(scores, target, n_knots):
-    """Mean slopes of the least-squares natural spline of the cumulative frequency (Gupta et al., ICLR 2021, sec. 4).
+    """Mean slopes of the least-squares natural spline of the cumulative frequency (Gupta et al., ICLR 2021).
 
     The spline is 0 at t = 0. Scores are distinct.
     """

@@ -45,7 +45,7 @@ class BayesianBinning(IsotonicCalibration):
 
     Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), doi
-        10.1609/aaai.v29i1.9602, section "Bayesian Binning into Quantiles".
+        10.1609/aaai.v29i1.9602.
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
@@ -95,13 +95,14 @@ class BayesianBinning(IsotonicCalibration):
         middle = total.to(wide) ** (1 / 3)
         least = (middle / self.factor).floor().clamp(min=1)
         most = (middle * self.factor).ceil().minimum(total).clamp(min=1)
+        counted = n.cumsum(-1) - n  # samples before each element
         begins, rates, evidence = [], [], []
         # Under `torch.compile` and `vmap`, the number of elements replaces the unknown sum of the weights.
         bound = math.ceil(self.factor * n_elements ** (1 / 3))
         for n_bins in range(1, max(1, largest(most, bound)) + 1):
             # Bin i of N samples ends before sample i * N // B, or with the group of equal scores that contains it.
             cuts = torch.arange(1, n_bins + 1, device=score.device) * total // n_bins
-            cuts = torch.searchsorted(n.cumsum(-1) - n, cuts).minimum(size)
+            cuts = torch.searchsorted(counted, cuts).minimum(size)
             ends = end_of_ties(score, cuts).minimum(size)
             starts = pad(ends, (1, 0))[..., :-1]
             in_bins = [(x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)]
@@ -154,8 +155,8 @@ class SplineCalibration(IsotonicCalibration):
     predictions of the fit the result is linear, and beyond the first and the last one it is constant. Every task is
     supported; multi-class tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated
     probabilities are all 0 becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole
-    numbers. (The paper evaluates the slope at the sample, and does not require s(0) = 0. For many samples with
-    different predictions this is the same.)
+    numbers. (The paper evaluates the slope at the sample, and does not require s(0) = 0. The difference vanishes
+    for many samples with different predictions.)
 
     Args:
         n_knots: number of knots of the spline, at least 2; 6 as published.
@@ -169,7 +170,7 @@ class SplineCalibration(IsotonicCalibration):
 
     Reference:
         Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of Neural Networks using Splines (ICLR
-        2021), arXiv 2006.12800, sec. 4.
+        2021), arXiv 2006.12800.
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])

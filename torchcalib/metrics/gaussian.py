@@ -52,7 +52,7 @@ def ecd_of_distribution(distribution: Distribution | Density, value: Tensor) -> 
         if entropy.dim() and entropy.shape != log_prob.shape:
             raise ValueError(
                 f"`entropy` must have the shape of the log-densities {tuple(log_prob.shape)}, or be one number, got "
-                f"shape {tuple(entropy.shape)}."
+                f"shape {tuple(entropy.shape)}. Pass one entropy for each distribution."
             )
         return -log_prob - entropy
     _check_shape(distribution, value)
@@ -166,7 +166,7 @@ def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[f
     check_count("dimension", dimension)
     check_level(level)
     half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64)
-    # Normal approximation of a gamma distribution of this shape, 12 standard deviations beyond the mean and more
+    # Half of a chi-squared variable has a gamma distribution, here with 12 standard deviations above its mean and more.
     most = n * dimension / 2 + 12 * (n * dimension / 2) ** 0.5 + 40
 
     def quantile(probability: float) -> float:
