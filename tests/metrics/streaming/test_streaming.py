@@ -37,7 +37,7 @@ def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     metric = one.metric()
     assert isinstance(metric, Metric)
     assert metric.full_state_update is False
-    higher = one.cls in (tc.Accuracy, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk)
+    higher = one.cls in (tc.Accuracy, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk, tc.RankingScore)
     assert metric.higher_is_better in ((True,) if higher else (False, None))
     assert metric.state_dict() == {}
     assert isinstance(hash(metric), int)
