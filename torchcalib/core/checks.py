@@ -31,8 +31,8 @@ class Problem(NamedTuple):
 class Rule(ABC):
     """Base class of rules that the values of a tensor must satisfy."""
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if no row breaks the rule."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if no row breaks the rule."""
         return ~self.broken().any()
 
     def broken(self) -> Tensor:
@@ -46,8 +46,9 @@ class Rule(ABC):
 
 def all_satisfied(rules: Sequence[Rule]) -> bool | None:
     """Return whether all rows satisfy all rules; None if values are not available (`torch.compile`, `vmap`)."""
-    satisfied: bool | None = value_if_available(reduce(and_, map(methodcaller("is_satisfied"), rules)))
-    return satisfied
+    satisfied: Tensor | bool = reduce(and_, map(methodcaller("is_satisfied"), rules))
+    known: bool | None = value_if_available(satisfied) if isinstance(satisfied, Tensor) else satisfied
+    return known
 
 
 def enforce(
@@ -80,11 +81,13 @@ def enforce(
     return weights, None
 
 
-def _within(values: Tensor, low: float, high: float) -> Tensor:
-    """Return a bool scalar tensor that is True if all values are in [low, high] and none is NaN."""
+def _within(values: Tensor, low: float, high: float) -> Tensor | bool:
+    """Return whether all values are in [low, high] and none is NaN: a bool scalar tensor, or a bool on the CPU."""
     if not values.numel():
-        return torch.ones((), dtype=torch.bool, device=values.device)
+        return True
     least, greatest = values.detach().aminmax()
+    if values.is_cpu and (first := value_if_available(least)) is not None:
+        return bool(low <= first and greatest.item() <= high)  # faster than operations on scalar tensors
     return (least >= low) & (greatest <= high)
 
 
@@ -132,8 +135,8 @@ class AnnotatorRule(Rule):
     n_annotators: Tensor  # number of annotators in each row, or a negative count; see `proportions_of_counts`
     at_least: int  # minimum number of annotators
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if all rows have valid counts and enough annotators."""
         return _within(self.n_annotators, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
@@ -173,8 +176,8 @@ class LabelRule(Rule):
     num_classes: int
     absent: Tensor | None = None
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all labels are in range."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if all labels are in range."""
         inside = _within(self.target, 0, self.num_classes - 1)
         return inside & (self.target == self.target.round()).all() if self.target.is_floating_point() else inside
 
@@ -224,8 +227,8 @@ class LogitRule(Rule):
     logits: Tensor
     per_class: bool
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all logits are valid."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if all logits are valid."""
         if not self.per_class:
             return _within(self.logits, -torch.inf, torch.inf)
         return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
@@ -256,8 +259,8 @@ class ProbabilityRule(Rule):
     per_class: bool
     tolerance: float
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all values are in [0, 1] and all row sums are close to 1."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if all values and all sums of rows are valid."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside
@@ -303,8 +306,8 @@ class RowRule(Rule):
     preds_rule: Rule
     label_rule: LabelRule
 
-    def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if no log-probability is NaN."""
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if no log-probability is NaN."""
         return self.log_prob.detach().sum() <= 0  # False if the sum is NaN
 
     def broken(self) -> Tensor:

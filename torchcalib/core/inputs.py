@@ -41,7 +41,7 @@ from torchcalib.core.checks import (
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.io.errors import shown
-from torchcalib.ops.host_values import first_values, value_if_available
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
@@ -176,12 +176,12 @@ class InputFormat:
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
             # On other devices, reading values would wait for the device.
-            if wait and not drop_invalid and preds.is_cpu and preds.numel() <= MAX_CHECKED:
-                first = first_values(preds)
-                # The first values rule out mistakes in most input, so that few checks read all values.
-                if first and (first[0] in (0, 1) or (self.from_logits and min(first) >= 0 and max(first) <= 1)):
-                    check_mistakes(p, first, evidence)
-                elif first and evidence is not None:
+            if wait and not drop_invalid and preds.is_cpu and 0 < preds.numel() <= MAX_CHECKED:
+                # The first value rules out mistakes in most input, so that few checks read further values.
+                first = value_if_available(preds[(0,) * preds.dim()])
+                if first is not None and (first in (0, 1) or (self.from_logits and 0 <= first <= 1)):
+                    check_mistakes(p, evidence)
+                elif first is not None and evidence is not None:
                     evidence.probabilities = evidence.decisions = None
         if self.hard_targets and not has_labels:
             p = p.with_integer_labels()

@@ -7,7 +7,6 @@ several batches: a stream keeps its `Evidence`.
 import math
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -140,13 +139,13 @@ class Evidence:
     decisions: _Decisions | None = field(default_factory=_Decisions)
 
 
-def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | None = None) -> None:
+def check_mistakes(p: Predictions, earlier: Evidence | None = None) -> None:
     """Raise ValueError for swapped arguments, and warn for decisions and for probabilities that are passed as logits.
 
-    `p` is on the CPU. The `first` predicted values rule out most mistakes. The batch is added to the evidence of
-    earlier batches.
+    `p` is on the CPU. Its first values rule out most mistakes. The batch is added to the evidence of earlier batches.
     """
     per_class = p.task == "multiclass"
+    first = p.input_preds[(0,) * (p.input_preds.dim() - 1)][:8].tolist()
     may_be_probabilities = p.from_logits and min(first) >= 0 and max(first) <= 1
     decisions = _Decisions.from_predictions(p) if all(x in (0, 1) for x in first) else None
     probabilities = _Probabilities.from_values(p.input_preds, per_class) if may_be_probabilities else None

@@ -108,10 +108,11 @@ class CalibrationCollection(MetricCollection):
             sample_weight: Alias of `weights`.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        members = self._members()
         is_plain = groups is None and clusters is None
-        readings = self._readings(weights is not None, target.is_floating_point()) if is_plain else None
+        readings = self._readings(members, weights is not None, target.is_floating_point()) if is_plain else None
         if readings is not None and not is_captured(preds):
-            self._update_together(readings, preds, target, weights)
+            self._update_together(members, readings, preds, target, weights)
             return
         self._check_used(groups=groups, clusters=clusters)
         with self._sharing():
@@ -137,9 +138,10 @@ class CalibrationCollection(MetricCollection):
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
-    def _readings(self, weighted: bool, floating: bool) -> "list[_Reading] | None":
+    def _readings(
+        self, members: list[CalibrationMetric[Any]], weighted: bool, floating: bool
+    ) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
-        members = self._members()
         for metric in members:
             is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
             if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad:
@@ -149,13 +151,18 @@ class CalibrationCollection(MetricCollection):
             self._latest_readings = key, _readings_of(members, weighted, floating)
         return self._latest_readings[1]
 
+    @staticmethod
     def _update_together(
-        self, readings: "list[_Reading]", preds: Tensor, target: Tensor, weights: Tensor | None
+        members: list[CalibrationMetric[Any]],
+        readings: "list[_Reading]",
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
     ) -> None:
         """Add a batch to all metrics. States are replaced after all of them have been computed."""
         states: list[tuple[CalibrationMetric[Any], Any]] = []
         shared: dict[Hashable, Any] = {}
-        before = [(metric, vars(metric).copy()) for metric in self._members()]
+        before = [(metric, vars(metric).copy()) for metric in members]
         try:
             with torch.no_grad():
                 for reading in readings:
@@ -165,7 +172,8 @@ class CalibrationCollection(MetricCollection):
                         states += [(metric, metric.added(batch, shared)) for metric in metrics]
             for metric, state in states:
                 metric.count_update(state)
-                metric.keep_axis(preds, target)
+                if preds.dim() > 2:
+                    metric.keep_axis(preds, target)
         except BaseException:  # also KeyboardInterrupt
             for metric, attributes in before:
                 vars(metric).update(attributes)

@@ -42,16 +42,6 @@ def value_if_available(x: Tensor) -> Any:
         return None
 
 
-def first_values(x: Tensor) -> list[float]:
-    """Return up to 8 values of the first row of a tensor, or none under `torch.compile` and `vmap`."""
-    if torch.compiler.is_compiling() or not x.numel():
-        return []
-    try:
-        return x[(0,) * (x.dim() - 1)][:8].tolist()
-    except RuntimeError:  # tensors have no values under vmap
-        return []
-
-
 def largest(counts: Tensor, bound: int) -> int:
     """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():

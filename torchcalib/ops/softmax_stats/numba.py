@@ -406,8 +406,14 @@ def _parallel() -> Callable[..., None] | None:
 
 @cache
 def _compiled(function: Callable[[Any], None]) -> Any:
-    """Compile a function of the memory `_TASK`, which must not raise."""
+    """Compile a function of the memory `_TASK`, which must not raise. The cache keeps its code in memory."""
     return numba.cfunc("void(voidptr)", cache=True)(function)
+
+
+@cache
+def _address(function: Callable[[Any], None]) -> int:
+    address: int = _compiled(function).address
+    return address
 
 
 @intrinsic
@@ -450,21 +456,21 @@ def _own_probabilities(task):
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
     """Return the statistics of every row as `chunked.forward` does, for float32 and narrower dtypes."""
-    scores = torch.empty(4, len(values), dtype=torch.float64)
-    top = torch.empty(len(values), dtype=torch.int64)
+    n, n_classes = values.shape
+    scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
+    few = n_classes <= _FEW_CLASSES
     # 1. Small input is converted at once. Larger input is converted in pieces by the threads of `by_rows`.
-    few = values.shape[-1] <= _FEW_CLASSES
-    if values.numel() <= _SMALL:
-        values, target = values.to(torch.float32).contiguous(), target.contiguous()
-    # 2. OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
-    parallel = _parallel() if os.getpid() == _PROCESS else None
     ready = values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous()
-    if parallel is not None and ready:
+    if not ready and n * n_classes <= _SMALL:
+        values, target, ready = values.to(torch.float32).contiguous(), target.contiguous(), True
+    # 2. OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
+    parallel = _parallel() if ready and os.getpid() == _PROCESS else None
+    if parallel is not None:
         addresses = values.data_ptr(), target.data_ptr(), scores.data_ptr(), top.data_ptr()
-        task = _TASK.pack(*values.shape, *addresses, tolerance)
+        task = _TASK.pack(n, n_classes, *addresses, tolerance)
         function = _own_probabilities if not from_logits else _own_few_logits if few else _own_logits
-        n_threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
-        parallel(_compiled(function).address, task, n_threads, 0)
+        n_threads = max(1, min(torch.get_num_threads(), n * n_classes // _PER_THREAD))
+        parallel(_address(function), task, n_threads, 0)
         return scores, top
     columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
