@@ -192,10 +192,18 @@ def t_p_value(positives, n, p):
         return float(stats.ttest_1samp([1.0] * positives + [0.0] * (n - positives), p).pvalue)
 
 
+def z_p_value(k, n, p):
+    """The test `cases.z_test`, which is a function instead of a name."""
+    expected, variance = n * p, n * p * (1 - p)
+    if variance == 0:
+        return float(k == expected)
+    return math.erfc(abs(k - expected) / math.sqrt(2 * variance))
+
+
 def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomial"):
-    """Return the number of samples in each block whose prediction is rejected by its own test."""
+    """Return the number of samples in each block whose prediction is rejected by its own test: [TCE] Definition 2."""
     sample = Sample(outcomes, weights)
-    p_value = {"binomial": binomial_p_value, "t": t_p_value}[test]
+    p_value = {"binomial": binomial_p_value, "t": t_p_value}.get(test, z_p_value)
     counts = []
     for block in blocks:
         n, k = sample.size(block), sample.positives(block)

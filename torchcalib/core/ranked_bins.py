@@ -5,13 +5,14 @@ Isotonic blocks result from the pool adjacent violators algorithm (PAVA) or its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import check_choice, check_count, check_flag
+from torchcalib.core.arguments import check_choice, check_count, check_flag, check_result
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
@@ -22,10 +23,12 @@ from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import end_of_ties, run_sums
-from torchcalib.special.bin_tests import rejected_in_bins, t_interval
+from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
-Test = Literal["binomial", "t"]
+TestName = Literal["binomial", "t"]
+Test = TestName | Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Two-sided test: a name, or a function from successes, trials and probabilities to p-values; see `tce`."""
 
 N_QUANTILES = 33
 
@@ -95,6 +98,9 @@ class RankedBins(BinStats):
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
             return rejected_in_bins(p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
+        if callable(test):
+            checked = partial(_checked_p_values, test)
+            return count_rejected(checked, p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
         low, high = t_interval(k, n, alpha)
         accepted = torch.stack((torch.searchsorted(p, low), torch.searchsorted(p, high, right=True)))
         begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
@@ -128,6 +134,16 @@ class RankedBins(BinStats):
         table = self.table()
         columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
+
+
+def _checked_p_values(test: Callable[..., Tensor], successes: Tensor, trials: Tensor, p: Tensor) -> Tensor:
+    """Return the p-values of a user-defined test. Raise ValueError unless there is one in [0, 1] for each `p`."""
+    advice = "Compute it elementwise; the three arguments have this shape."
+    value = check_result("test", test(successes, trials, p), p.shape, "a p-value for each prediction", advice)
+    if value_if_available(((value >= 0) & (value <= 1)).all()) is False:  # False for NaN, too
+        wrong = float(value[~((value >= 0) & (value <= 1))][0])
+        raise ValueError(f"`test` must return p-values in [0, 1], got {wrong:g}. Clamp them, and replace NaN by 1.")
+    return value
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ from torchcalib.core.arguments import (
     InputOptions,
     Task,
     check_choice,
+    check_choice_or_function,
+    check_result,
     is_number,
     task_by_position,
     task_read_as,
 )
 from torchcalib.core.bins import TCETable
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
+from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, TestName, norm_over_bins
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
@@ -76,8 +78,11 @@ def tce(
         variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
             Algorithms 2 and 3 exactly.
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
-        test: `"binomial"`, or `"t"`: the approximate Student's t-test of the labels in the bin against the prediction.
-            (The t-test in the authors' code divides by the variance instead of the standard deviation.)
+        test: Two-sided test. `"binomial"` is exact. `"t"` is the approximate Student's t-test of the labels in the bin
+            against the prediction. (The t-test in the authors' code divides by the variance instead of the standard
+            deviation.) Alternatively, a function `(successes, n, probability) -> p-values`. Its arguments are the
+            number of events and of samples in the bin of each prediction, and the prediction: float64 tensors of one
+            shape. It returns p-values in [0, 1] of this shape.
         norm: Norm over bins. `"l1"`: the percentage over all samples. `"l2"`: the root mean square of the percentages,
             weighted by bin size. `"max"`: the largest percentage.
         mode: Event whose probability is the confidence; see `ece`. None is `"classwise"` for a multi-class task.
@@ -89,19 +94,25 @@ def tce(
         NaN without data.
 
     Raises:
-        TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples.
+        TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples. Also
+            if `test` returns other than p-values.
 
     Gradient:
         None, because the value is piecewise constant in the predictions.
 
     Reference:
-        [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), eq. 7,
-        Algorithms 2 and 3, Remark 2.
+        [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023),
+        Definition 2, eq. 7, Algorithms 2 and 3, Remark 2.
 
     Example:
         >>> import torch
         >>> p = torch.tensor([0.1, 0.1, 0.1, 0.9, 0.9, 0.9])
         >>> tce(p, torch.tensor([1, 1, 1, 1, 1, 1]), task="binary", bins="equal_width", n_bins=2)
+        tensor(50.)
+        >>> def z_test(successes, n, probability):
+        ...     z = (successes - n * probability) / (n * probability * (1 - probability)).sqrt()
+        ...     return torch.erfc(z.abs() / 2**0.5)
+        >>> tce(p, torch.tensor([1, 1, 1, 1, 1, 1]), task="binary", bins="equal_width", n_bins=2, test=z_test)
         tensor(50.)
     """
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
@@ -122,7 +133,7 @@ def _tested(
         raise TypeError(f"`alpha` must be a number, got {shown(alpha)}. The usual level is 0.05.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
-    check_choice("test", test, get_args(Test))
+    check_choice_or_function("test", test, get_args(TestName), "(successes, n, probability) -> p-values")
     check_choice("norm", norm, get_args(Norm))
     if mode is None and task_read_as(task, options) == "multiclass":
         mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
@@ -132,6 +143,8 @@ def _tested(
 
 class TCE(BinnedMetric, function=tce):
     """Streaming test-based calibration error (TCE), in percent; see `tce`.
+
+    To pickle a metric with a user-defined `test`, the function must be a named one of a module.
 
     Example:
         >>> import torch
@@ -181,7 +194,7 @@ def tce_table(
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
-        test: `"binomial"` or `"t"`; see `tce`.
+        test: `"binomial"`, `"t"`, or a function; see `tce`.
 
     Returns:
         A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. The property `tce`
@@ -207,14 +220,8 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
     """Compute the generalised calibration error `(...)`. Raise ValueError unless the loss is a tensor `(..., B)`."""
 
     def checked(bins: BinStats) -> Tensor:
-        value = loss(bins)
-        if not isinstance(value, Tensor) or value.shape != bins.n.shape:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"`loss` must return a tensor with a loss for each bin, shape {tuple(bins.n.shape)}, got {found}. "
-                "Do not sum over bins; `norm` does this."
-            )
-        return value
+        advice = "Do not sum over bins; `norm` does this."
+        return check_result("loss", loss(bins), bins.n.shape, "a loss for each bin", advice)
 
     return norm_over_bins(checked, b, norm)
 
