@@ -58,7 +58,7 @@ def split_ace_loop(*columns, **binning):
     return oracles.ece(oracle.rows_of(oracle.blocks_of("equal_mass", *columns, **binning), *columns))
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+@pytest.mark.parametrize("norm", ["l1", "l2", "max", "mean"])
 @pytest.mark.parametrize("bins", KINDS, ids=str)
 def test_errors_over_every_kind_of_bins_in_every_norm_equal_slow_loops(bins, norm):
     for weighted in (False, True):

@@ -18,9 +18,9 @@ from torchcalib.core.arguments import (
     task_by_position,
     task_read_as,
 )
-from torchcalib.core.bins import TCETable
+from torchcalib.core.bins import Norm, TCETable, norm_over_bins
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, TestName, norm_over_bins
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
@@ -31,12 +31,8 @@ from torchcalib.ops.isotonic import Ties, Variant
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
     """Compute the test-based calibration error `(...)`: norm over bins of the percentage of rejected predictions."""
     # The number of rejections is piecewise constant and has no gradient.
-    return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
-
-
-def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
     assert isinstance(b, RankedBins)  # `_tested` passes from_sample=True
-    return 100 * b.rejected(alpha, test) / b.n
+    return norm_over_bins(100 * b.rejected(alpha, test) / b.n, b.n, norm).detach()
 
 
 @metric_function
@@ -84,7 +80,8 @@ def tce(
             number of events and of samples in the bin of each prediction, and the prediction: float64 tensors of one
             shape. It returns p-values in [0, 1] of this shape.
         norm: Norm over bins. `"l1"`: the percentage over all samples. `"l2"`: the root mean square of the percentages,
-            weighted by bin size. `"max"`: the largest percentage.
+            weighted by bin size. `"max"`: the largest percentage. `"mean"`: the mean of the percentages of non-empty
+            bins.
         mode: Event whose probability is the confidence; see `ece`. None is `"classwise"` for a multi-class task.
         ties: `"pool"` assigns samples with equal scores to the same bin, so the value is independent of their order.
             `"split"` assigns them in the given order, as the published code does.
@@ -135,10 +132,13 @@ def _tested(
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice_or_function("test", test, get_args(TestName), "(successes, n, probability) -> p-values")
     check_choice("norm", norm, get_args(Norm))
-    if mode is None and task_read_as(task, options) == "multiclass":
-        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
-    formula = partial(tce_from_bins, alpha=alpha, test=test, norm=norm)
+    formula, mode = partial(tce_from_bins, alpha=alpha, test=test, norm=norm), mode_of_outcomes(task, mode, options)
     return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
+
+
+def mode_of_outcomes(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Mode | None:
+    """Return the mode, by default "classwise" for a multi-class task: [TCE] Remark 2."""
+    return "classwise" if mode is None and task_read_as(task, options) == "multiclass" else mode
 
 
 class TCE(BinnedMetric, function=tce):
@@ -190,7 +190,8 @@ def tce_table(
     """Compute a table of the bins of the test-based calibration error (TCE).
 
     The columns are bin edges, number of samples, fraction of all samples (`share`), mean confidence, frequency and gap.
-    The last column is the number of rejected predictions. `torchcalib.plots.tce_diagram` plots the table.
+    The last column is the number of rejected predictions. The method `estimation_error` gives the error of the
+    frequencies as estimates of the outcomes; see `estimation_error`. `torchcalib.plots.tce_diagram` plots the table.
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
@@ -218,12 +219,8 @@ def tce_table(
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
     """Compute the generalised calibration error `(...)`. Raise ValueError unless the loss is a tensor `(..., B)`."""
-
-    def checked(bins: BinStats) -> Tensor:
-        advice = "Do not sum over bins; `norm` does this."
-        return check_result("loss", loss(bins), bins.n.shape, "a loss for each bin", advice)
-
-    return norm_over_bins(checked, b, norm)
+    advice = "Do not sum over bins; `norm` does this."
+    return norm_over_bins(check_result("loss", loss(b), b.n.shape, "a loss for each bin", advice), b.n, norm)
 
 
 @metric_function
@@ -252,7 +249,8 @@ def gce(
     Args:
         loss: Function from bins to a loss per bin `(..., B)`. Its argument has the attributes `n`, `share`,
             `confidence`, `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
-        norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss.
+        norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss. `"mean"`:
+            the mean loss of non-empty bins, which have equal weight.
 
     Returns:
         `(...)`, or `(..., C)` with `average=None`, in the unit of the loss, in the dtype of `preds` (at least float32).
