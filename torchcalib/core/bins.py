@@ -238,7 +238,7 @@ class TCETable(BinTable):
     """`BinTable` with the results of the tests of the test-based calibration error (TCE).
 
     The test compares each prediction with the outcomes in its bin. Bins are in ascending order of the predictions.
-    `torchcalib.plots.tce_diagram` plots the table.
+    `torchcalib.plots.tce_diagram` draws the test-based reliability diagram of the table.
 
     Attributes:
         rejected: total weight of the samples in each bin whose prediction the test rejects, `(..., B)`.

@@ -191,7 +191,8 @@ def tce_table(
 
     The columns are bin edges, number of samples, fraction of all samples (`share`), mean confidence, frequency and gap.
     The last column is the number of rejected predictions. The method `estimation_error` gives the error of the
-    frequencies as estimates of the outcomes; see `estimation_error`. `torchcalib.plots.tce_diagram` plots the table.
+    frequencies as estimates of the outcomes; see `estimation_error`. `torchcalib.plots.tce_diagram` draws the
+    test-based reliability diagram.
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
