@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import cubed
 from helpers.refusals import assert_named
-from helpers.samples import tied
+from helpers.samples import tied, updated
 from oracles import ranked as oracle
 
 import torchcalib as tc
@@ -66,6 +66,12 @@ def test_distance_of_a_wrong_shape_raises_an_error(distance):
 def test_infinite_distance_to_an_outcome_that_does_not_occur_counts_as_zero():
     log_loss = lambda y, p: torch.where(y == 1, -p.log(), -(1 - p).log())  # noqa: E731
     assert F.estimation_error(**BINARY, bins=[0, 0.5, 1], distance=log_loss) == 0
+
+
+def test_error_of_bins_has_no_calibration_test():
+    metric = updated(tc.EstimationError(task="binary"), (P, Y))
+    with pytest.raises(TypeError, match="must be a calibration error to have a noise floor, got EstimationError"):
+        metric.test()
 
 
 # Optimal bins

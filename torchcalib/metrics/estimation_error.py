@@ -16,6 +16,7 @@ from torchcalib.core.bins import Distance, Norm, check_distance, estimation_erro
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned, ece_from_bins
 from torchcalib.metrics.estimator import metric_function
 from torchcalib.metrics.test_based import mode_of_outcomes
@@ -114,6 +115,7 @@ class EstimationError(BinnedMetric, function=estimation_error):
     noise_increases = False
     needs_labels = needs_whole_weights = True
     is_differentiable = False
+    test_from = CalibrationMetric.test_from  # raises an error, because this is not a calibration error
 
 
 @task_by_position
