@@ -203,8 +203,12 @@ def _ranked_cases():
         ("tce-pava", F.tce, tc.TCE, {"bins": "pava", "alpha": 0.3}),
         ("tce-paper", F.tce, tc.TCE, {"variant": "paper", "alpha": 0.3}),
         ("tce-t", F.tce, tc.TCE, {"test": "t", "alpha": 0.3}),
+        ("tce-function", F.tce, tc.TCE, {"test": z_test, "alpha": 0.3}),
         ("gce-l2", F.gce, tc.GCE, {"loss": squared_gap, "bins": "pava_bc", "norm": "l2"}),
         ("gce-max", F.gce, tc.GCE, {"loss": squared_gap, "bins": "equal_width", "norm": "max"}),
+        ("estimation-mean", F.estimation_error, tc.EstimationError, {"distance": "huber", "norm": "mean"}),
+        ("estimation-max", F.estimation_error, tc.EstimationError, {**ABSOLUTE, "bins": "equal_width", "norm": "max"}),
+        ("estimation-l2", F.estimation_error, tc.EstimationError, {"distance": cubed, "bins": "pava", "norm": "l2"}),
         ("corp-nll", corp_part, tc.CORP, {"component": "mcb", "score": "nll", "from_logits": True}),
         ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
         ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
@@ -262,6 +266,20 @@ cox_part, corp_part = part_of(F.cox, "slope"), part_of(F.corp, "mcb")
 
 def squared_gap(b):
     return b.gap.square()
+
+
+ABSOLUTE = {"distance": "absolute", "n_bins": 4}
+
+
+def cubed(outcome, probability):
+    return (outcome - probability).abs() ** 3
+
+
+def z_test(successes, n, probability):
+    """Two-sided z-test, as a user may write it. A certain prediction is accepted only if all outcomes agree."""
+    expected = n * probability
+    z = (successes - expected).abs() / (expected * (1 - probability)).sqrt()
+    return torch.erfc(z / 2**0.5).nan_to_num(1.0)
 
 
 def _declared(known):

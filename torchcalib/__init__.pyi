@@ -18,6 +18,7 @@ from torchcalib.metrics.bootstrapped import Bootstrapped as Bootstrapped
 from torchcalib.metrics.collection import CalibrationCollection as CalibrationCollection
 from torchcalib.metrics.cost_matrix import CostMatrix as CostMatrix
 from torchcalib.metrics.decision import BayesRisk as BayesRisk
+from torchcalib.metrics.estimation_error import EstimationError as EstimationError
 from torchcalib.metrics.groups.clustered import Clustered as Clustered
 from torchcalib.metrics.groups.streaming import ByGroup as ByGroup
 from torchcalib.metrics.integrated_index import ICI as ICI

@@ -78,6 +78,7 @@ _SYNONYMS = {
     "SCE": "ECE",
     "smooth_ece": "functional.smece",
     "SmoothECE": "SmECE",
+    "test_based_reliability_diagram": "plots.tce_diagram",
     "temperature_scaling": "calibration.TemperatureScaling",
 }
 """Names in torchcalib, by the equivalent public name in torchmetrics, scikit-learn or netcal."""

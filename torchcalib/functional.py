@@ -8,6 +8,7 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.metrics.binned import ace, calibration_curve, ece, esce, mce, rmsce
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_cost
+from torchcalib.metrics.estimation_error import estimation_error, near_optimal_bins, optimal_bins
 from torchcalib.metrics.gaussian import Density, nees, nees_interval
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.table import GroupTable
@@ -72,15 +73,18 @@ __all__ = [
     "ece",
     "entropy_gap",
     "esce",
+    "estimation_error",
     "expected_cost",
     "gce",
     "ici",
     "kl_divergence",
     "ks",
     "mce",
+    "near_optimal_bins",
     "nees",
     "nees_interval",
     "nll",
+    "optimal_bins",
     "optimal_threshold_cost",
     "ranking_score",
     "risk_at_coverage",

@@ -17,8 +17,9 @@ preds = true**1.15  # too small, in particular near 0
 torchcalib.plots.tce_diagram(preds, target, logit=True).figure
 
 # %%
-# Each violin shows the predictions in a bin, and the diamond shows their empirical probability. For a calibrated model
-# the diamond is usually inside the violin or near it. Here the diamonds are above the violins at small probabilities.
+# This is the test-based reliability diagram. Each violin shows the predictions in a bin, and the diamond shows their
+# empirical probability. For a calibrated model the diamond is usually inside the violin or near it. Here the diamonds
+# are above the violins at small probabilities.
 #
 # The bars below show the bin sizes. The coloured part of a bar is rejected. Each prediction is tested against the
 # outcomes in its bin with the exact two-sided binomial test, at the level 0.05.
@@ -41,6 +42,35 @@ tables = {
     "PAVA-BC": table,
 }
 torchcalib.plots.bin_comparison(tables, logit=True).figure
+
+# %%
+# The estimation error is the distance of the outcomes in the bins to their frequency. Bins with a small error separate
+# likely from unlikely outcomes. Table 1 of the paper has the error over all samples, and the
+# mean of the errors of bins.
+
+for name, each in tables.items():
+    total, within = each.estimation_error(norm="l1"), each.estimation_error(norm="mean")
+    print(f"{name}: total {total:.4f}, mean within bins {within:.4f}")
+
+# %%
+# Edges of optimal bins, or of near-optimal bins with bounded sizes, can be found on some data and used on other data.
+
+edges = torchcalib.functional.near_optimal_bins(
+    preds[:10_000], target[:10_000], task="binary"
+)
+torchcalib.functional.mce(preds[10_000:], target[10_000:], task="binary", bins=edges)
+
+# %%
+# `test` accepts any two-sided test: a function from the number of events and of samples in the bin of each prediction,
+# and the prediction, to p-values. This z-test is a normal approximation, which is poor for rare events.
+
+
+def z_test(successes, n, probability):
+    z = (successes - n * probability) / (n * probability * (1 - probability)).sqrt()
+    return torch.erfc(z.abs() / 2**0.5)
+
+
+torchcalib.functional.tce(preds, target, task="binary", test=z_test)
 
 # %%
 # The method is from Matsubara, Tax, Mudd and Guy, `TCE: A Test-Based Approach to Measuring Calibration Error

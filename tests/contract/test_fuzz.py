@@ -30,7 +30,7 @@ PRIORS = {"priors": [None, True]}
 N_BINS = {"n_bins": [1, 2, 3, 5, 10, 15, 64]}
 WIDE = {**N_BINS, "right": [False, True]}
 ANY = {**WIDE, "bins": ["equal_width", "equal_mass", "pava", (0.0, 0.3, 0.8, 1.0)]}
-NORMED = {**ANY, "norm": ["l1", "l2", "max"], "bins": [*ANY["bins"], "pava_bc"]}
+NORMED = {**ANY, "norm": ["l1", "l2", "max", "mean"], "bins": [*ANY["bins"], "pava_bc"]}
 
 
 def binned_options(function):
@@ -55,6 +55,7 @@ KINDS = [
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
+    (F.estimation_error, tc.EstimationError, {**NORMED, "distance": ["squared", "absolute", "huber"]}),
     (F.aurc, tc.AURC, {}),
     (F.eaurc, tc.EAURC, {}),
     (F.augrc, tc.AUGRC, {}),

@@ -63,6 +63,8 @@ WRONG = {
     "norm": ["l3"],
     "alpha": [0.0, 1.0, math.nan, "5%", True],
     "test": ["z"],
+    "distance": ["cosine", 2],
+    "delta": [0.0, math.inf, math.nan, "small", True],
     "score": ["crps"],
     "loss": ["gap"],
     "cost": [[[0, 1]], tc.CostMatrix.zero_one(3)],

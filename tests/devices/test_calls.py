@@ -101,6 +101,8 @@ def monitored(x, y, g):
 FUNCTIONS = {
     "calibration_curve": Call(lambda x, y, g: F.calibration_curve(x, y, **multi), 5, f"{ROWS}; 4: bands"),
     "tce_table": Call(lambda x, y, g: F.tce_table(x, y, **binary), 15, f"{ROWS}; 3: blocks; rest: tests", "binary"),
+    "optimal_bins": Call(lambda x, y, g: F.optimal_bins(x, y, **binary), 12, f"{ROWS}; rounds; 1: bins", "binary"),
+    "near_optimal_bins": Call(lambda x, y, g: F.near_optimal_bins(x, y, **binary), 6, f"{ROWS}; 3: blocks", "binary"),
     "corp_curve": Call(lambda x, y, g: F.corp_curve(x, y, **FEW, **binary), 24, f"{ROWS}; 2 fits: {PAVA}", "binary"),
     "risk_coverage_curve": Call(lambda x, y, g: F.risk_coverage_curve(x, y, **multi), 2, f"{ROWS}; 1: counts"),
     "bayes_decisions": Call(

@@ -4,6 +4,7 @@ tests/contract compares every metric with a slow loop.
 """
 
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -11,7 +12,7 @@ from itertools import pairwise, product
 import oracles
 import pytest
 import torch
-from cases import corp_part
+from cases import corp_part, z_test
 from helpers.refusals import assert_named
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
@@ -57,7 +58,7 @@ def split_ace_loop(*columns, **binning):
     return oracles.ece(oracle.rows_of(oracle.blocks_of("equal_mass", *columns, **binning), *columns))
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+@pytest.mark.parametrize("norm", ["l1", "l2", "max", "mean"])
 @pytest.mark.parametrize("bins", KINDS, ids=str)
 def test_errors_over_every_kind_of_bins_in_every_norm_equal_slow_loops(bins, norm):
     for weighted in (False, True):
@@ -80,7 +81,7 @@ def test_errors_over_every_kind_of_bins_in_every_norm_equal_slow_loops(bins, nor
     ids=str,
 )
 def test_tce_with_every_option_equals_slow_loop(options):
-    for seed, decision in product(range(3), ({"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"})):
+    for seed, decision in product(range(3), ({"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}, {"test": z_test})):
         data = sample(seed=seed, weighted=seed > 0 and "ties" not in options)
         assert_slow_loop(F.tce, tce_loop, options | decision, *data)
 
@@ -126,6 +127,51 @@ def test_rejected_confidences_are_not_an_interval():
     given = {"preds": preds, "target": torch.tensor([1] + [0] * 29), "task": "binary", "bins": [0, 1]}
     assert F.tce(**given).item() == pytest.approx(100 * 10 / 30)
     assert F.tce_table(**given).rejected.tolist() == [10]
+
+
+def exact(successes, n, probability):
+    return tc.special.binomial_test(successes.long(), n.long(), probability)
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": torch.arange(90) % 4}, {"batch_dims": 1}], ids=str)
+def test_function_as_test_has_the_decisions_of_the_test_of_that_name(options):
+    """Rows without weight have no bin, and must not reach the function as invalid values."""
+    preds, target = tied("binary", 90)
+    if "batch_dims" in options:
+        preds, target = preds.reshape(3, 30), target.reshape(3, 30)
+    given = {"preds": preds, "target": target, "task": "binary", **options}
+    assert torch.equal(F.tce_table(**given, test=exact).rejected, F.tce_table(**given).rejected)
+    assert torch.equal(F.tce(**given, test=exact), F.tce(**given))
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        (lambda k, n, p: p.tolist(), "got list"),
+        (lambda k, n, p: p[:2], r"got \(2,\)"),
+        (lambda k, n, p: p.mean(), r"got \(\)"),
+        (lambda k, n, p: p - 1, "got -0.8"),
+        (lambda k, n, p: p + 0.2, "got 1.1"),
+        (lambda k, n, p: p * math.nan, "got nan"),
+    ],
+)
+def test_function_that_does_not_return_p_values_raises_an_error(test, found):
+    metric = updated(tc.TCE(task="binary", bins="pava", test=test), (P, Y))
+    for call in (metric.compute, metric.table, partial(F.tce, **BINARY, bins="pava", test=test)):
+        with pytest.raises(ValueError, match=f"`test` must return .*{found}"):
+            call()
+    assert metric.update_count == 1
+
+
+def test_metric_with_a_function_as_test_is_described_by_its_name():
+    for test, name in ((z_test, "test=z_test"), (lambda k, n, p: p, "<lambda>"), (partial(z_test, n=3), "z_test, n=3")):
+        metric = updated(tc.TCE(task="binary", test=test, persistent=True), (P, Y))
+        assert name in repr(metric)
+        assert " at 0x" not in repr(metric)
+        other = tc.TCE(task="binary", persistent=True)
+        other.load_state_dict(metric.state_dict())  # the state has all samples, from which any test can be computed
+        assert other.compute() == F.tce(**BINARY)
+    assert "test=z_test" in repr(pickle.loads(pickle.dumps(tc.TCE(task="binary", test=z_test))))
 
 
 def test_tce_of_classes_is_by_default_their_mean():

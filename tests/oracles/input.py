@@ -383,6 +383,10 @@ def may_be_tied(order, guard):
     return any(a != b and b - a < guard * max(1, abs(a)) for a, b in pairwise(sorted(order)))
 
 
+def distances_of(options):
+    return {name: options[name] for name in ("distance", "delta", "norm") if name in options}
+
+
 def event_value(metric, column, options, guard):
     """Return the value of one column of events, or NaN without events."""
     if not column:
@@ -394,15 +398,18 @@ def event_value(metric, column, options, guard):
         taken = ("component", "bandwidth", "eps", "span", "degree")
         more = {name: options[name] for name in taken if name in options}
         return BINLESS[metric](confidence, outcome, weights, **more)
-    usual = {"ace": "equal_mass", "tce": "pava_bc"}.get(metric, "equal_width")
+    usual = {"ace": "equal_mass", "tce": "pava_bc", "estimationerror": "pava_bc"}.get(metric, "equal_width")
     bins, n_bins, right = options.get("bins", usual), options.get("n_bins", 15), options.get("right", False)
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
     more = {"debiased": True} if options.get("debiased") else {}
     edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
     if computed and metric not in ("ks", "corp", *SELECTIVE) and by_value and at_an_edge(edges, confidence, guard):
         raise Undecided
-    if metric not in ("ace", "ks", "corp", "tce", "gce", *SELECTIVE) and bins == "equal_width":
+    if metric not in ("ace", "ks", "corp", "tce", "gce", "estimationerror", *SELECTIVE) and bins == "equal_width":
         return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
+    if metric == "estimationerror" and bins == "equal_width":  # sums, which allow any weights
+        blocks = ranked.blocks_of(bins, confidence, outcome, weights, n_bins=n_bins, right=right)
+        return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
     weights = [int(w) for w in weights]
     if computed and may_be_tied(order, guard):
         raise Undecided
@@ -428,6 +435,8 @@ def event_value(metric, column, options, guard):
         tested |= {name: options[name] for name in ("test", "variant") if name in options}
         return ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
     blocks = ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
+    if metric == "estimationerror":
+        return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
     rows = ranked.rows_of(blocks, confidence, outcome, weights)
     if metric == "gce":
         return ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))

@@ -162,6 +162,8 @@ def norm_of(values, shares, norm):
         return math.nan
     if norm == "max":
         return max(values)
+    if norm == "mean":
+        return sum(values) / len(values)
     power = {"l1": 1, "l2": 2}[norm]
     return sum(s * v**power for s, v in zip(shares, values, strict=True)) ** (1 / power)
 
@@ -170,6 +172,25 @@ def gce(loss, rows, norm="l1"):
     """[TCE] Definition 1: norm over bins of `loss(n, confidence, frequency)`."""
     total = sum(n for _, n, *_ in rows)
     return norm_of([loss(n, c, f) for _, n, c, f, _ in rows], [n / total for _, n, *_ in rows], norm)
+
+
+def estimation_error(blocks, outcomes, weights=None, *, distance="squared", delta=0.5, norm="l1"):
+    """[TCE] eq. 8 and 9: norm over bins of the mean distance d(y, P) of the outcomes to their frequency P.
+
+    A soft target is the frequency of several labels.
+    """
+    d = {
+        "squared": lambda error: error**2,
+        "absolute": abs,
+        "huber": lambda error: error**2 / 2 if abs(error) <= delta else delta * (abs(error) - delta / 2),
+    }.get(distance, lambda error: abs(error) ** 3)  # `cases.cubed`
+    sample = Sample(outcomes, weights)
+    errors, sizes = [], [sample.size(block) for block in blocks]
+    for block, n in zip(blocks, sizes, strict=True):
+        p = sum(sample.w[i] * sample.y[i] for i in block) / n
+        labels = ((sample.w[i], sample.y[i]) for i in block)
+        errors.append(math.fsum(w * (y * d(1 - p) + (1 - y) * d(p)) for w, y in labels) / n)
+    return norm_of(errors, [n / sum(sizes) for n in sizes], norm)
 
 
 # Test-based calibration error
@@ -192,10 +213,18 @@ def t_p_value(positives, n, p):
         return float(stats.ttest_1samp([1.0] * positives + [0.0] * (n - positives), p).pvalue)
 
 
+def z_p_value(k, n, p):
+    """The test `cases.z_test`, which is a function instead of a name."""
+    expected, variance = n * p, n * p * (1 - p)
+    if variance == 0:
+        return float(k == expected)
+    return math.erfc(abs(k - expected) / math.sqrt(2 * variance))
+
+
 def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomial"):
-    """Return the number of samples in each block whose prediction is rejected by its own test."""
+    """Return the number of samples in each block whose prediction is rejected by its own test: [TCE] Definition 2."""
     sample = Sample(outcomes, weights)
-    p_value = {"binomial": binomial_p_value, "t": t_p_value}[test]
+    p_value = {"binomial": binomial_p_value, "t": t_p_value}.get(test, z_p_value)
     counts = []
     for block in blocks:
         n, k = sample.size(block), sample.positives(block)

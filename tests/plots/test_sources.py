@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import z_test
 from helpers.drawings import legend_of
 from helpers.reports import full_report, miscalibrated_data, quick_report
 from matplotlib.figure import Figure
@@ -40,6 +41,11 @@ EQUAL = {
     "histogram": (plots.confidence_histogram, (PROBS, TARGET), TABLE),
     "histogram of a metric": (plots.confidence_histogram, (metric_of(tc.ECE),), TABLE),
     "tested": (plots.tce_diagram, (PROBS, TARGET), TESTED),
+    "tested by a function": (
+        partial(plots.tce_diagram, test=z_test, alpha=0.3),
+        (PROBS, TARGET),
+        F.tce_table(PROBS, TARGET, **BINARY, test=z_test, alpha=0.3),
+    ),
     "tested metric": (plots.tce_diagram, (metric_of(tc.TCE),), TESTED),
     "tested report": (plots.tce_diagram, (quick_report("binary"),), quick_report("binary").tests["positive"]),
     "curve": (plots.corp_diagram, (PROBS, TARGET), ISOTONIC),

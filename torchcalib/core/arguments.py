@@ -263,6 +263,21 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {shown(value)}.")
 
 
+def check_choice_or_function(name: str, value: object, allowed: Sequence[str], arguments: str) -> None:
+    """Raise ValueError unless `value` is one of the allowed names, or a function; `arguments` describes it."""
+    if not callable(value) and value not in allowed:
+        names = ", ".join(map(repr, allowed))
+        raise ValueError(f"`{name}` must be one of {names}, or a function {arguments}, got {shown(value)}.")
+
+
+def check_result(name: str, value: object, shape: Sequence[int], meaning: str, advice: str) -> Tensor:
+    """Return the result of the function that is the argument `name`. Raise ValueError unless it has the shape."""
+    if not isinstance(value, Tensor) or value.shape != shape:
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"`{name}` must return a tensor with {meaning}, shape {tuple(shape)}, got {found}. {advice}")
+    return value
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):

@@ -5,17 +5,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.core.arguments import check_choice, check_choice_or_function, check_positive, check_result
 from torchcalib.core.sums import BinStats
 from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction, number, to_text
 from torchcalib.display.words import count, decimals, edges_in_words, percent
 from torchcalib.ops.count_moments import deviation_quantiles
+from torchcalib.ops.logs import xmul
 
 
 def root(x: Tensor) -> Tensor:
@@ -27,6 +29,59 @@ def root(x: Tensor) -> Tensor:
 def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
     """Return the edges `i / n_bins` of equal-width bins `(n_bins + 1,)`, with the dtype and device of `like`."""
     return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
+
+
+Norm = Literal["l1", "l2", "max", "mean"]
+
+
+def norm_over_bins(loss: Tensor, n: Tensor, norm: Norm) -> Tensor:
+    """Return the norm over bins of a loss `(..., B)` of bins with n samples, `(...)`; NaN without data.
+
+    "l1" is the mean weighted by n, "l2" the root of the weighted mean square, "max" the maximum, and "mean" the mean
+    without weights. Empty bins are ignored.
+    """
+    total = n.sum(-1, keepdim=True)
+    loss = loss.masked_fill((n == 0) & (total > 0), 0)
+    if norm == "max":
+        return loss.masked_fill(total == 0, torch.nan).amax(-1)
+    if norm == "mean":
+        return loss.sum(-1) / (n > 0).sum(-1)
+    if norm == "l1":
+        return (n / total * loss).sum(-1)
+    return root((n / total * loss.square()).sum(-1))
+
+
+DistanceName = Literal["squared", "absolute", "huber"]
+Distance = DistanceName | Callable[[Tensor, Tensor], Tensor]
+"""Distance d(y, P) of outcomes and probabilities: a name, or an elementwise function; see `estimation_error`."""
+
+
+def estimation_errors(frequency: Tensor, distance: Distance, delta: float) -> Tensor:
+    """Return the mean distance of the outcomes in each bin to their frequency `(..., B)`; NaN in an empty bin.
+
+    A bin with frequency f has outcomes 1 and 0 in the proportion f to 1 - f, so that no sum over samples is needed.
+    """
+    empty = frequency.isnan()
+    f = frequency.masked_fill(empty, 0.5).clamp(0, 1)  # weighted sums may exceed 1 by a rounding error
+    to_one, to_zero = (_distance(torch.full_like(f, y), f, distance, delta) for y in (1.0, 0.0))
+    return (xmul(f, to_one) + xmul(1 - f, to_zero)).masked_fill(empty, torch.nan)
+
+
+def _distance(outcome: Tensor, probability: Tensor, distance: Distance, delta: float) -> Tensor:
+    if callable(distance):
+        advice = "Compute it elementwise; both arguments have this shape."
+        result = distance(outcome, probability)
+        return check_result("distance", result, outcome.shape, "a distance for each bin", advice)
+    if distance == "huber":
+        return torch.nn.functional.huber_loss(probability, outcome, reduction="none", delta=delta)
+    error = outcome - probability
+    return error.abs() if distance == "absolute" else error.square()
+
+
+def check_distance(distance: object, delta: object) -> None:
+    """Raise an error for an invalid distance, or an invalid threshold of the Huber loss."""
+    check_choice_or_function("distance", distance, get_args(DistanceName), "(outcome, probability) -> distances")
+    check_positive("delta", delta)
 
 
 def consistency_band(b: BinStats) -> tuple[Tensor, Tensor]:
@@ -109,6 +164,22 @@ class BinTable(Tabular):
         means: Tensor = getattr(self, column)
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
+    def estimation_error(
+        self, distance: Distance = "squared", *, delta: float = 0.5, norm: Norm | None = None
+    ) -> Tensor:
+        """Return the estimation error of each bin `(..., B)`, or its norm over bins `(...)`; NaN without data.
+
+        The estimation error is the mean distance of the outcomes in the bin to their frequency. See
+        `torchcalib.functional.estimation_error` for the arguments: `norm="l1"` is the total error, and "mean" the
+        averaged error within bins.
+        """
+        check_distance(distance, delta)
+        errors = estimation_errors(self.frequency, distance, delta)
+        if norm is None:
+            return errors
+        check_choice("norm", norm, get_args(Norm))
+        return norm_over_bins(errors, self.n, norm)
+
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes, for example `table[k]` for class k of a class-wise table."""
         if self.n.dim() < 2:
@@ -167,7 +238,7 @@ class TCETable(BinTable):
     """`BinTable` with the results of the tests of the test-based calibration error (TCE).
 
     The test compares each prediction with the outcomes in its bin. Bins are in ascending order of the predictions.
-    `torchcalib.plots.tce_diagram` plots the table.
+    `torchcalib.plots.tce_diagram` draws the test-based reliability diagram of the table.
 
     Attributes:
         rejected: total weight of the samples in each bin whose prediction the test rejects, `(..., B)`.
@@ -198,6 +269,11 @@ class TCETable(BinTable):
                 "share rejected",
                 _unless_empty(lambda row: Cell(percent(row["rejected"] / row["n"]))),
                 data={"share_rejected": lambda row: row["rejected"] / row["n"] if row["n"] else math.nan},
+            ),
+            Column(
+                "estimation error",
+                _unless_empty(lambda row: number(row["frequency"] * (1 - row["frequency"]))),
+                data={"estimation_error": lambda row: row["frequency"] * (1 - row["frequency"])},
             ),
         ]
 

@@ -3,16 +3,18 @@
 Isotonic blocks result from the pool adjacent violators algorithm (PAVA) or its variant with constraints (PAVA-BC).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import check_choice, check_count, check_flag
-from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
+from torchcalib.core.arguments import check_choice, check_count, check_flag, check_result
+from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
@@ -22,10 +24,12 @@ from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import end_of_ties, run_sums
-from torchcalib.special.bin_tests import rejected_in_bins, t_interval
+from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
-Test = Literal["binomial", "t"]
+TestName = Literal["binomial", "t"]
+Test = TestName | Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Two-sided test: a name, or a function from successes, trials and probabilities to p-values; see `tce`."""
 
 N_QUANTILES = 33
 
@@ -85,7 +89,9 @@ class RankedBins(BinStats):
             return self.given
         p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)
         last, following = p.gather(-1, (inner - 1).clamp(min=0)), p.gather(-1, inner.clamp(max=p.shape[-1] - 1))
-        middle = torch.where(inner == 0, 0.0, torch.where(inner == size, 1.0, (last + following) / 2))
+        middle = (last + following) / 2
+        middle = torch.where(middle > last, middle, following)  # between adjacent floats it may round down
+        middle = torch.where(inner == 0, 0.0, torch.where(inner == size, 1.0, middle))
         outer = torch.zeros_like(self.n[..., :1])
         return torch.cat((outer, middle, outer + 1), -1)
 
@@ -95,6 +101,9 @@ class RankedBins(BinStats):
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
             return rejected_in_bins(p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
+        if callable(test):
+            checked = partial(_checked_p_values, test)
+            return count_rejected(checked, p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
         low, high = t_interval(k, n, alpha)
         accepted = torch.stack((torch.searchsorted(p, low), torch.searchsorted(p, high, right=True)))
         begins = torch.cat((torch.zeros_like(self.ends[..., :1]), self.ends[..., :-1]), -1)
@@ -130,6 +139,16 @@ class RankedBins(BinStats):
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
 
 
+def _checked_p_values(test: Callable[..., Tensor], successes: Tensor, trials: Tensor, p: Tensor) -> Tensor:
+    """Return the p-values of a user-defined test. Raise ValueError unless there is one in [0, 1] for each `p`."""
+    advice = "Compute it elementwise; the three arguments have this shape."
+    value = check_result("test", test(successes, trials, p), p.shape, "a p-value for each prediction", advice)
+    if value_if_available(((value >= 0) & (value <= 1)).all()) is False:  # False for NaN, too
+        wrong = float(value[~((value >= 0) & (value <= 1))][0])
+        raise ValueError(f"`test` must return p-values in [0, 1], got {wrong:g}. Clamp them, and replace NaN by 1.")
+    return value
+
+
 @dataclass(frozen=True)
 class Binning:
     """Checked options for the partition of a sorted sample into bins; see `tce` for those of PAVA-BC."""
@@ -158,7 +177,10 @@ class Binning:
 
     @classmethod
     def from_bins(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
-        """Create a binning from the argument `bins` of a metric: a name, or increasing edges from 0 to 1."""
+        """Create a binning from the argument `bins` of a metric: a name, or increasing edges from 0 to 1.
+
+        NaN at the end of the edges is ignored; `optimal_bins` adds it to classes with fewer bins than others.
+        """
         if isinstance(bins, str):
             if bins not in get_args(Bins):
                 names = ", ".join(map(repr, get_args(Bins)))
@@ -166,6 +188,8 @@ class Binning:
             return cls(bins, **options)  # type: ignore[arg-type]
         try:
             edges = tuple(float(edge) for edge in bins)
+            while edges and math.isnan(edges[-1]):
+                edges = edges[:-1]
         except (TypeError, ValueError):
             raise TypeError(
                 f"`bins` must be a name or a sequence of edges, got {shown(bins)}. Pass the number of bins as n_bins."
@@ -249,20 +273,3 @@ class Binning:
             n = run_sums(ordered.n, ends)
             confidence = run_sums(ordered.confidence * ordered.n, ends)
         return torch.stack((n, confidence, run_sums(ordered.positives, ends)), -2)
-
-
-Norm = Literal["l1", "l2", "max"]
-
-
-def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) -> Tensor:
-    """Return the norm of a per-bin loss over all bins `(...)`; NaN without data. Empty bins contribute 0.
-
-    "l1" is the mean of the loss weighted by `share`, "l2" the root of the weighted mean square, "max" the maximum.
-    """
-    empty = (b.n == 0) & (b.total > 0).unsqueeze(-1)
-    value = loss(b).masked_fill(empty, 0)
-    if norm == "max":
-        return value.masked_fill((b.total == 0).unsqueeze(-1), torch.nan).amax(-1)
-    if norm == "l1":
-        return (b.share * value).sum(-1)
-    return root((b.share * value.square()).sum(-1))

@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import fields
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, TypeVar
@@ -290,7 +291,7 @@ class CalibrationMetric(StatefulMetric[S]):
         shown = {name: x for name, x in given.items() if name not in known or not _is_default(x, known[name].default)}
         outputs = "num_labels" if self.input_format.task == "multilabel" else "num_classes"
         shown = {"task": self.input_format.task, outputs: self.num_classes} | shown
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+        return ", ".join(f"{name}={_named(value)}" for name, value in shown.items() if value is not None)
 
     def test(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CalibrationTest:
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
@@ -423,6 +424,14 @@ def _exclude_from_torchscript(cls: type[CalibrationMetric[Any]]) -> None:
     annotated = {name for base in bases for name in base.get("__annotations__", {})}
     cls.__jit_unused_properties__ = sorted(properties)
     cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
+
+
+def _named(value: object) -> str:
+    """Return the qualified name of a function, because its `repr` has an address; else the `repr` of the value."""
+    if isinstance(value, partial):
+        bound = [*map(_named, value.args), *(f"{name}={_named(x)}" for name, x in value.keywords.items())]
+        return f"partial({', '.join([_named(value.func), *bound])})"
+    return str(getattr(value, "__qualname__", None) or repr(value))
 
 
 def _is_default(value: object, default: object) -> bool:

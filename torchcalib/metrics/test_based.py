@@ -12,13 +12,15 @@ from torchcalib.core.arguments import (
     InputOptions,
     Task,
     check_choice,
+    check_choice_or_function,
+    check_result,
     is_number,
     task_by_position,
     task_read_as,
 )
-from torchcalib.core.bins import TCETable
+from torchcalib.core.bins import Norm, TCETable, norm_over_bins
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
@@ -29,12 +31,8 @@ from torchcalib.ops.isotonic import Ties, Variant
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
     """Compute the test-based calibration error `(...)`: norm over bins of the percentage of rejected predictions."""
     # The number of rejections is piecewise constant and has no gradient.
-    return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
-
-
-def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
     assert isinstance(b, RankedBins)  # `_tested` passes from_sample=True
-    return 100 * b.rejected(alpha, test) / b.n
+    return norm_over_bins(100 * b.rejected(alpha, test) / b.n, b.n, norm).detach()
 
 
 @metric_function
@@ -76,10 +74,14 @@ def tce(
         variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
             Algorithms 2 and 3 exactly.
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
-        test: `"binomial"`, or `"t"`: the approximate Student's t-test of the labels in the bin against the prediction.
-            (The t-test in the authors' code divides by the variance instead of the standard deviation.)
+        test: Two-sided test. `"binomial"` is exact. `"t"` is the approximate Student's t-test of the labels in the bin
+            against the prediction. (The t-test in the authors' code divides by the variance instead of the standard
+            deviation.) Alternatively, a function `(successes, n, probability) -> p-values`. Its arguments are the
+            number of events and of samples in the bin of each prediction, and the prediction: float64 tensors of one
+            shape. It returns p-values in [0, 1] of this shape.
         norm: Norm over bins. `"l1"`: the percentage over all samples. `"l2"`: the root mean square of the percentages,
-            weighted by bin size. `"max"`: the largest percentage.
+            weighted by bin size. `"max"`: the largest percentage. `"mean"`: the mean of the percentages of non-empty
+            bins.
         mode: Event whose probability is the confidence; see `ece`. None is `"classwise"` for a multi-class task.
         ties: `"pool"` assigns samples with equal scores to the same bin, so the value is independent of their order.
             `"split"` assigns them in the given order, as the published code does.
@@ -89,19 +91,25 @@ def tce(
         NaN without data.
 
     Raises:
-        TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples.
+        TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples. Also
+            if `test` returns other than p-values.
 
     Gradient:
         None, because the value is piecewise constant in the predictions.
 
     Reference:
-        [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), eq. 7,
-        Algorithms 2 and 3, Remark 2.
+        [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023),
+        Definition 2, eq. 7, Algorithms 2 and 3, Remark 2.
 
     Example:
         >>> import torch
         >>> p = torch.tensor([0.1, 0.1, 0.1, 0.9, 0.9, 0.9])
         >>> tce(p, torch.tensor([1, 1, 1, 1, 1, 1]), task="binary", bins="equal_width", n_bins=2)
+        tensor(50.)
+        >>> def z_test(successes, n, probability):
+        ...     z = (successes - n * probability) / (n * probability * (1 - probability)).sqrt()
+        ...     return torch.erfc(z.abs() / 2**0.5)
+        >>> tce(p, torch.tensor([1, 1, 1, 1, 1, 1]), task="binary", bins="equal_width", n_bins=2, test=z_test)
         tensor(50.)
     """
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
@@ -122,16 +130,21 @@ def _tested(
         raise TypeError(f"`alpha` must be a number, got {shown(alpha)}. The usual level is 0.05.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
-    check_choice("test", test, get_args(Test))
+    check_choice_or_function("test", test, get_args(TestName), "(successes, n, probability) -> p-values")
     check_choice("norm", norm, get_args(Norm))
-    if mode is None and task_read_as(task, options) == "multiclass":
-        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
-    formula = partial(tce_from_bins, alpha=alpha, test=test, norm=norm)
+    formula, mode = partial(tce_from_bins, alpha=alpha, test=test, norm=norm), mode_of_outcomes(task, mode, options)
     return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
+
+
+def mode_of_outcomes(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Mode | None:
+    """Return the mode, by default "classwise" for a multi-class task: [TCE] Remark 2."""
+    return "classwise" if mode is None and task_read_as(task, options) == "multiclass" else mode
 
 
 class TCE(BinnedMetric, function=tce):
     """Streaming test-based calibration error (TCE), in percent; see `tce`.
+
+    To pickle a metric with a user-defined `test`, the function must be a named one of a module.
 
     Example:
         >>> import torch
@@ -177,11 +190,13 @@ def tce_table(
     """Compute a table of the bins of the test-based calibration error (TCE).
 
     The columns are bin edges, number of samples, fraction of all samples (`share`), mean confidence, frequency and gap.
-    The last column is the number of rejected predictions. `torchcalib.plots.tce_diagram` plots the table.
+    The last column is the number of rejected predictions. The method `estimation_error` gives the error of the
+    frequencies as estimates of the outcomes; see `estimation_error`. `torchcalib.plots.tce_diagram` draws the
+    test-based reliability diagram.
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
-        test: `"binomial"` or `"t"`; see `tce`.
+        test: `"binomial"`, `"t"`, or a function; see `tce`.
 
     Returns:
         A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. The property `tce`
@@ -205,18 +220,8 @@ def tce_table(
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
     """Compute the generalised calibration error `(...)`. Raise ValueError unless the loss is a tensor `(..., B)`."""
-
-    def checked(bins: BinStats) -> Tensor:
-        value = loss(bins)
-        if not isinstance(value, Tensor) or value.shape != bins.n.shape:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"`loss` must return a tensor with a loss for each bin, shape {tuple(bins.n.shape)}, got {found}. "
-                "Do not sum over bins; `norm` does this."
-            )
-        return value
-
-    return norm_over_bins(checked, b, norm)
+    advice = "Do not sum over bins; `norm` does this."
+    return norm_over_bins(check_result("loss", loss(b), b.n.shape, "a loss for each bin", advice), b.n, norm)
 
 
 @metric_function
@@ -245,7 +250,8 @@ def gce(
     Args:
         loss: Function from bins to a loss per bin `(..., B)`. Its argument has the attributes `n`, `share`,
             `confidence`, `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
-        norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss.
+        norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss. `"mean"`:
+            the mean loss of non-empty bins, which have equal weight.
 
     Returns:
         `(...)`, or `(..., C)` with `average=None`, in the unit of the loss, in the dtype of `preds` (at least float32).

@@ -1,4 +1,4 @@
-"""Diagram of the test-based calibration error: predictions in each bin, and predictions rejected by a test."""
+"""Test-based reliability diagram: predictions and outcomes in each bin, and predictions rejected by a test."""
 
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -9,6 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.core.ranked_bins import Test
 from torchcalib.display.words import edges_in_words, short_count, short_percent
 from torchcalib.plots.canvas import (
     LIGHT,
@@ -33,13 +34,15 @@ def tce_diagram(
     ax: Axes | None = None,
     *,
     logit: bool = False,
+    alpha: float = 0.05,
+    test: Test = "binomial",
     mode: Mode | None = None,
     task: Task | None = None,
     title: str | None = None,
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw predictions and empirical probability of bins, and the predictions rejected by a test of calibration.
+    """Draw the test-based reliability diagram: predictions and outcomes of bins, with the rejected predictions.
 
     Bins are evenly spaced, in the order of their predictions. Labels below the diagram show their edges.
 
@@ -57,6 +60,9 @@ def tce_diagram(
         target: Labels for predictions.
         ax: Axes to draw on; None creates a figure.
         logit: Use a logit scale for probabilities, to show values near 0 and 1.
+        alpha: Level of the test of predictions. Tables, metrics and reports contain their own decisions.
+        test: Test of predictions: `"binomial"`, `"t"`, or a function; see `torchcalib.functional.tce`. For other bins,
+            pass a table or a metric.
         mode: Kind of confidence; None selects the first kind of the task.
         task: Task of the predictions; None infers it from the shapes.
         title: Title of the diagram.
@@ -79,7 +85,8 @@ def tce_diagram(
         >>> [panel.get_ylabel() for panel in ax.child_axes]
         ['probability', '', 'samples']
     """
-    bins = columns_of(Source(preds, target, mode, options={"task": task, **options}).decisions())
+    tested = {"task": task, "alpha": alpha, "test": test, **options}
+    bins = columns_of(Source(preds, target, mode, options=tested).decisions())
     canvas = Canvas.create(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -35,7 +36,7 @@ def rejected_in_bins(
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
     any_nan = value_if_available(p[..., -1:].isnan().any())
     if any_nan is None:
-        return _test_all(p, ends, k, n, alpha, counts)
+        return count_rejected(p_value, p, ends, k, n, alpha, counts)
     if any_nan:
         p = p.nan_to_num(nan=torch.inf)  # binary search fails with NaN, because all its comparisons are False
     # Step 1: flatten the bins and remove empty ones.
@@ -70,12 +71,27 @@ def rejected_in_bins(
     return result.index_copy(0, occupied, total).reshape(ends.shape)
 
 
-def _test_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
-    """Return the result of `rejected_in_bins` by testing every sample, without branches that depend on values."""
+@torch.no_grad()
+def count_rejected(
+    test: Callable[[Tensor, Tensor, Tensor], Tensor],
+    p: Tensor,
+    ends: Tensor,
+    k: Tensor,
+    n: Tensor,
+    alpha: float,
+    counts: Tensor | None,
+) -> Tensor:
+    """Return the number of rejected samples in each bin, int64 `(..., B)`, by testing every sample.
+
+    `test` maps successes, trials and probabilities, all float64 `(..., M)`, to p-values. The other arguments are those
+    of `rejected_in_bins`. No branch depends on values.
+    """
     index = run_index(ends, p.shape[-1])
+    ignored = index >= ends.shape[-1]  # these elements have no bin; the test gets valid values
     owner = index.clamp(max=ends.shape[-1] - 1)
-    rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
-    rejected = rejected & (index < ends.shape[-1])
+    successes = k.gather(-1, owner).masked_fill(ignored, 0).double()
+    trials = n.gather(-1, owner).masked_fill(ignored, 1).double()
+    rejected = (test(successes, trials, p.double().masked_fill(ignored, 0.5)) <= alpha) & ~ignored
     weight = rejected.long() if counts is None else rejected * counts
     return torch.zeros_like(ends).scatter_add(-1, owner, weight)
 
