@@ -13,13 +13,13 @@ from torchcalib.core.arguments import (
     Task,
     check_choice,
     is_number,
-    task_by_position,
     task_read_as,
 )
 from torchcalib.core.bins import TCETable
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
 from torchcalib.core.sums import BinStats
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
 from torchcalib.metrics.estimator import metric_function
@@ -156,7 +156,7 @@ class TCE(BinnedMetric, function=tce):
     is_differentiable = False
 
 
-@task_by_position
+@infers_task
 def tce_table(
     preds: Tensor,
     target: Tensor,
