@@ -1,8 +1,8 @@
-"""Names of all declared metrics in `torchcalib/functional.py` and `torchcalib/__init__.pyi`.
+"""Names of all declared metrics in `torchcalib/functional.py`, and all flat names in `torchcalib/__init__.pyi`.
 
-`python tests/public_names.py` adds the functions and classes that modules of `torchcalib/metrics` declare. Editors read
-both files, and `import torchcalib` reads the stub instead of importing these modules. Other names stand in the files
-only.
+`python tests/public_names.py` adds the functions and classes that modules of `torchcalib/metrics` declare, and to the
+stub also the names of the namespaces in `FLAT`. Editors read both files, and `import torchcalib` reads the stub instead
+of importing these modules. Other names stand in the files only.
 """
 
 import ast
@@ -12,6 +12,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "torchcalib"
 FUNCTIONAL, STUB = PACKAGE / "functional.py", PACKAGE / "__init__.pyi"
+FLAT = "functional.py", "calibration/__init__.py", "inference/__init__.pyi", "plots/__init__.pyi"
+"""Files of the namespaces whose functions, calibrators and diagrams can be imported from `torchcalib`. If two have a
+name in common, the first one counts."""
 
 
 def declared():
@@ -56,14 +59,24 @@ def import_line(module, names):
     return line if len(line) <= 121 else f"from {module} import (\n{listed})\n"
 
 
+def flat_names():
+    """Return the module of each function of the namespaces in `FLAT`, and of each calibrator, by its name."""
+    module_of = {}
+    for file in FLAT:
+        for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ImportFrom) or node.module.partition(".")[2] in ("_lazy", "core.arguments"):
+                continue
+            for name in (alias.name for alias in node.names):
+                if name.islower() or ".calibration." in node.module:
+                    module_of.setdefault(name, node.module)
+    return module_of
+
+
 def stub_text():
-    """Return the stub with all declared classes."""
+    """Return the stub with all declared classes and all flat names."""
     lines = STUB.read_text(encoding="utf-8").splitlines()
-    added = {
-        f"from torchcalib.metrics.{module} import {name} as {name}"
-        for module, names in declared()[1].items()
-        for name in names
-    }
+    module_of = {name: f"torchcalib.metrics.{module}" for module, names in declared()[1].items() for name in names}
+    added = {f"from {module} import {name} as {name}" for name, module in (flat_names() | module_of).items()}
     plain = [line for line in lines if line.startswith("from torchcalib import")]
     others = {*lines, *added} - set(plain)
     return "\n".join([*plain, *sorted(others, key=lambda line: (line.split()[1], screaming(line.split()[3])))]) + "\n"

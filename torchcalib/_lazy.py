@@ -1,9 +1,11 @@
 """Import public names at their first use, which makes `import torchcalib` faster."""
 
 import ast
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from opcode import opname
 from pathlib import Path
 from typing import Any
 
@@ -35,71 +37,80 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations")
 
 _SYNONYMS = {
-    "accuracy_score": "functional.accuracy",
-    "adaptive_calibration_error": "functional.ace",
-    "adaptive_ece": "functional.ace",
+    "accuracy_score": "accuracy",
+    "adaptive_calibration_error": "ace",
+    "adaptive_ece": "ace",
     "AdaptiveCalibrationError": "ACE",
     "AdaptiveECE": "ACE",
     "BinaryCalibrationError": "ECE",
-    "binary_calibration_error": "functional.ece",
+    "binary_calibration_error": "ece",
     "Brier": "BrierScore",
-    "brier": "functional.brier_score",
-    "brier_score_loss": "functional.brier_score",
-    "CalibratedClassifier": "calibration.cross_val_calibrate",
-    "CalibratedClassifierCV": "calibration.cross_val_calibrate",
-    "calibration_error": "functional.ece",
+    "brier": "brier_score",
+    "brier_score_loss": "brier_score",
+    "CalibratedClassifier": "cross_val_calibrate",
+    "CalibratedClassifierCV": "cross_val_calibrate",
+    "calibration_error": "ece",
     "CalibrationCallback": "integrations.CalibrationMonitor",
-    "CalibrationDisplay": "plots.reliability_diagram",
+    "CalibrationDisplay": "reliability_diagram",
     "CalibrationError": "ECE",
-    "classwise_ece": "functional.ece",
+    "classwise_ece": "ece",
     "ClasswiseECE": "ECE",
     "CrossEntropy": "NLL",
-    "cross_entropy": "functional.nll",
-    "ece_ci": "inference.bootstrap",
-    "expected_calibration_error": "functional.ece",
+    "cross_entropy": "nll",
+    "ece_ci": "bootstrap",
+    "expected_calibration_error": "ece",
     "ExpectedCalibrationError": "ECE",
-    "IsotonicRegression": "calibration.IsotonicCalibration",
-    "log_loss": "functional.nll",
-    "LogisticCalibration": "calibration.AffineScaling",
+    "IsotonicRegression": "IsotonicCalibration",
+    "log_loss": "nll",
+    "LogisticCalibration": "AffineScaling",
     "LogLoss": "NLL",
-    "maximum_calibration_error": "functional.mce",
+    "maximum_calibration_error": "mce",
     "MaximumCalibrationError": "MCE",
     "MetricCollection": "CalibrationCollection",
-    "multiclass_calibration_error": "functional.ece",
+    "multiclass_calibration_error": "ece",
     "MulticlassCalibrationError": "ECE",
-    "negative_log_likelihood": "functional.nll",
+    "negative_log_likelihood": "nll",
     "NegativeLogLikelihood": "NLL",
-    "PlattScaling": "calibration.AffineScaling",
-    "plot_reliability": "plots.reliability_diagram",
-    "plot_reliability_diagram": "plots.reliability_diagram",
-    "reliability_curve": "functional.calibration_curve",
-    "ReliabilityDiagram": "plots.reliability_diagram",
-    "ReliabilityDisplay": "plots.reliability_diagram",
+    "PlattScaling": "AffineScaling",
+    "plot_reliability": "reliability_diagram",
+    "plot_reliability_diagram": "reliability_diagram",
+    "reliability_curve": "calibration_curve",
+    "ReliabilityDiagram": "reliability_diagram",
+    "ReliabilityDisplay": "reliability_diagram",
     "SCE": "ECE",
-    "smooth_ece": "functional.smece",
+    "smooth_ece": "smece",
     "SmoothECE": "SmECE",
-    "test_based_reliability_diagram": "plots.tce_diagram",
-    "temperature_scaling": "calibration.TemperatureScaling",
+    "temperature_scaling": "TemperatureScaling",
+    "test_based_reliability_diagram": "tce_diagram",
 }
 """Names in torchcalib, by the equivalent public name in torchmetrics, scikit-learn or netcal."""
 
+_LONG = 6  # smallest length of a name that is compared with similar names
 _PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the training loss."
+_REGRESSION = "It is an error of regression models. `torchcalib.nees` measures their consistency."
 _SCORER = (
-    "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
+    "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.ece(p, y)), "
     "response_method='predict_proba', greater_is_better=False)."
 )
 _ADVICE = {
+    "AUROC": "Use `torchcalib.CorrectnessAUROC` for confidences, and torchmetrics.AUROC for classes.",
+    "auroc": "Use `torchcalib.correctness_auroc` for confidences, and torchmetrics for classes.",
+    "ENCE": _REGRESSION,
+    "ence": _REGRESSION,
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
     "make_scorer": _SCORER,
     "MatrixScaling": "torchcalib does not have this calibrator; the closest is "
-    "`torchcalib.calibration.StructuredMatrixScaling`: a matrix with ridge penalties.",
+    "`torchcalib.StructuredMatrixScaling`: a matrix with ridge penalties.",
     "sklearn": _SCORER,
 }
 
 
-def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
+def unknown_name(module: str, name: str, known: Sequence[str]) -> Exception:
     """Return the error for an unknown attribute of a module, with a suggestion.
+
+    `from module import name` replaces an AttributeError by an error without the suggestion. It therefore gets an
+    ImportError. Call this function in the `__getattr__` of a module.
 
     Args:
         module: name of the module.
@@ -109,15 +120,25 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     message = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
-    if name in _ADVICE:
-        return AttributeError(f"{message}. {_ADVICE[name]}")
+    reader = sys._getframe(2)
+    is_import = opname[reader.f_code.co_code[reader.f_lasti]] == "IMPORT_FROM"
+    if is_import:
+        message = f"cannot import name {name!r} from {module!r}"
+    advice = _ADVICE.get(name) or _similar(module, name, known)
+    error = f"{message}. {advice}" if advice else message
+    return ImportError(error, name=module) if is_import else AttributeError(error)
+
+
+def _similar(module: str, name: str, known: Sequence[str]) -> str:
+    """Return a question that suggests the closest public name, or ""."""
     similar = _SYNONYMS.get(name) or next(_locations(name), None)
-    if similar is None and (close := get_close_matches(name, known, 1, 0.8)):
+    # Short names that differ in one letter are other quantities, such as ECE and ENCE.
+    if similar is None and len(name) >= _LONG and (close := get_close_matches(name, known, 1, 0.8)):
         similar = f"{module}.{close[0]}".removeprefix("torchcalib.")
     options = " with mode='classwise'" if "classwise" in name.lower() or name == "SCE" else ""
     if name in ("brier_score_loss", "log_loss"):
         options = " (predictions first)"
-    return AttributeError(f"{message}. Did you mean `torchcalib.{similar}`{options}?" if similar else message)
+    return f"Did you mean `torchcalib.{similar}`{options}?" if similar else ""
 
 
 def _locations(name: str) -> Iterator[str]:

@@ -15,7 +15,8 @@ ARGUMENTS = {
     "target": "Labels with the shape of the samples (multi-label: of `preds`), floating soft targets with the shape "
     "of `preds`, or integer annotator counts with a class axis. Multi-class labels may have a class axis of size 1. "
     "Binary and multi-label labels may be floating.",
-    "task": '`"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.',
+    "task": '`"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it. '
+    "Functions infer it from the data if shapes are not ambiguous.",
     "bins": 'Type of bins: `"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"` '
     'or `"pava_bc"` (isotonic blocks, as in `tce`; labels only), or bin edges that increase from 0 to 1. '
     "All except equal-width bins require whole `weights`.",
@@ -27,7 +28,8 @@ ARGUMENTS = {
     "(multi-class, binary): the most probable class is the true one; ties go to the first class. "
     '`"classwise"` (multi-class, multi-label): each class or label against the rest. `TopK(k)` (multi-class): the true '
     "class is among the k most probable classes. None selects the first mode in this list that the task supports.",
-    "average": '`"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.',
+    "average": '`"macro"` averages class-wise and multi-label values over classes. None or `"none"` returns all: '
+    "`(..., C)`.",
     "reduction": '`"mean"` averages over samples. `"none"` returns the score of each sample: `(..., N)`, multi-label '
     "`(..., N, L)`, not multiplied by the weights. Rows with weight 0 are NaN.",
     "right": "Bins are `(a, b]` instead of `[a, b)`. The outer bins contain 0 and 1 in both cases.",

@@ -47,6 +47,39 @@ def test_task_is_inferred_from_shapes(preds, target, task):
         assert found.preds.shape == found.target.shape
 
 
+def test_equal_shapes_are_multilabel_if_rows_have_different_numbers_of_labels():
+    labels = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]])
+    for target in (labels, labels.bool(), labels.double()):
+        assert infer_task(torch.zeros(3, 3), target) == "multilabel"
+        assert prepare(torch.zeros(3, 3), target).task == "multilabel"
+    for ambiguous in (labels[:, :2], 2 * labels, labels[None]):
+        with pytest.raises(ValueError, match="`task` must be given"):
+            infer_task(torch.zeros(ambiguous.shape), ambiguous)
+
+
+@pytest.mark.parametrize("batch_dims", [0, 1])
+@pytest.mark.parametrize("convert", [torch.as_tensor, np.asarray, lambda x: x.tolist()])
+def test_functions_infer_the_task(batch_dims, convert):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(2, 30, 4, generator=generator, dtype=torch.float64)
+    labels = (torch.rand(2, 30, 4, generator=generator) < scores).long()
+    data = {
+        "binary": (scores[..., 0], labels[..., 0]),
+        "multiclass": (scores.softmax(-1), labels.argmax(-1)),
+        "multilabel": (scores, labels),
+    }
+    options = {"batch_dims": batch_dims}
+    for task, (preds, target) in data.items():
+        given = (convert(preds), convert(target)) if batch_dims else (convert(preds[0]), convert(target[0]))
+        for function in (F.ece, F.brier_score, F.canonical_error):
+            torch.testing.assert_close(function(*given, **options), function(*given, task, **options))
+            torch.testing.assert_close(function(*given, None, **options), function(*given, task, **options))
+        curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
+        torch.testing.assert_close(curve.n, expected.n)
+        count = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 4}}[task]
+        torch.testing.assert_close(F.ece(*given, **options, **count), F.ece(*given, task, **options))
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -274,7 +307,7 @@ def test_sample_weight_means_weights_everywhere():
             "Did you mean `n_replicates`",
         ),
         (lambda: F.ece(PROBS, LABELS, "multiclass", strategy="quantile"), "Use ace"),
-        (lambda: F.ece(PROBS, LABELS, "multiclass", average="none"), "None returns a value for each class"),
+        (lambda: F.ece(PROBS, LABELS, "multiclass", average="micro"), "None returns a value for each class"),
     ],
 )
 def test_errors_name_the_right_call(call, words):

@@ -73,35 +73,49 @@ def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_
 @pytest.mark.parametrize(
     ("module", "name", "meant"),
     [
-        (tc, "ece", "functional.ece"),
-        (tc, "TemperatureScaling", "calibration.TemperatureScaling"),
         (tc, "CalibrationError", "ECE"),
-        (tc.functional, "expected_calibration_error", "functional.ece"),
+        (tc.functional, "expected_calibration_error", "ece"),
         (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"),
-        (tc.calibration, "PlattScaling", "calibration.AffineScaling"),
-        (tc.losses, "ece", "functional.ece"),
+        (tc.calibration, "PlattScaling", "AffineScaling"),
+        (tc.losses, "ece", "ece"),
         (tc, "ClasswiseECE", "ECE"),
     ],
 )
 def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name, meant):
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Did you mean `torchcalib.{meant}`"):
+    words = f"Did you mean `torchcalib.{meant}`"
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {words}"):
         getattr(module, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{module.__name__}'. {words}"):
+        exec(f"from {module.__name__} import {name}")
     target = tc
     for part in meant.split("."):
         target = getattr(target, part)
 
 
+@pytest.mark.parametrize("name", ["ENCE", "AUROC", "EEC", "_ece", "unrelated"])
+def test_error_for_an_unknown_name_suggests_no_other_quantity(name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(tc, name)
+    assert "Did you mean" not in str(caught.value)
+    assert not hasattr(tc, name)
+
+
 def test_error_for_a_calibrator_of_other_packages_describes_the_closest_one():
-    with pytest.raises(AttributeError, match=r"the closest is `torchcalib\.calibration\.StructuredMatrixScaling`"):
+    with pytest.raises(AttributeError, match=r"the closest is `torchcalib\.StructuredMatrixScaling`"):
         tc.calibration.MatrixScaling  # noqa: B018
 
 
-def test_at_most_60_names_are_public():
-    assert {"ECE", "report", "functional"} <= set(dir(tc))
+def test_flat_names_are_the_objects_of_the_namespaces():
     assert dir(tc) == sorted(tc.__all__)
-    assert len(dir(tc)) <= 60
-    assert set(dir(tc.inference)) == set(tc.inference.__all__)
+    for space in (tc.functional, tc.calibration, tc.inference, tc.plots):
+        assert set(dir(space)) >= set(space.__all__)
+        missing = {name for name in space.__all__ if name.islower()} - set(dir(tc))
+        assert missing == set()
+        for name in set(space.__all__) & set(dir(tc)) - {"risk_coverage_curve"}:
+            assert getattr(tc, name) is getattr(space, name)
+    assert set(tc.calibration.__all__) <= set(dir(tc))
+    assert tc.risk_coverage_curve is tc.functional.risk_coverage_curve
 
 
 def test_import_does_not_import_torch():

@@ -15,7 +15,7 @@ from torchcalib.io.names import SYNONYMS, TASKS
 from torchcalib.io.names import Task as Task
 
 F = TypeVar("F", bound=Callable[..., Any])
-Average = Literal["macro"]
+Average = Literal["macro", "none"]
 Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
 Options = TypeVar("Options", bound=Mapping[str, Any])
@@ -346,19 +346,19 @@ def check_in_all_batches(name: str, before: bool | None, now: bool) -> None:
 def check_average(average: object, has_outputs: bool) -> bool:
     """Return whether to average over the class or label axis of values. Raise ValueError for an invalid `average`.
 
-    It must be "macro", or None if values have such an axis (`has_outputs`).
+    It must be "macro", or "none" or None if values have such an axis (`has_outputs`).
     """
-    if average not in ("macro", None):
+    if average not in ("macro", "none", None):
         raise ValueError(
             f"`average` must be 'macro' or None, got {shown(average)}. None returns a value for each class or label. "
             "For the top-label error of all samples pass mode='top_label' to a multi-class metric."
         )
-    if average is None and not has_outputs:
+    if average != "macro" and not has_outputs:
         raise ValueError(
             "`average` must be 'macro' for a metric with a single value, got None. For values per label pass "
             "task='multilabel'. For values per class pass mode='classwise', if the metric supports it."
         )
-    return has_outputs and average is not None
+    return has_outputs and average == "macro"
 
 
 def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None) -> int | None:

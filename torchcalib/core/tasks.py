@@ -1,20 +1,24 @@
 """Conversion of array-likes and class names to tensors, and inference of the task."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
-from torchcalib.core.arrays import as_tensor, check_has_values, column_names, label_tensor, single_axis
+from torchcalib.core.arguments import Task, is_int, task_by_position, task_of
+from torchcalib.core.arrays import as_tensor, as_tensors, check_has_values, column_names, label_tensor, single_axis
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import shown
 from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import task_of_shapes
+from torchcalib.ops.host_values import value_if_available
 
+F = TypeVar("F", bound=Callable[..., Any])
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
 
@@ -102,10 +106,12 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
 
 
 def infer_task(preds: Tensor, target: Tensor) -> Task:
-    """Return the task, inferred from the shapes of predictions and targets.
+    """Return the task, inferred from the shapes of predictions and targets, and from the targets if shapes are equal.
 
-    Equal shapes with one axis imply a binary task. Equal shapes with more axes are ambiguous: the target may contain
-    one-hot labels, multi-label targets, or binary labels. The ValueError then names the likely task.
+    Equal shapes with one axis imply a binary task, and a class axis that labels do not have implies a multi-class task.
+    Equal shapes with two axes imply a multi-label task if there are at least three columns, and targets are 0 or 1 with
+    different numbers of 1s in the rows. Other equal shapes are ambiguous: the target may contain one-hot labels,
+    annotator counts, class probabilities, or binary labels. The ValueError then names the likely task.
     """
     shapes = f"shapes {tuple(preds.shape)} and {tuple(target.shape)}"
     single = preds.dim() > 1 and 1 in (preds.shape[1], preds.shape[-1])
@@ -120,6 +126,8 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
             f"Pass task={task!r} if it contains counts."
         )
     if preds.dim() > 1 and preds.shape == target.shape:
+        if preds.dim() == 2 and preds.shape[1] > 2 and value_if_available(_are_label_sets(target)):
+            return "multilabel"
         maps = ", or task='binary' if every entry is the probability of its own event" if preds.dim() > 2 else ""
         raise ValueError(
             f"`task` must be given if `target` has the shape of `preds`, got {tuple(preds.shape)} for both. "
@@ -131,6 +139,35 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
         "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
     )
+
+
+def inferred_task(preds: Any, target: Any, options: Mapping[str, Any]) -> Task:
+    """Return the task that input options imply, or else the data, as by `infer_task` for each batch element."""
+    if options.get("positive_classes") is not None:
+        return "multiclass"
+    if options.get("num_classes") is not None or options.get("num_labels") is not None:
+        return task_of(None, options.get("num_classes"), options.get("num_labels"))
+    preds, target, _ = as_tensors(preds, target)
+    n_batch = options.get("batch_dims", 0)
+    if is_int(n_batch) and 0 < n_batch < min(preds.dim(), target.dim()) and preds.numel():
+        preds, target = preds.flatten(0, n_batch - 1)[0], target.flatten(0, n_batch - 1)[0]
+    squeezed, target = _without_single_axes(preds, target)
+    return "binary" if squeezed.dim() < preds.dim() else infer_task(preds, target)
+
+
+def infers_task(function: F) -> F:
+    """Decorate a function of data as `task_by_position` does, and infer the task unless an argument implies it."""
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def call(*data: Any, **options: Any) -> Any:
+        given = dict(zip(names, data, strict=False)) | options
+        if given.get("task") is None and given.keys() >= {"preds", "target"}:
+            data = data[: names.index("task")]  # without a `task` of None by position
+            options["task"] = inferred_task(given["preds"], given["target"], options)
+        return function(*data, **options)
+
+    return cast(F, task_by_position(call))
 
 
 def infer_from_logits(preds: Tensor, task: Task) -> bool:
@@ -149,6 +186,15 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
             "Pass from_logits=True for log-odds (the input of a sigmoid), or preds.exp() for log-probabilities."
         )
     return share > _FEW_NEGATIVE
+
+
+def _are_label_sets(target: Tensor) -> Tensor:
+    """Return a bool scalar: whether all targets are 0 or 1, and rows have different numbers of 1s.
+
+    Rows of one-hot labels, and those of counts with the same number of annotators, have equal sums.
+    """
+    sums = target.sum(-1)
+    return ((target == 0) | (target == 1)).all() & (sums != sums[:1]).any()
 
 
 def _one_hot_hint(target: Tensor) -> str:

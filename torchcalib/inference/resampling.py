@@ -20,7 +20,6 @@ from torchcalib.core.arguments import (
     check_count,
     check_level,
     check_seed,
-    task_by_position,
     task_of,
     unknown_argument,
 )
@@ -28,6 +27,7 @@ from torchcalib.core.checks import check_indices
 from torchcalib.core.clusters import effective_number, least_of_batch
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.counter_rng import multinomial_counts, poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
@@ -262,7 +262,7 @@ def nominal_tail(tail: Tensor, n: float) -> Tensor:
     return torch.where(t > 0, beyond, 1 - beyond)
 
 
-@task_by_position
+@infers_task
 def bootstrap(
     metric: Callable[..., Any],
     preds: Tensor,

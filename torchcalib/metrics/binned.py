@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, task_by_position
+from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
 from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
@@ -19,6 +19,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
+from torchcalib.core.tasks import infers_task
 from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
@@ -497,7 +498,7 @@ class RMSCE(BinnedMetric, function=rmsce):
             self.interval_kind, self.test_formula = "debiased", rmsce_from_bins
 
 
-@task_by_position
+@infers_task
 def calibration_curve(
     preds: Tensor,
     target: Tensor,

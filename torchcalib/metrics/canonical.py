@@ -13,12 +13,12 @@ from torchcalib.core.arguments import (
     check_average,
     check_choice,
     check_count,
-    task_by_position,
     task_read_as,
 )
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
+from torchcalib.core.tasks import infers_task
 from torchcalib.metrics.kernel import check_bandwidth
 from torchcalib.ops.leave_one_out import leave_one_out_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
@@ -109,7 +109,7 @@ class DirichletSettings:
         return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
 
 
-@task_by_position
+@infers_task
 def canonical_error(
     preds: Tensor,
     target: Tensor,

@@ -11,11 +11,12 @@ from typing import Any, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, task_by_position
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
 from torchcalib.core.bins import Distance, Norm, check_distance, estimation_errors, norm_over_bins
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
+from torchcalib.core.tasks import infers_task
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned, ece_from_bins
 from torchcalib.metrics.estimator import metric_function
@@ -118,7 +119,7 @@ class EstimationError(BinnedMetric, function=estimation_error):
     test_from = CalibrationMetric.test_from  # raises an error, because this is not a calibration error
 
 
-@task_by_position
+@infers_task
 def optimal_bins(
     preds: Tensor,
     target: Tensor,
@@ -160,7 +161,7 @@ def optimal_bins(
     return _edges(Binning("pava"), preds, target, task, mode, options)
 
 
-@task_by_position
+@infers_task
 def near_optimal_bins(
     preds: Tensor,
     target: Tensor,

@@ -30,6 +30,7 @@ from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import SumsAccumulator
+from torchcalib.core.tasks import inferred_task
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -172,6 +173,8 @@ def _function_of(
             options = with_task(options, *task)
         if "sample_weight" in options:
             options = with_weights(options)
+        if options.get("task") is None:
+            options = {**options, "task": inferred_task(preds, target, options)}
         estimator = factory(**options) if is_compiling() else _estimator(factory, options)
         value = estimator(preds, target, options.get("weights"))
         return value if result is None else result(*value.unbind(-1))

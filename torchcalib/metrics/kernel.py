@@ -16,7 +16,6 @@ from torchcalib.core.arguments import (
     check_choice,
     check_count,
     is_number,
-    task_by_position,
     task_read_as,
 )
 from torchcalib.core.inputs import input_format_of, read_input
@@ -30,6 +29,7 @@ from torchcalib.core.kernel_blocks import (
     scale_of,
 )
 from torchcalib.core.predictions import Predictions, by_replicates
+from torchcalib.core.tasks import infers_task
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
@@ -250,7 +250,7 @@ _MAX_H = 2.0
 """Upper bound of the terms |h| of `skce`: |h| <= |e_y - p| |e_y' - p'| <= 2."""
 
 
-@task_by_position
+@infers_task
 def skce_test(
     preds: Tensor,
     target: Tensor,

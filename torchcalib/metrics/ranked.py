@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple, Self, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, task_by_position, task_read_as
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, task_read_as
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.tasks import infers_task
 from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
@@ -340,7 +341,7 @@ class CORPCurve:
         return type(self)(confidence, n, frequency, low, high, self.level)
 
 
-@task_by_position
+@infers_task
 def corp_curve(
     preds: Tensor,
     target: Tensor,

@@ -11,10 +11,11 @@ from typing import NamedTuple, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, task_by_position, task_read_as
+from torchcalib.core.arguments import InputOptions, Task, task_read_as
 from torchcalib.core.events import Mode, NamedMode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.core.tasks import infers_task
 from torchcalib.ops.harmonic import harmonic_difference
 from torchcalib.ops.host_values import once
 from torchcalib.ops.logs import wide_dtype
@@ -147,7 +148,7 @@ class RiskCoverageCurve(NamedTuple):
     threshold: Tensor
 
 
-@task_by_position
+@infers_task
 def risk_coverage_curve(
     preds: Tensor,
     target: Tensor,

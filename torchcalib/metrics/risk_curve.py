@@ -13,13 +13,13 @@ from torchcalib.core.arguments import (
     Task,
     check_average,
     check_count,
-    task_by_position,
     task_read_as,
 )
 from torchcalib.core.checks import read_priors
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.ops import logs
@@ -56,7 +56,7 @@ class BayesRiskCurve:
         return self.risk / self.cheapest
 
 
-@task_by_position
+@infers_task
 def bayes_risk_curve(
     preds: Tensor,
     target: Tensor,
@@ -101,7 +101,7 @@ def bayes_risk_curve(
     return BayesRiskCurve(c, risk, cheapest)
 
 
-@task_by_position
+@infers_task
 def bayes_risk_area(
     preds: Tensor,
     target: Tensor,
@@ -155,7 +155,7 @@ def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     return (xmul(s.missed, _differences(miss)) + xmul(s.accepted, _differences(alarm))).sum(-1)
 
 
-@task_by_position
+@infers_task
 def optimal_threshold_cost(
     preds: Tensor,
     target: Tensor,

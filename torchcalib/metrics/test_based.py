@@ -15,13 +15,13 @@ from torchcalib.core.arguments import (
     check_choice_or_function,
     check_result,
     is_number,
-    task_by_position,
     task_read_as,
 )
 from torchcalib.core.bins import Norm, TCETable, norm_over_bins
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
 from torchcalib.core.sums import BinStats
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
 from torchcalib.metrics.estimator import metric_function
@@ -169,7 +169,7 @@ class TCE(BinnedMetric, function=tce):
     is_differentiable = False
 
 
-@task_by_position
+@infers_task
 def tce_table(
     preds: Tensor,
     target: Tensor,

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, task_by_position, task_of
+from torchcalib.core.arguments import InputOptions, Task, check_count, task_of
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import constant
 
@@ -17,7 +18,7 @@ _PER_SAMPLE = ("weights", "folds")
 """Options with one value per sample on the last axis, which are split by group."""
 
 
-@task_by_position
+@infers_task
 def by_group(
     function: Callable[..., Any],
     preds: Tensor,
