@@ -102,8 +102,8 @@ scatter()
 #
 # Table 1: the estimation error of bins, as the total error and the mean error within bins. The satimage data of the
 # paper are not available. The same random forest is fitted to simulated data of that size.
-# The numbers are not comparable. The setting of the simulation was chosen to show the order of the bins in the paper, and
-# is no evidence for it.
+# The numbers are not comparable. The setting of the simulation was chosen to show the order of the bins in the paper,
+# and is no evidence for it.
 
 pd.DataFrame(
     [(cell.row, cell.column, f"{cell.value:.4f}", cell.note) for cell in cells["tce-1"]],
