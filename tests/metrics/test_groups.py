@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
@@ -198,6 +199,46 @@ def test_wrong_metrics_and_groups_raise_errors():
         (by_group.worst, {"by": "n"}, ValueError, "must be one of 'excess', 'value', 'shrunk', 'p_value', got 'n'"),
     ]
     assert_refused((given, partial(call, **given), error, [part]) for call, given, error, part in wrong)
+
+
+TEXTS = np.array(["site b", "site a", ""])
+KINDS = [
+    lambda texts: texts,
+    lambda texts: texts.tolist(),
+    lambda texts: [text or None for text in texts.tolist()],
+    lambda texts: pytest.importorskip("pandas").Series(texts).replace("", np.nan),
+    lambda texts: pytest.importorskip("pandas").Categorical(texts),
+]
+
+
+@pytest.mark.parametrize("convert", KINDS)
+def test_text_groups_are_numbered_in_sorted_order_or_by_the_given_names(convert):
+    numbers = torch.tensor([1, 0, -1] * 30)
+    texts = convert(TEXTS[[0, 1, 2] * 30])
+    preds = torch.linspace(0, 1, 90)
+    target = (preds > 0.4).long()
+    torch.testing.assert_close(F.by_group(F.ece, preds, target, texts), F.by_group(F.ece, preds, target, numbers))
+    metric = tc.ByGroup(tc.ECE(task="binary"), group_names=["site a", "site b"])
+    metric.update(preds, target, groups=texts)
+    torch.testing.assert_close(metric.compute().float(), F.by_group(F.ece, preds, target, numbers))
+    assert set(metric.worst().group) == {"site a", "site b"}
+    report = tc.report(preds, target, groups=texts, with_calibration=False, with_intervals=False)
+    assert set(report.groups.group) == {"site a", "site b"}
+    with pytest.raises(ValueError, match="must be among `group_names`, got 'site c'"):
+        metric.update(preds, target, groups=["site c"] * 90)
+    with pytest.raises(TypeError, match="must be numbers for a metric without names of groups, got 'site a'"):
+        tc.ByGroup(tc.ECE(task="binary"), num_groups=2).update(preds, target, groups=texts)
+
+
+def test_states_with_other_group_names_are_not_merged():
+    one, other = (tc.ByGroup(tc.ECE(task="binary"), group_names=names) for names in (["a", "b"], ["b", "a"]))
+    for metric in (one, other):
+        metric.update(P, Y, groups=["a", "b", "b"])
+    with pytest.raises(ValueError, match="group_names"):
+        one.merge_state(other)
+    for wrong in ({}, {"num_groups": 3, "group_names": ["a", "b"]}, {"group_names": "ab"}):
+        with pytest.raises(TypeError, match="must be"):
+            tc.ByGroup(tc.ECE(task="binary"), **wrong)
 
 
 def test_thousands_of_groups_need_less_than_twice_their_size():

@@ -124,6 +124,7 @@ _ADVICE = {
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
     "per_class": "Pass mode='classwise' and average=None.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
+    "groups": "Pass them to by_group(function, preds, target, groups), report or ByGroup.",
     "weights": "Pass weights=... in the call, with each batch.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }

@@ -1,17 +1,64 @@
-"""Checks of group indices, which assign each sample to a group."""
+"""Group indices, which assign each sample to a group: conversion of text, and checks."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.core.arrays import as_tensor, starts_with_tensor
 from torchcalib.core.checks import GroupRule, check_indices, enforce
 from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 NO_GROUP = -1
 """Group index of rows without a group, which are ignored. `pandas.factorize` uses the same value."""
+
+
+_MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
+
+
+def numbered_groups(
+    groups: Any, names: Sequence[str] | None, device: torch.device
+) -> tuple[Tensor, Sequence[str] | None]:
+    """Return the number of the group of each sample, and the names of the groups by number.
+
+    Text is converted to its position in `names`, or without names in the sorted distinct texts. A missing text (None,
+    NaN or "") is -1, no group. Numbers are not changed, and need no names.
+    """
+    column = groups if isinstance(groups, Tensor) or starts_with_tensor(groups) else np.asarray(groups)
+    is_text = (
+        isinstance(column, np.ndarray) and column.dtype.kind in "OUST" and any(isinstance(x, str) for x in column.flat)
+    )
+    if not is_text:
+        return as_tensor("groups", groups, device), names
+    is_missing = np.array([x is None or x != x or x == "" for x in column.flat])
+    texts, places = np.unique(column.astype(str).ravel()[~is_missing], return_inverse=True)
+    known = list(map(str, texts)) if names is None else list(names)
+    number_of = {name: k for k, name in enumerate(known)}
+    if unknown := [text for text in texts if text not in number_of]:
+        raise ValueError(
+            f"`groups` must be among `group_names`, got {shown(str(unknown[0]))}. Add it to `group_names`."
+        )
+    numbers = np.full(column.size, NO_GROUP)
+    numbers[~is_missing] = np.array([number_of[text] for text in texts], dtype=np.int64)[places]
+    return torch.from_numpy(numbers.reshape(column.shape)).to(device), known
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Raise an error unless all group names are strings of at most 1,000 characters."""
+    if names is None:
+        return
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Convert each name with str().")
+    longest = max(map(len, names), default=0)
+    if longest > _MAX_NAME_LENGTH:
+        raise ValueError(
+            f"`group_names` must have at most {_MAX_NAME_LENGTH:,} characters each, got {longest:,}. Use shorter names."
+        )
 
 
 def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -> None:

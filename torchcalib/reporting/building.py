@@ -26,7 +26,7 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.groups import check_groups
+from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
@@ -103,7 +103,7 @@ class ReportBuilder:
         *,
         weights: Tensor | None = None,
         sample_weight: Tensor | None = None,
-        groups: Tensor | None = None,
+        groups: Any = None,
         group_names: Sequence[str] | None = None,
         clusters: Any = None,
     ) -> None:
@@ -114,7 +114,8 @@ class ReportBuilder:
             target: labels or soft targets.
             weights: non-negative weight of each sample.
             sample_weight: alias of `weights`, as in scikit-learn.
-            groups: group number of each sample, or -1 for no group. Pass groups with all batches or with none.
+            groups: group of each sample: text, empty for no group, or a number, -1 for no group. Pass groups with all
+                batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
@@ -141,8 +142,9 @@ class ReportBuilder:
         for name, kind in kinds.items():
             if name == _GROUPS:
                 if groups is not None:
-                    check_groups(groups, preds.device, samples)
-                    batch[name] = kind.from_groups(p, groups, group_names)
+                    numbers, names = numbered_groups(groups, group_names, preds.device)
+                    check_groups(numbers, preds.device, samples)
+                    batch[name] = kind.from_groups(p, numbers, names)
             elif (are_whole or not isinstance(kind, SampleOrSketchState)) and (
                 clusters is not None or not name.endswith(_BY_CLUSTER)
             ):

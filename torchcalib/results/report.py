@@ -11,6 +11,7 @@ from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
+from torchcalib.core.groups import numbered_groups
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
@@ -138,9 +139,9 @@ class Report(Results[float]):
             right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
-            groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
-                groups with the largest excess of ECE over its noise floor.
-            group_names: names of the groups, indexed by group number; None uses the numbers.
+            groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
+                contains the groups with the largest excess of ECE over its noise floor.
+            group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
@@ -167,6 +168,9 @@ class Report(Results[float]):
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
         p = prepare(preds, target, task, class_names=class_names, positive_classes=options.get("positive_classes"))
+        numbers = None
+        if groups is not None:
+            numbers, group_names = numbered_groups(groups, group_names, p.preds.device)
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=p.task,
             class_names=p.class_names,
@@ -180,7 +184,7 @@ class Report(Results[float]):
             p.preds,
             p.target,
             weights=None if weights is None else per_sample("weights", weights, p.preds),
-            groups=None if groups is None else per_sample("groups", groups, p.preds),
+            groups=None if numbers is None else per_sample("groups", numbers, p.preds),
             group_names=group_names,
             clusters=None if clusters is None else cluster_ids(clusters, p.preds),
         )

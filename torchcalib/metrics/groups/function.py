@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, task_of
-from torchcalib.core.arrays import as_tensor
-from torchcalib.core.groups import check_group_range, check_groups
+from torchcalib.core.groups import check_group_range, check_groups, numbered_groups
 from torchcalib.core.inputs import flattened
 from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
@@ -23,7 +22,7 @@ def by_group(
     function: Callable[..., Any],
     preds: Tensor,
     target: Tensor,
-    groups: Tensor,
+    groups: Any,
     task: Task | None = None,
     *,
     num_groups: int | None = None,
@@ -39,9 +38,11 @@ def by_group(
             `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
         preds: Predictions: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: Targets for the function.
-        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. They apply to all batch elements.
+        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. Text is numbered in sorted order;
+            it is empty for rows without a group. Groups apply to all batch elements.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_groups: Number of groups G. None means one more than the largest number in `groups`.
+        num_groups: Number of groups G. None means one more than the largest number in `groups`, or the number of
+            different texts.
         **options: Options of the function. `weights` and `folds` are split by group. An option named `groups`, as in
             `relative_calibration_loss` and `bootstrap`, is not supported.
 
@@ -77,15 +78,18 @@ def by_group(
             f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and "
             f"{tuple(preds.shape)}. Pass one target per sample."
         )
-    groups = as_tensor("groups", groups, preds.device).reshape(-1)
+    groups, names = numbered_groups(groups, None, preds.device)
+    groups = groups.reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
+    if num_groups is None and names is not None:
+        num_groups = len(names)
     if num_groups is None:
         num_groups = max(1, int(groups.max()) + 1 if groups.numel() else 1)
     check_count("num_groups", num_groups)
     check_group_range(groups, num_groups)
     per_sample = {name: options.pop(name) for name in _PER_SAMPLE if isinstance(options.get(name), Tensor)}
     order = groups.argsort(stable=True)
-    present, sizes = groups[order].unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+    present, sizes = groups[order].unique_consecutive(return_counts=True)
     values: list[Any] = []
     present_groups: list[int] = []
     for k, rows in zip(present.tolist(), torch.split(order, sizes.tolist()), strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.groups import NO_GROUP, check_group_range, in_groups
+from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.metrics.groups.sums import SumsByGroup
@@ -17,7 +17,6 @@ from torchcalib.metrics.groups.sums import SumsByGroup
 MAX_GROUPS = 10_000
 """Maximum number of groups. With more, no p-value would be significant after adjustment for multiple testing."""
 
-_MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 
 
@@ -53,7 +52,7 @@ class NamedGroupState:
         `groups` contains a number for each sample, or -1 for no group. It is ignored for rows of weight 0. `names` are
         indexed by these numbers; None uses the numbers as names.
         """
-        _check_names(names)
+        check_names(names)
         numbers = groups.flatten().long()
         if p.weights is not None:  # ignore the group of a row with weight 0 for all labels
             absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
@@ -95,7 +94,7 @@ class NamedGroupState:
         names, *tensors = parts
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return None
-        _check_names(names)
+        check_names(names)
         shapes = [(len(names), *part.shape[1:]) for part in like[1:]]
         if len(set(names)) < len(names) or len(tensors) != len(shapes):
             return None
@@ -104,16 +103,3 @@ class NamedGroupState:
                 return None
         self.empty(names)  # raises an error for too many groups
         return NamedSums(tuple(names), *tensors)
-
-
-def _check_names(names: Sequence[str] | None) -> None:
-    """Raise an error unless all group names are strings of at most 1,000 characters."""
-    if names is None:
-        return
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Convert each name with str().")
-    longest = max(map(len, names), default=0)
-    if longest > _MAX_NAME_LENGTH:
-        raise ValueError(
-            f"`group_names` must have at most {_MAX_NAME_LENGTH:,} characters each, got {longest:,}. Use shorter names."
-        )

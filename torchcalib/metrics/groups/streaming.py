@@ -1,6 +1,6 @@
 """Streaming metrics per group of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.groups import check_groups, in_groups
+from torchcalib.core.arrays import as_tensors
+from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
@@ -104,6 +105,7 @@ class ByGroup(RowsInGroups):
         metric: A torchcalib metric, not a wrapper. Only its configuration and its device are used; its accumulated
             state is ignored.
         num_groups: Number of groups G. Group numbers are 0 to G - 1.
+        group_names: Names of the G groups, instead of their number. `update` then also accepts text.
         **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
@@ -118,8 +120,24 @@ class ByGroup(RowsInGroups):
         tensor([0.2000,    nan, 0.2000], dtype=torch.float64)
     """
 
-    def __init__(self, metric: CalibrationMetric[Any], *, num_groups: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        metric: CalibrationMetric[Any],
+        *,
+        num_groups: int | None = None,
+        group_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_names(group_names)
+        if group_names is not None and num_groups in (None, len(group_names)):
+            num_groups = len(group_names)
+        elif num_groups is None or group_names is not None:
+            raise TypeError(
+                f"`num_groups` must be the number of groups, or omitted with `group_names`, got {shown(num_groups)} "
+                f"and {shown(group_names)}. Pass one of them."
+            )
         check_count("num_groups", num_groups, at_most=MAX_GROUPS)
+        self.group_names = None if group_names is None else tuple(group_names)
         super().__init__(metric, num_groups, **kwargs)
 
     def update(  # type: ignore[override]  # `groups` is required
@@ -128,7 +146,7 @@ class ByGroup(RowsInGroups):
         target: Tensor,
         weights: Tensor | None = None,
         *,
-        groups: Tensor,
+        groups: Any,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state.
@@ -136,8 +154,8 @@ class ByGroup(RowsInGroups):
         Args:
             preds: Probabilities or logits; see `CalibrationMetric.update`.
             target: Labels or soft targets; see `CalibrationMetric.update`.
-            groups: Group number per sample, integers in [0, num_groups), or -1 for no group. The shape is that of
-                `preds` without the class axis.
+            groups: Group number per sample, integers in [0, num_groups), or -1 for no group. With `group_names` also
+                text, which is empty for no group. The shape is that of `preds` without the class axis.
             weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`.
 
@@ -147,11 +165,20 @@ class ByGroup(RowsInGroups):
         """
 
         def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
-            given = as_tensor("groups", groups, device)
+            given, names = numbered_groups(groups, self.group_names, device)
+            if names is not None and self.group_names is None:
+                raise TypeError(
+                    f"`groups` must be numbers for a metric without names of groups, got {shown(names[0])}. "
+                    "Create it with ByGroup(metric, group_names=[...])."
+                )
             check_groups(given, device, samples)
             return given
 
         self._add_in_groups(preds, target, weights, sample_weight, numbers, "groups")
+
+    def _configuration(self) -> dict[str, object]:
+        names = {} if self.group_names is None else {"group_names": self.group_names}
+        return {**super()._configuration(), **names}
 
     def n(self) -> Tensor:
         """Return the total weight of the samples in every group, float64 `(G, ...)`.
@@ -227,7 +254,9 @@ class ByGroup(RowsInGroups):
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, retest, n_replicates)
-        return GroupTable.from_test(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
+        return GroupTable.from_test(
+            self.group_names or range(self.num_groups), self._n_of(statistic), found, k=k, by=by
+        )
 
     def _value(self, statistic: Any) -> Tensor:
         if isinstance(statistic, GroupedSample):
