@@ -143,6 +143,11 @@ def _has_missing(array: np.ndarray[Any, Any]) -> bool:
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
 
 
+def is_frame(data: Any) -> bool:
+    """Return whether data is a DataFrame of pandas or polars, or a table of pyarrow."""
+    return hasattr(data, "columns") and (hasattr(data, "dtypes") or hasattr(data, "column_names"))
+
+
 def column_names(preds: Any) -> tuple[str, ...]:
     """Return the column names of a DataFrame with several columns if all names are text, else `()`.
 

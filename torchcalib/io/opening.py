@@ -191,6 +191,7 @@ def _decimals_of(probs: Tensor) -> int:
 def open_predictions(
     paths: Sequence[str | Path],
     *,
+    frame: Any = None,
     preds: str | None = None,
     target: str | None = None,
     weights: str | None = None,
@@ -207,6 +208,7 @@ def open_predictions(
     Args:
         paths: shards of one data set with the same format, names and dtypes. A `.npy` data set consists of one file of
             predictions, one of targets, and optional files of weights, groups and clusters.
+        frame: DataFrame of pandas, polars or pyarrow instead of files; `paths` is then ignored.
         preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
             A list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"` selects one column per class. None searches for
             the common names in `torchcalib.io.names`.
@@ -243,7 +245,7 @@ def open_predictions(
         [[0, 1], [2, 0], [1]]
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
-    readers = readers_of(check_paths(paths))
+    readers = readers_of(check_paths(paths)) if frame is None else [_reader_of_frame(frame)]
     named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
@@ -277,6 +279,12 @@ def open_predictions(
     elif target_found.dtype in TEXT:
         names = names_of_labels(filled, source.preds, source.target, opened.task)
     return replace(opened, source=replace(opened.source, class_names=names))
+
+
+def _reader_of_frame(frame: Any) -> Reader:
+    with reading("DataFrame", "DataFrame"):
+        reader: Reader = import_module("torchcalib.io.tables").Frame(frame)
+    return reader
 
 
 def readers_of(files: Sequence[Path]) -> list[Reader]:

@@ -60,7 +60,7 @@ class Array:
 
 
 class Reader(ABC):
-    """Reader of one file, or of the `.npy` files of one data set.
+    """Reader of one file, of the `.npy` files of one data set, or of a DataFrame, which has no paths.
 
     Files are closed between calls, because thousands of shards would exceed the limit of open files.
     """
@@ -69,7 +69,7 @@ class Reader(ABC):
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        self.label = " + ".join(map(str, paths))
+        self.label = " + ".join(map(str, paths)) or self.format
         with reading(self.label, self.format):
             self.arrays = {array.name: array for array in self.inspect()}
 

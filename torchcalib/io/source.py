@@ -13,7 +13,7 @@ _MAX_SHOWN = 20  # largest number of class names in a description
 class Source:
     """Origin of predictions in one or more files. The sum of two sources describes all their files."""
 
-    files: tuple[str, ...]  # paths, in the order of the rows
+    files: tuple[str, ...]  # paths, in the order of the rows; empty for a DataFrame
     format: str  # a value of `torchcalib.io.paths.FORMATS`
     preds: str  # array name: key, column, numbered columns (`prob_0..prob_9`) or stem of a `.npy` file
     target: str
@@ -49,7 +49,7 @@ class Source:
         if self.are_confidences:
             kind = "logits of confidences" if self.from_logits else "confidences"
         return {
-            "files": [printable(file) for file in self.files],
+            **({"files": [printable(file) for file in self.files]} if self.files else {}),
             "format": printable(self.format),
             "predictions": printable(f"{self.preds}, read as {kind}"),
             "targets": printable(self.target),

@@ -357,6 +357,38 @@ class Parquet(_Table):
         return largest + (n_values * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0)
 
 
+class Frame(_Table):
+    """Reader of a DataFrame of pandas, polars or pyarrow."""
+
+    format = "DataFrame"
+
+    def __init__(self, frame: Any) -> None:
+        if hasattr(frame, "to_arrow"):  # polars
+            frame = frame.to_arrow()
+        if not isinstance(frame, pa.Table):
+            named = frame.rename(columns=str)  # columns without names have numbers
+            frame = pa.Table.from_pandas(named, preserve_index=False)
+        self._table = frame
+        super().__init__()
+
+    def inspect(self) -> Iterable[Array]:
+        """Describe the columns. The first non-empty list determines the width of a list column."""
+        self.check_names(self._table.column_names)
+        return _with_composed([self._described(name) for name in self._table.column_names])
+
+    def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
+        """Yield batches of at most `count` rows."""
+        yield from self._table.select(list(dtypes)).to_batches(max_chunksize=count)
+
+    def _described(self, name: str) -> Array:
+        column, shape = self._table.column(name), (self._table.num_rows,)
+        kind = column.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            return Array(name, _dtype(kind), shape)
+        lengths = pc.list_value_length(column)
+        return Array(name, _dtype(kind.value_type), (*shape, pc.max(lengths.slice(0, 1)).as_py() or 0))
+
+
 READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
 """Reader by file format."""
 

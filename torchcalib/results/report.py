@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
+from torchcalib.core.arrays import is_frame
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import numbered_groups
@@ -78,7 +79,7 @@ class Report(Results[float]):
     def from_predictions(
         cls,
         preds: Any,
-        target: Any,
+        target: Any = None,
         task: Task | None = None,
         *,
         class_names: Sequence[str] | None = None,
@@ -129,8 +130,10 @@ class Report(Results[float]):
         Args:
             preds: probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`, multi-label
                 `(N, L)`. Further axes are samples. Any array-like is accepted. Text column names of a DataFrame become
-                the class names.
-            target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names.
+                the class names. A DataFrame may also contain all columns, as a file does.
+            target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names. For a DataFrame
+                with all columns, the name of the targets, or None to find a common name. `weights`, `groups` and
+                `clusters` are then names too.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
                 `task_is_inferred`. Targets of shape `(N, C)` are ambiguous and need a task.
             class_names: names of the classes or labels in the order of the class axis; the negative class first if
@@ -164,6 +167,25 @@ class Report(Results[float]):
             'binary'
         """
         weights = weights_from(options.pop("weights", None), sample_weight)
+        if target is None and not is_frame(preds):
+            raise TypeError(
+                "`target` must be given for predictions without columns, got None. Call report(preds, target), or "
+                "report(df, target='y') for a DataFrame."
+            )
+        if target is None or (isinstance(target, str) and is_frame(preds)):
+            names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters}
+            opening = {**names, "frame": preds, "from_logits": options.pop("from_logits", None), "task": task}
+            builder = above("torchcalib.reporting.reading:builder_of")(
+                (),
+                {**opening, "class_names": class_names},
+                n_bins=n_bins,
+                right=right,
+                with_calibration=with_calibration,
+                with_intervals=with_intervals,
+                **options,
+            )
+            of_frame: Report = replace(builder.report(), task_is_inferred=task is None)
+            return of_frame
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
