@@ -13,10 +13,10 @@ from torchcalib.core.arguments import Task, is_int, task_of, with_weights
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
-from torchcalib.core.mistakes import look_like_probabilities, warn
+from torchcalib.core.mistakes import look_like_probabilities
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import shown, warn
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype

@@ -13,7 +13,7 @@ from torchcalib.core.arguments import InputOptions, Task, check_flag, with_resol
 from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.core.tasks import inferred_task
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
@@ -32,6 +32,7 @@ _OWN_OPTIONS = {*FOLD_DEFAULTS, "train_on_test", "calibration"}
 """Names of the options that are not input options."""
 
 
+@infers_task
 def cross_val_calibrate(
     preds: Tensor,
     target: Tensor,
@@ -89,7 +90,7 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
-    task, options = with_resolved_task(task or inferred_task(preds, target, options), options)
+    task, options = with_resolved_task(task, options)
     if options.get("n_repeats") not in (None, 1):
         raise ValueError(
             f"`n_repeats` must be 1 here, got {shown(options['n_repeats'])}: "
@@ -236,7 +237,7 @@ def flat_input(
     preds: Tensor, target: Tensor, task: Task | None, options: CalibrationOptions
 ) -> tuple[Tensor, Tensor, Task, CalibrationOptions]:
     """Resolve the task, flatten sample axes into one, and move classes last; see `flattened`."""
-    task, options = with_resolved_task(task or inferred_task(preds, target, options), options)
+    task, options = with_resolved_task(task, options)
     preds, target, given = flattened(task, preds, target, input_options(options))
     kept: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN_OPTIONS}
     lead = preds.shape[: given.get("batch_dims", 0)]

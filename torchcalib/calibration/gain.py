@@ -19,6 +19,7 @@ from torchcalib.calibration.cross_validation import (
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import weighted
+from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.proper_scores import brier_score, nll
 from torchcalib.ops.logs import wide_dtype
@@ -28,6 +29,7 @@ Score = Literal["nll", "brier"] | ScoreFunction
 _SCORES: Mapping[str, ScoreFunction] = {"nll": nll, "brier": brier_score}
 
 
+@infers_task
 def calibration_loss(
     preds: Tensor,
     target: Tensor,
@@ -83,6 +85,7 @@ def calibration_loss(
     return raw - after
 
 
+@infers_task
 def relative_calibration_loss(
     preds: Tensor,
     target: Tensor,
@@ -185,6 +188,7 @@ class ScoreDivergence(NamedTuple):
     semi_empirical: Tensor
 
 
+@infers_task
 def score_divergence(
     preds: Tensor,
     target: Tensor,

@@ -39,6 +39,7 @@ from torchcalib.calibration.structured import StructuredMatrixScaling, Structure
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.tasks import infers_task
 from torchcalib.display.words import ends, listed
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
@@ -127,6 +128,7 @@ class Recommendation:
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 
 
+@infers_task
 def recommend(
     preds: Tensor,
     target: Tensor,

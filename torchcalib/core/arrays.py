@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import weights_from
-from torchcalib.io.errors import first_of, shown
+from torchcalib.io.errors import first_of, shown, warn
+from torchcalib.io.names import outcome_names
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
 """Prefixes that are removed from the column names of predictions."""
+_SUM_TOLERANCE = 1e-3  # largest distance from 1 of the sum of probabilities in a list
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -29,7 +31,7 @@ def as_tensors(
     weights = weights_from(weights, sample_weight)
     names = column_names(preds)
     preds = as_tensor("preds", preds)
-    target = label_tensor(target, names, preds.device) if names else as_tensor("target", target, preds.device)
+    target = label_tensor(target, names, preds.device)
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
@@ -64,6 +66,8 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
             array = np.asarray(array.tolist(), dtype=np.float64 if _has_missing(array) else None)
     except (TypeError, ValueError, RuntimeError) as error:
         is_ragged = "inhomogeneous" in str(error)
+        if is_ragged and name == "preds" and (padded := _padded(x)) is not None:
+            return torch.as_tensor(padded, device=device)
         advice = "Rows must have equal lengths." if is_ragged else "Convert it to a tensor with torch.as_tensor."
         raise TypeError(
             f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: "
@@ -139,6 +143,27 @@ def _stacked(name: str, rows: Sequence[Any], device: torch.device | None) -> Ten
         ) from error
 
 
+def _padded(rows: Iterable[Any]) -> NDArray[np.float64] | None:
+    """Return rows of different numbers of choices as one array, and warn. None if they are not rows of numbers.
+
+    The probability of a choice that a row does not have is 0, and its logit is -inf.
+    """
+    try:
+        given = [np.asarray(row, dtype=np.float64) for row in rows]
+    except (TypeError, ValueError):
+        return None
+    if any(row.ndim != 1 or not row.size for row in given):
+        return None
+    are_probs = all(row.min() >= 0 and abs(row.sum() - 1) <= _SUM_TOLERANCE for row in given)
+    sizes = [len(row) for row in given]
+    padded = np.full((len(given), max(sizes)), 0.0 if are_probs else -np.inf)
+    for k, row in enumerate(given):
+        padded[k, : len(row)] = row
+    fill = "probability 0" if are_probs else "logit -inf"
+    warn(f"`preds` has rows of {min(sizes)} to {max(sizes)} choices. Missing choices have {fill}.")
+    return padded
+
+
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
 
@@ -165,7 +190,10 @@ def column_names(preds: Any) -> tuple[str, ...]:
 
 
 def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
-    """Return targets as a tensor, with class names replaced by their indices in `class_names`."""
+    """Return targets as a tensor, with class names replaced by their indices in `class_names`.
+
+    Without names, texts such as "no" and "yes" are outcomes; see `outcome_names`.
+    """
     is_numeric = isinstance(values, Tensor) or values is None or starts_with_tensor(values)
     labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
@@ -178,10 +206,12 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
             "Add the name, or remove the row."
         )
     unique, inverse = np.unique(labels.astype(str), return_inverse=True)
+    class_names = class_names or outcome_names(unique.tolist())
     if not class_names:
         raise ValueError(
             f"`target` must contain numbers if classes have no names, got text: {first_of(unique.tolist())}. "
-            "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
+            "Pass class indices, for example pandas.Categorical(labels, categories=class_names).codes, or class_names "
+            "to a report."
         )
     index = {name: k for k, name in enumerate(class_names)}
     unknown = [str(label) for label in unique if label not in index]
@@ -192,6 +222,14 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
         )
     numbers = torch.tensor([index[str(label)] for label in unique])
     return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
+
+
+def names_of_outcomes(target: Any) -> tuple[str, ...]:
+    """Return the texts in `target` that stand for the outcomes 0 and 1, or `()` for other targets."""
+    labels = None if isinstance(target, Tensor) or starts_with_tensor(target) else _objects(target)
+    if labels is None or not all(isinstance(label, str) for label in labels.flat):
+        return ()
+    return outcome_names({str(label) for label in labels.flat})
 
 
 def _objects(values: Any) -> NDArray[Any] | None:

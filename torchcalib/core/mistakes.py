@@ -5,8 +5,6 @@ several batches: a stream keeps its `Evidence`.
 """
 
 import math
-import sys
-import warnings
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.predictions import Predictions
+from torchcalib.io.errors import warn
 from torchcalib.ops.host_values import value_if_available
 
 MIN_ROWS = 20
@@ -28,21 +27,10 @@ MIN_VALUES = 100
 
 _NEAR = 0.005  # largest distance from 0 and 1 of the smallest and the largest of many probabilities
 _FEW_TARGETS = 2  # number of different soft targets with label smoothing
-_OTHERS = ("torchcalib", "torch", "torchmetrics")
-"""Packages whose frames are not the caller of a warning."""
-
 _DECISIONS = (
     "These seem to be decisions, which have no calibration. Pass probabilities: predict_proba(X) in scikit-learn, or "
     "the output of a softmax or sigmoid."
 )
-
-
-def warn(message: str) -> None:
-    """Issue a warning at the first caller outside torch, torchmetrics and this package, once for each call site."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OTHERS:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 @dataclass(frozen=True)

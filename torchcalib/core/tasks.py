@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task, is_int, task_by_position, task_of
-from torchcalib.core.arrays import as_tensor, as_tensors, check_has_values, column_names, label_tensor, single_axis
+from torchcalib.core.arrays import (
+    as_tensor,
+    as_tensors,
+    check_has_values,
+    column_names,
+    label_tensor,
+    names_of_outcomes,
+    single_axis,
+)
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
@@ -55,6 +63,7 @@ def prepare(
             f"{shown(columns[0])}. Leave class_names out, because the columns have names."
         )
     preds = as_tensor("preds", preds)
+    names = names or names_of_outcomes(target)
     target = label_tensor(target, names, preds.device)
     n_axes = preds.dim()
     preds, target = _without_single_axes(preds, target)
@@ -141,13 +150,12 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     )
 
 
-def inferred_task(preds: Any, target: Any, options: Mapping[str, Any]) -> Task:
+def inferred_task(preds: Tensor, target: Tensor, options: Mapping[str, Any]) -> Task:
     """Return the task that input options imply, or else the data, as by `infer_task` for each batch element."""
     if options.get("positive_classes") is not None:
         return "multiclass"
     if options.get("num_classes") is not None or options.get("num_labels") is not None:
         return task_of(None, options.get("num_classes"), options.get("num_labels"))
-    preds, target, _ = as_tensors(preds, target)
     n_batch = options.get("batch_dims", 0)
     if is_int(n_batch) and 0 < n_batch < min(preds.dim(), target.dim()) and preds.numel():
         preds, target = preds.flatten(0, n_batch - 1)[0], target.flatten(0, n_batch - 1)[0]
@@ -163,8 +171,9 @@ def infers_task(function: F) -> F:
     def call(*data: Any, **options: Any) -> Any:
         given = dict(zip(names, data, strict=False)) | options
         if given.get("task") is None and given.keys() >= {"preds", "target"}:
-            data = data[: names.index("task")]  # without a `task` of None by position
-            options["task"] = inferred_task(given["preds"], given["target"], options)
+            given["preds"], given["target"], _ = as_tensors(given["preds"], given["target"])
+            given["task"] = inferred_task(given["preds"], given["target"], options)
+            return function(**given)
         return function(*data, **options)
 
     return cast(F, task_by_position(call))

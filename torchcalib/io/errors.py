@@ -1,5 +1,7 @@
-"""Errors for unreadable files, and formatting of their messages. Importing this module does not import torch."""
+"""Errors for unreadable files, formatting of messages, and warnings. Importing this module does not import torch."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
@@ -8,6 +10,8 @@ FILL_IN = "Fill it in, or pass nan_policy='drop' to drop rows with missing value
 """Advice for a missing value."""
 _MAX_MESSAGE = 500  # characters of a message
 _NAME_LENGTHS = (200, 100, 60, 28)  # lengths of names that are tried in turn
+_OTHERS = ("torchcalib", "torch", "torchmetrics")
+"""Packages whose frames are not the caller of a warning."""
 
 
 class InputError(ValueError):
@@ -85,3 +89,11 @@ def quoted(names: Iterable[object], most: int = 12) -> str:
     shown = [f"`{short_name(str(name), 60)}`" for name in names]
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
     return (", ".join(shown[:most]) or "nothing") + rest
+
+
+def warn(message: str) -> None:
+    """Issue a warning at the first caller outside torch, torchmetrics and this package, once for each call site."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OTHERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)

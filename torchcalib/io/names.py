@@ -1,6 +1,7 @@
 """What names and shapes of arrays imply: roles, logits or probabilities, and the task. Does not import torch."""
 
 import re
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 Task = Literal["binary", "multiclass", "multilabel"]
@@ -30,6 +31,11 @@ TARGETS = (
     *CORRECT,
 )
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
+OUTCOMES = (
+    *(("incorrect", "correct"), ("wrong", "right"), ("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t")),
+    *(("fail", "pass"), ("failed", "passed"), ("negative", "positive"), ("neg", "pos"), ("0", "1")),
+)
+"""Texts for the outcomes 0 and 1 of a binary target, in lower case."""
 INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
@@ -98,6 +104,18 @@ def are_logits(key: str) -> bool | None:
     words = set(re.split(r"[_.:\- ]+", key))
     logits, probs = bool(words & {*LOGITS, "log"}), bool(words & set(PROBS))
     return logits if logits or probs else None
+
+
+def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return texts such as "no" and "yes" in the order of the outcomes 0 and 1, or `()` for other texts.
+
+    A text that does not occur is completed.
+    """
+    given = {text.lower(): text for text in texts}
+    for pair in OUTCOMES:
+        if given and set(given) <= set(pair):
+            return tuple(given.get(name, name) for name in pair)
+    return ()
 
 
 def task_of_shapes(preds: tuple[int, ...], target: tuple[int, ...]) -> Task | None:

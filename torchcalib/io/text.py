@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import FILL_IN, InputError, quoted
-from torchcalib.io.names import class_of
+from torchcalib.io.names import class_of, outcome_names
 from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
@@ -78,8 +78,9 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
     """Return the distinct text labels in sorted order: names alphabetically, then whole numbers by value.
 
-    The predictions must agree with this order: the mean prediction of each class must be largest in the rows with its
-    label. If a binary column such as `prob_dog` names the positive class, this label is last, without a check.
+    Texts such as "no" and "yes" have the order of `outcome_names`. The predictions must agree with any other order: the
+    mean prediction of each class must be largest in the rows with its label. If a binary column such as `prob_dog`
+    names the positive class, this label is last, without a check.
     """
     n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}
@@ -101,6 +102,8 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
+    if names := outcome_names(found):
+        return names
     named = class_of(preds)
     if task == "binary" and named and named[1] in found:
         return (next(name for name in found if name != named[1]), named[1])

@@ -25,6 +25,7 @@ from torchcalib.core.arguments import (
     with_task,
     with_weights,
 )
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
@@ -174,6 +175,7 @@ def _function_of(
         if "sample_weight" in options:
             options = with_weights(options)
         if options.get("task") is None:
+            preds, target, _ = as_tensors(preds, target)
             options = {**options, "task": inferred_task(preds, target, options)}
         estimator = factory(**options) if is_compiling() else _estimator(factory, options)
         value = estimator(preds, target, options.get("weights"))
