@@ -216,6 +216,11 @@ def ecd(
     For a prediction of probability 1 the score is 0 if it is correct and +inf if it is wrong. The minimum for a binary
     sample is -W(1/e) = -0.2785, with the Lambert W function. It is lower for more classes (-1.1010 for 10 classes).
 
+    A model with a value near 0 is called *safe*. This includes perfect calibration and perfect uncertainty: constant
+    probabilities of 1 / C have the value 0 for any outcomes. Values below 0 are safe too, but over-cautious. Values
+    above 0 are over-confident, without an upper bound. `torchcalib.report(safe_threshold=...)` decides with the
+    sampling noise. ECD per bin separates calibrated from uncertain predictions: see `calibration_curve`.
+
     Args:
         preds: Probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`. Or a
             `torch.distributions` object with batch shape `(..., N)`, or a `Density`; the score is then -log_prob(x) -
@@ -235,7 +240,7 @@ def ecd(
 
     Reference:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
-        eq. 8 (distributions), 12 (multi-class), 15 (binary).
+        eq. 8 (distributions), 12 (multi-class), 15 (binary); sec. III.B (safe calibration).
 
     Example:
         >>> import torch
