@@ -33,6 +33,7 @@ from torchcalib.metrics.proper_scores import ECD as ECD
 from torchcalib.metrics.proper_scores import NLL as NLL
 from torchcalib.metrics.proper_scores import Accuracy as Accuracy
 from torchcalib.metrics.proper_scores import BrierScore as BrierScore
+from torchcalib.metrics.proper_scores import StratifiedBrierScore as StratifiedBrierScore
 from torchcalib.metrics.ranked import CORP as CORP
 from torchcalib.metrics.ranked import KS as KS
 from torchcalib.metrics.selective import AUGRC as AUGRC
