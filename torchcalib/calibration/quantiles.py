@@ -15,7 +15,6 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import end_of_ties
 
-
 _PIECE = 2**20  # number of float64 values of basis functions in memory
 
 
@@ -229,7 +228,7 @@ def _fitted_spline(t: Tensor, h: Tensor, share: Tensor, n_knots: int) -> Tensor:
 
     The basis functions are computed twice, in pieces, because they need K times the memory of t.
     """
-    n_rows = max(1, _PIECE // (n_knots * t.shape[:-1].numel()))
+    n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
     pieces = t.split(n_rows, -1)
 
     def basis(piece: Tensor) -> Tensor:
