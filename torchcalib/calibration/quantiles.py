@@ -229,14 +229,14 @@ def _fitted_spline(t: Tensor, h: Tensor, share: Tensor, n_knots: int) -> Tensor:
     The basis functions are computed twice, in pieces, because they need K times the memory of t.
     """
     n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
-    pieces = t.split(n_rows, -1)
+    pieces, heights, shares = (torch.split(x, n_rows, -1) for x in (t, h, share))
 
     def basis(piece: Tensor) -> Tensor:
         return _natural_spline(piece, n_knots)[..., 1:]  # s(0) = 0: without the basis function of the first knot
 
     matrix = t.new_zeros((*t.shape[:-1], n_knots - 1, n_knots - 1))
     right = matrix[..., :1]
-    for piece, of_h, weight in zip(pieces, h.split(n_rows, -1), share.split(n_rows, -1), strict=True):
+    for piece, of_h, weight in zip(pieces, heights, shares, strict=True):
         values = basis(piece)
         weighted = (values * weight.unsqueeze(-1)).mT
         matrix, right = matrix + weighted @ values, right + weighted @ of_h.unsqueeze(-1)
