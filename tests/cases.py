@@ -92,6 +92,7 @@ SCORES = [
     ("brier", F.brier_score, tc.BrierScore, {}),
     ("nbs", F.brier_score, tc.BrierScore, {"normalize": "prior"}),
     ("brier-classes", F.brier_score, tc.BrierScore, {"normalize": "classes"}),
+    ("stratified-brier", F.stratified_brier_score, tc.StratifiedBrierScore, {}),
     ("ecd", F.ecd, tc.ECD, {}),
     ("risk", F.bayes_risk, tc.BayesRisk, {}),
     ("nrisk", F.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),

@@ -29,6 +29,7 @@ from torchcalib.calibration.recommendation import Recommendation as Recommendati
 from torchcalib.calibration.recommendation import recommend as recommend
 from torchcalib.calibration.saving import load_calibrator as load_calibrator
 from torchcalib.calibration.saving import save_calibrator as save_calibrator
+from torchcalib.calibration.structured import DirichletCalibration as DirichletCalibration
 from torchcalib.calibration.structured import StructuredMatrixScaling as StructuredMatrixScaling
 from torchcalib.calibration.structured import StructuredVectorScaling as StructuredVectorScaling
 from torchcalib.calibration.structured import VectorScaling as VectorScaling
@@ -86,10 +87,12 @@ from torchcalib.metrics.proper_scores import ECD as ECD
 from torchcalib.metrics.proper_scores import NLL as NLL
 from torchcalib.metrics.proper_scores import Accuracy as Accuracy
 from torchcalib.metrics.proper_scores import BrierScore as BrierScore
+from torchcalib.metrics.proper_scores import StratifiedBrierScore as StratifiedBrierScore
 from torchcalib.metrics.proper_scores import accuracy as accuracy
 from torchcalib.metrics.proper_scores import brier_score as brier_score
 from torchcalib.metrics.proper_scores import ecd as ecd
 from torchcalib.metrics.proper_scores import nll as nll
+from torchcalib.metrics.proper_scores import stratified_brier_score as stratified_brier_score
 from torchcalib.metrics.ranked import CORP as CORP
 from torchcalib.metrics.ranked import KS as KS
 from torchcalib.metrics.ranked import corp as corp

@@ -22,7 +22,7 @@ from torchcalib.metrics.label_distribution import (
     total_variation,
 )
 from torchcalib.metrics.logistic import cox, spiegelhalter
-from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
+from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll, stratified_brier_score
 from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
@@ -95,6 +95,7 @@ __all__ = [
     "smece_width",
     "spiegelhalter",
     "squared_distance",
+    "stratified_brier_score",
     "tce",
     "tce_table",
     "total_variation",

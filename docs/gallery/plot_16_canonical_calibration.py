@@ -82,4 +82,4 @@ for name, labels in {"this model": target, "calibrated model": calibrated}.items
 # The tests are from Widmann, Lindsten and Zachariah, `Calibration tests in multi-class classification
 # <https://arxiv.org/abs/1910.11385>`_.
 #
-# The guide explains the :doc:`four notions of calibration </guide/notions>`.
+# The guide explains the :doc:`five notions of calibration </guide/notions>`.

@@ -70,9 +70,12 @@ def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-@pytest.mark.parametrize("calibrator", [*SCALED, *OF_CLASSES], ids=name)
+@pytest.mark.parametrize("calibrator", [*SCALED, *OF_CLASSES[:3]], ids=name)
 def test_scaled_logits_get_the_same_calibrated_predictions(calibrator, scale):
-    """For log-odds of 1e-6, a float32 log-probability (near -log 2) would keep one significant digit."""
+    """For log-odds of 1e-6, a float32 log-probability (near -log 2) would keep one significant digit.
+
+    The penalties of Dirichlet calibration depend on the scale.
+    """
     logits, target = data(200, 4)
     log_odds, labels = single(200)
     cases = [(scale * logits, target, multi, {"rtol": 0, "atol": 1e-9 if calibrator in SCALED else 1e-8})]

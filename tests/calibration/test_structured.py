@@ -1,6 +1,7 @@
-"""Vector scaling, and structured vector and matrix scaling: optimality, unusual data, and many classes."""
+"""Vector scaling, structured scaling and Dirichlet calibration: optimality, unusual data, and many classes."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,28 +13,45 @@ from scipy.special import log_softmax, logsumexp
 from torchcalib.calibration import TemperatureScaling, cross_val_calibrate
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE, structured
 
-V, SV, SM = OF_CLASSES
+V, SV, SM, DIRICHLET = OF_CLASSES
 STRUCTURED = [SV, SM]
 each = pytest.mark.parametrize("calibrator", OF_CLASSES, ids=name)
 each_structured = pytest.mark.parametrize("calibrator", STRUCTURED, ids=name)
 
 
 def slow_features(fitted, logits, n):
-    """Return the smoothed log-probabilities of Berta et al. row by row: ts-mix of probmetrics, then a logarithm."""
+    """Return smoothed log-probabilities row by row: ts-mix of probmetrics (Berta et al.), then a logarithm.
+
+    Those of Dirichlet calibration have no temperature, and the smoothing is the float64 precision.
+    """
     rows = []
+    alpha, e = (float(fitted.alpha), 1 / (n + 1)) if hasattr(fitted, "alpha") else (1, np.finfo(float).eps)
     for row in logits.double().numpy():
-        q = np.exp(log_softmax(row * float(fitted.alpha)))
-        rows.append(np.log(q * n / (n + 1) + 1 / (len(q) * (n + 1))))
+        q = np.exp(log_softmax(row * alpha))
+        rows.append(np.log(q * (1 - e) + e / len(q)))
     return np.array(rows)
 
 
-def objective(x, y, w, penalty, full):
+def factors_of(calibrator, n, c):
+    """Return the factors of the squares of W_kk - 1, of other entries of W, and of the biases.
+
+    They are those of Berta et al. (AISTATS 2026) for penalty 0.3, and of Kull et al. (NeurIPS 2019), ODIR, for 0.3 and
+    0.7, where the diagonal has a factor of 1e-6 / C.
+    """
+    if calibrator is V:
+        return 0, 0, 0
+    if calibrator is DIRICHLET:
+        return 1e-6 / c, 0.3 / (c * (c - 1)), 0.7 / c
+    return 0.3 * c / n, 0.3 * c * (c - 1) / n, 0.3 * c / n
+
+
+def objective(x, y, w, factors, full):
     """Return the objective of theta = (W, b) with its gradient, in loops over classes.
 
-    It is the mean negative log-likelihood plus the ridge penalty of Berta et al. (AISTATS 2026), with the factors
-    C / N for the diagonal and the bias, and C (C - 1) / N for other entries.
+    It is the mean negative log-likelihood plus a ridge penalty.
     """
     n, c = w.sum(), x.shape[1]
+    of_diagonal, of_others, of_biases = factors
 
     def value(theta):
         matrix = theta[: c * c].reshape(c, c) if full else np.diag(theta[:c])
@@ -46,12 +64,12 @@ def objective(x, y, w, penalty, full):
         residual *= w[:, None] / n
         of_matrix, of_bias = residual.T @ x, residual.sum(0)
         for k in range(c):
-            total += penalty * c / n * ((matrix[k, k] - 1) ** 2 + bias[k] ** 2)
-            of_matrix[k, k] += 2 * penalty * c / n * (matrix[k, k] - 1)
-            of_bias[k] += 2 * penalty * c / n * bias[k]
+            total += of_diagonal * (matrix[k, k] - 1) ** 2 + of_biases * bias[k] ** 2
+            of_matrix[k, k] += 2 * of_diagonal * (matrix[k, k] - 1)
+            of_bias[k] += 2 * of_biases * bias[k]
             for other in set(range(c)) - {k}:
-                total += penalty * c * (c - 1) / n * matrix[k, other] ** 2
-                of_matrix[k, other] += 2 * penalty * c * (c - 1) / n * matrix[k, other]
+                total += of_others * matrix[k, other] ** 2
+                of_matrix[k, other] += 2 * of_others * matrix[k, other]
         return total, np.concatenate(((of_matrix if full else of_matrix.diagonal()).reshape(-1), of_bias))
 
     return value
@@ -66,7 +84,8 @@ def parameters_of(fitted):
 def test_fit_has_no_gradient_and_no_larger_objective_than_lbfgs(calibrator, monkeypatch):
     logits, target = data(300, 5, seed=1)
     w = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(2))
-    kind = type(calibrator) if calibrator is V else lambda: type(calibrator)(penalty=0.3)
+    given = {"off_diagonal": 0.3, "intercept": 0.7} if calibrator is DIRICHLET else {"penalty": 0.3}
+    kind = partial(type(calibrator), **({} if calibrator is V else given))
     fitted = kind().fit(logits, target, weights=w, **multi)
     check_optimum(calibrator, fitted, logits, target, w)
     monkeypatch.setattr(structured, "DENSE", 0)  # conjugate gradients, as for many classes
@@ -76,18 +95,19 @@ def test_fit_has_no_gradient_and_no_larger_objective_than_lbfgs(calibrator, monk
 def check_optimum(calibrator, fitted, logits, target, w):
     """Compare a fit to 5 classes with the gradient, the minimum of scipy's L-BFGS-B, and the formula."""
     x = logits.numpy() if calibrator is V else slow_features(fitted, logits, int(w.sum()))
-    function = objective(x, target.numpy(), w.double().numpy(), 0 if calibrator is V else 0.3, calibrator is SM)
+    full = calibrator in (SM, DIRICHLET)
+    function = objective(x, target.numpy(), w.double().numpy(), factors_of(calibrator, int(w.sum()), 5), full)
     value, gradient = function(parameters_of(fitted))
     assert fitted.outcome == CONVERGED
     assert fitted.converged
     assert fitted.remarks() == []
     assert fitted.grad_norm < 1e-9
     assert np.linalg.norm(gradient) < 1e-9
-    start = np.concatenate(((np.eye(5) if calibrator is SM else np.ones(5)).reshape(-1), np.zeros(5)))
+    start = np.concatenate(((np.eye(5) if full else np.ones(5)).reshape(-1), np.zeros(5)))
     best = minimize(function, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-16}).fun
     # Each of 300 terms has an error of about 10 roundings of a score below 50.
     assert value <= best + 10 * 50 * torch.finfo(torch.float64).eps
-    matrix = np.diag(fitted.scale) if calibrator is not SM else fitted.matrix.numpy()
+    matrix = fitted.matrix.numpy() if full else np.diag(fitted.scale)
     expected = log_softmax(x @ matrix.T + fitted.bias.numpy(), -1)
     assert fitted(logits).allclose(torch.from_numpy(expected), atol=1e-12)
 
@@ -167,6 +187,26 @@ def test_unusual_data_have_the_documented_results_of_structured_scaling(calibrat
     assert (fitted(q) > 0).all()
 
 
+def test_unusual_data_have_a_finite_optimum_of_dirichlet_calibration():
+    logits, target = data(200, 3)
+    separable = 20 * torch.nn.functional.one_hot(target).double(), target
+    without_class = logits, target.clamp(min=1)
+    for scores, labels in (separable, without_class, (1e6 * logits, target), (1e-6 * logits, target)):
+        fitted = fresh(DIRICHLET).fit(scores, labels, **multi)
+        assert fitted.converged
+        assert fitted.remarks() == []
+        assert fitted.matrix.isfinite().all()
+        # The derivatives in the biases are the mean residuals plus 2 intercept / C times the bias.
+        residual = fitted.predict_proba(scores) - torch.nn.functional.one_hot(labels, 3)
+        assert (residual.mean(0) + 2 / 3 * fitted.bias).abs().max() < 1e-9
+    q = logits.softmax(-1)
+    q[0] = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    target[0] = 0  # of probability 0
+    fitted = fresh(DIRICHLET).fit(q, target, task="multiclass")
+    assert fitted.converged
+    assert (fitted(q) > 0).all()
+
+
 def test_many_classes_reach_a_gradient_of_zero():
     """With 300 classes, Newton steps are computed by conjugate gradients."""
     g = torch.Generator().manual_seed(0)
@@ -188,9 +228,9 @@ def test_wrong_calls_raise_errors():
             fresh(calibrator).fit(logits, target, positive_classes=[0], **multi)
         with pytest.raises(ValueError, match="`preds` must have 3 classes"):
             fresh(calibrator).fit(logits, target, **multi)(torch.rand(30, 4))
-        if calibrator is not V:
-            with pytest.raises(ValueError, match="`penalty` must be finite and above 0, got 0"):
-                type(calibrator)(penalty=0)
+        for name_of_penalty in calibrator.settings:
+            with pytest.raises(ValueError, match=f"`{name_of_penalty}` must be finite and above 0, got 0"):
+                type(calibrator)(**{name_of_penalty: 0})
 
 
 def test_words_name_the_range_of_the_parameters():
@@ -200,8 +240,8 @@ def test_words_name_the_range_of_the_parameters():
         assert "class 2" in fitted.in_words()
         words = fitted.in_words(["cat", "dog", "cow"])
         assert f"{fitted.bias.max():.3g} (cow)" in words
-        assert words.startswith(
-            "scales from" if calibrator is V else f"temperature {fitted.temperature:.3g} (lowers confidence)"
-        )
+        has_temperature = calibrator in STRUCTURED
+        start = f"temperature {fitted.temperature:.3g} (lowers confidence)" if has_temperature else "scales from"
+        assert words.startswith(start)
         assert not words.endswith(".")
         assert cross_val_calibrate(logits, target, calibrator=calibrator, **multi).shape == (200, 3)

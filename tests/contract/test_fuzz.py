@@ -43,6 +43,7 @@ def binned_options(function):
 KINDS = [
     (F.nll, tc.NLL, {"eps": [None, 0.05], "normalize": [None, "prior"], **PRIORS}),
     (F.brier_score, tc.BrierScore, {"normalize": [None, "prior", "classes"], **PRIORS}),
+    (F.stratified_brier_score, tc.StratifiedBrierScore, {}),
     (F.ecd, tc.ECD, PRIORS),
     (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
@@ -170,7 +171,11 @@ def calls(draw):
     # Samples on one axis, classes last
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
-    hard = cls in (tc.TCE, tc.CORP) or cls.__name__.lower() in slow.SELECTIVE or chosen.get("priors")
+    hard = (
+        cls in (tc.TCE, tc.CORP, tc.StratifiedBrierScore)
+        or cls.__name__.lower() in slow.SELECTIVE
+        or chosen.get("priors")
+    )
     kind = draw(st.sampled_from(["labels"] * (14 if hard else 4) + ["soft", "annotator_counts"]))
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))

@@ -13,6 +13,7 @@ import torch
 from cases import CASES, N_CLASSES, Case
 from helpers.samples import tied
 from oracles import input as slow
+from oracles import ranked
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -59,34 +60,75 @@ def test_values_equal_slow_loops(name):
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda m, w=message: f"{w}: {m}")
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@pytest.mark.parametrize(("task", "mode"), [(task, mode) for task, allowed in slow.MODES.items() for mode in allowed])
-def test_calibration_curve_equals_slow_loop(task, mode, from_logits):
-    """Check every column, including the mean entropic calibration difference (ECD) for each mode."""
-    options = {"from_logits": from_logits, "mode": mode, "n_bins": 6}
-    case = Case("table", F.calibration_curve, tc.ECE, task, options)
+MODES = [(task, mode) for task, allowed in slow.MODES.items() for mode in allowed]
+
+
+def curves(task, mode, from_logits, **options):
+    """Yield confidences, outcomes, weights and ECDs of the events of a batch element, with the columns of its table."""
+    case = Case("table", F.calibration_curve, tc.ECE, task, {"from_logits": from_logits, "mode": mode, **options})
     preds, target = case.data(n=60)
     weights = torch.arange(60) % 3
     table = case.call(preds, target, weights=weights)
-    columns = {name: torch.from_numpy(column).reshape(-1, 6) for name, column in table.to_dict().items()}
+    columns = {name: torch.from_numpy(column) for name, column in table.to_dict().items()}
+    columns = {name: column.reshape(-1, column.shape[-1]) for name, column in columns.items()}
     reading = {"from_logits": from_logits, "ignore_index": None, "positive_classes": None}
-    event_columns = []  # (confidence, outcome, weight, ECD) for each batch element
+    found = 0
     for rows in slow.series(preds, target, weights, task, whole=False, **reading):
         events = slow.events(rows, *((task, mode) if task != "multilabel" else ("binary", "positive")))
         for k, column in enumerate(events):
+            scored = rows
             if task == "multiclass" and mode == "classwise":
                 scored = [slow.binary_row(row.q[k], row.t[k], row.w, False) for row in rows]
-            else:
-                scored = rows
             _, confidence, outcome, held, _ = zip(*column, strict=True)
-            event_columns.append((confidence, outcome, held, [oracles.ecd_of(row.q, row.t) for row in scored]))
-    assert len(event_columns) == len(columns["n"])
-    for k, (confidence, outcome, held, scores) in enumerate(event_columns):
+            scores = [oracles.ecd_of(row.q, row.t) for row in scored]
+            yield (confidence, outcome, held, scores), {name: column[found] for name, column in columns.items()}
+            found += 1
+    assert found == len(columns["n"])
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize(("task", "mode"), MODES)
+def test_calibration_curve_equals_slow_loop(task, mode, from_logits):
+    """Check every column, including the mean entropic calibration difference (ECD) for each mode."""
+    for (confidence, outcome, held, scores), columns in curves(task, mode, from_logits, n_bins=6):
         bins = oracles.bins(confidence, outcome, held, 6, extra=scores)
-        assert [b for b, *_ in bins] == columns["n"][k].nonzero().flatten().tolist()
+        assert [b for b, *_ in bins] == columns["n"].nonzero().flatten().tolist()
         for b, n, mean_confidence, frequency, mean_ecd in bins:
-            row = {name: column[k, b].item() for name, column in columns.items()}
+            row = {name: column[b].item() for name, column in columns.items()}
             assert (row["lower"], row["upper"], row["n"]) == (b / 6, (b + 1) / 6, n)
             expected = [n / sum(held), mean_confidence, frequency, frequency - mean_confidence, mean_ecd]
             found = [row[name] for name in ("share", "confidence", "frequency", "gap", "ecd")]
             assert found == pytest.approx(expected, rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("bins", ["equal_mass", "pava", [0.0, 0.2, 0.55, 1.0]], ids=str)
+@pytest.mark.parametrize(("task", "mode"), MODES)
+def test_calibration_curve_has_the_ecd_of_every_bin_rule(task, mode, bins):
+    """Loop over the blocks of samples, with the ECD of a sample by [ECD] eq. 12 and 15."""
+    for from_logits in (False, True):
+        for (confidence, outcome, held, scores), columns in curves(task, mode, from_logits, bins=bins, n_bins=6):
+            counts, labels = list(map(int, held)), list(map(int, outcome))
+            blocks = ranked.blocks_of(bins, confidence, labels, counts, n_bins=6)
+            held_in = [[held[i] for i in block] for block in blocks]
+            means = [oracles.mean([scores[i] for i in block], own) for block, own in zip(blocks, held_in, strict=True)]
+            used = columns["n"] > 0
+            assert columns["n"][used].tolist() == list(map(sum, held_in))
+            assert columns["ecd"][used].tolist() == pytest.approx(means, rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_streams_have_the_ecd_of_bins_of_binary_events(from_logits):
+    for task, mode in MODES:
+        case = Case("ace", F.ace, tc.ACE, task, {"from_logits": from_logits, "mode": mode, "n_bins": 6})
+        preds, target = case.data(n=60)
+        sizes = {"binary": {}, "multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}
+        metric = case.metric(**sizes[task])
+        for piece in (slice(25), slice(25, None)):
+            metric.update(preds[piece], target[piece], weights=torch.arange(60)[piece] % 3)
+        given = {"task": task, "mode": mode, "from_logits": from_logits, "bins": "equal_mass", "n_bins": 6}
+        expected = F.calibration_curve(preds, target, weights=torch.arange(60) % 3, **given).ecd
+        if (task, mode) == ("multiclass", "top_label"):  # it depends on all probabilities
+            expected = torch.full_like(expected, torch.nan)
+            with pytest.raises(ValueError, match="`with_ecd` must be False for the top label"):
+                tc.ACE(task, num_classes=N_CLASSES, with_ecd=True)
+        torch.testing.assert_close(metric.bin_table().ecd, expected, rtol=1e-11, atol=1e-12, equal_nan=True)

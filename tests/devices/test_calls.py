@@ -202,6 +202,7 @@ FITS = {
     "VectorScaling": (62, "2 per Newton step: its length, and convergence"),
     "StructuredVectorScaling": (58, "2 per Newton step: its length, and convergence"),
     "StructuredMatrixScaling": (58, "2 per Newton step: its length, and convergence"),
+    "DirichletCalibration": (84, "temperature, then 2 per Newton step: its length, and convergence"),
     "EnsembleTemperatureScaling": (20, f"temperature, then weights: {NEWTON}"),
     "IsotonicCalibration": (10, PAVA),
     "CentredIsotonicCalibration": (10, PAVA),

@@ -10,6 +10,7 @@ from torchcalib.calibration import (
     BetaCalibration,
     BiasCorrection,
     CentredIsotonicCalibration,
+    DirichletCalibration,
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
@@ -30,7 +31,7 @@ BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTempe
 SCALED = [T, D]  # with a fitted temperature
 AFFINE = [*SCALED, B]
 ALL = [*AFFINE, H, ISO, CIR, VA, BBQ, SPLINE, BETA, QUADRATIC, ENSEMBLE]
-OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()]
+OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling(), DirichletCalibration()]
 """Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}

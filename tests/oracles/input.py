@@ -16,7 +16,7 @@ from oracles import binless, ranked, selective
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
-SCORES = ("nll", "brierscore", "ecd", "accuracy", "bayesrisk")
+SCORES = ("nll", "brierscore", "stratifiedbrierscore", "ecd", "accuracy", "bayesrisk")
 SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance", "rankingscore")
 MODES = {  # the default first
     "binary": ["positive", "top_label"],
@@ -274,7 +274,7 @@ def score_parts(metric, row, options, binary):
         return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
-    if metric == "brierscore":
+    if metric in ("brierscore", "stratifiedbrierscore"):
         # (p - y)^2 of [ECD] eq. 2, with the sum over the other classes instead of 1 - p
         return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
@@ -329,7 +329,9 @@ def score_value(metric, rows, options, binary, n_classes):
     )
     size = oracles.mean([sum(map(abs, part)) for part in parts], weights)
     priors = options.get("priors")
-    if priors is None:
+    if metric == "stratifiedbrierscore":  # Wallace, Dahabreh (2012): mean of the scores of the classes
+        value = oracles.mean_at_priors(scores, [t.index(1.0) for t in ts], weights, [1 / n_classes] * n_classes)
+    elif priors is None:
         value = oracles.mean(scores, weights)
     else:
         value = oracles.mean_at_priors(scores, [t.index(1.0) for t in ts], weights, priors)
@@ -478,7 +480,8 @@ def expected(call):
     target = shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
     if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
         raise Illegal("soft targets with ignore_index")
-    if target.is_floating_point() and how.hard_targets:
+    are_labels = call.task != "multiclass" and bool(((target == 0) | (target == 1)).all())
+    if target.is_floating_point() and how.hard_targets and not are_labels:
         raise Illegal("soft targets for a metric of labels")
     separate = call.settings.get("mode") == "classwise" or call.task == "multilabel"
     averaged = not separate or (call.settings.get("average", "macro") is not None and call.metric not in NEVER_AVERAGED)

@@ -5,17 +5,23 @@ import math
 import re
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.html import Parsed
+from helpers.reports import QUICK_COMMAND
 from markupsafe import Markup
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
+from torchcalib.cli import main
 from torchcalib.display.words import gain, significant
+from torchcalib.reporting.decision import with_safety
 from torchcalib.reporting.findings import BAD, SLIGHT
 from torchcalib.reporting.render import html, terminal
 from torchcalib.reporting.render.contents import key_numbers
+from torchcalib.results.decision import Decision
+from torchcalib.results.lines import Line, LineInterval
 
 SIZE_IN_WORDS = re.compile(
     r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to [\d.e-]+\))?\.(?: |$)"
@@ -260,3 +266,45 @@ def test_useless_models_one_class_and_affected_labels_are_named():
     assert (one.verdict, one.calibrator) == ("Only class 0 in the targets", "")
     label = reported(("multilabel", "one label"), None).decision
     assert label.cause.startswith("1 of 3 labels is significantly miscalibrated: label 1.")
+
+
+LOW, HIGH = 0.02, 0.05
+
+
+@pytest.mark.parametrize(
+    ("threshold", "interval", "value", "safety"),
+    [
+        (0.05, (LOW, HIGH), 0.03, "safe"),
+        (0.01, (LOW, HIGH), 0.03, "unsafe"),
+        (0.04, (LOW, HIGH), 0.03, "cannot be told"),
+        (0.1, (-0.3, -0.2), -0.25, "safe"),
+        (0.1, None, 0.03, "cannot be told"),
+        (0.1, None, math.inf, "unsafe"),
+    ],
+)
+def test_safety_follows_from_the_interval_of_ecd(threshold, interval, value, safety):
+    """[ECD] sec. III.B: only over-confidence is unsafe. An infinite ECD remains infinite for more samples."""
+    words = dict.fromkeys(("group", "unit", "question", "source"), "")
+    found = None if interval is None else LineInterval(*interval)
+    ecd = Line(key="ecd", name="ECD", perfect=0.0, value=value, naive=0.0, interval=found, **words)
+    decision = with_safety(Decision("calibrated", "", "Calibrated", "No cause.", ""), ecd, threshold)
+    assert decision.safety == safety
+    assert f"the threshold {threshold:g}" in decision.cause
+
+
+def test_report_states_safety_only_with_a_threshold(tmp_path, capsys):
+    preds, target = data("binary")
+    given = {"task": "binary", "from_logits": True, "with_calibration": False}
+    plain = tc.report(preds, target, **given)
+    assert plain.decision.safety == ""
+    high = plain.line("ecd").interval.high
+    report = tc.report(preds, target, **given, safe_threshold=high + 0.01)
+    assert (report.decision.safety, report.settings["safe_threshold"]) == ("safe", high + 0.01)
+    assert report.decision.cause.startswith(plain.decision.cause)
+    np.savez(tmp_path / "a.npz", logits=preds, targets=target)
+    assert tc.Report.from_files(tmp_path / "a.npz", with_calibration=False, safe_threshold=9).decision.safety == "safe"
+    assert main(["report", str(tmp_path / "a.npz"), "--safe-threshold", "9", *QUICK_COMMAND]) == 0
+    assert "Whether it is safe cannot be told" in " ".join(capsys.readouterr().out.split())
+    for wrong, error in ((0.0, ValueError), (math.nan, ValueError), ("0.1", TypeError), (True, TypeError)):
+        with pytest.raises(error, match="`safe_threshold` must be"):
+            tc.report(preds, target, **given, safe_threshold=wrong)

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.reports import (
@@ -49,7 +50,10 @@ def check_tables(report, preds, target, **given):
             expected = F.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
         else:
             expected = F.tce_table(preds, target, **given, mode=mode)
-        for name, column in expected.to_dict().items():
+        columns = expected.to_dict()
+        if given["task"] == "multiclass":  # reports do not store the ECD of all classes
+            columns["ecd"] = np.full_like(columns["ecd"], np.nan)
+        for name, column in columns.items():
             assert table.to_dict()[name] == pytest.approx(column, abs=1e-12, nan_ok=True), name
 
 

@@ -125,7 +125,8 @@ def test_builders_with_other_options_raise_an_error_and_change_nothing():
     before = mine.report().to_dict()
 
     def check(name):
-        value = {"task": "multilabel", "n_bins": 10, "ignore_index": -100}.get(name, name != "from_logits")
+        others = {"task": "multilabel", "n_bins": 10, "ignore_index": -100, "safe_threshold": 0.1}
+        value = others.get(name, name != "from_logits")
         changes = {} if name == "classes" else {name: value}
         other = ReportBuilder(**{"task": "multiclass", "from_logits": True, **QUICK, **changes})
         width = 3 if name == "classes" else 4
@@ -135,7 +136,8 @@ def test_builders_with_other_options_raise_an_error_and_change_nothing():
         with pytest.raises(ValueError, match=f"must have the same arguments, got {found}"):
             mine.merge(other)
 
-    check_each(["task", "n_bins", "right", "from_logits", "ignore_index", "with_intervals", "classes"], check)
+    names = ["task", "n_bins", "right", "safe_threshold", "from_logits", "ignore_index", "with_intervals", "classes"]
+    check_each(names, check)
     assert mine.report().to_dict() == before
 
 

@@ -18,7 +18,12 @@ from torchcalib.calibration.one_against_rest import HistogramBinning
 from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
-from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
+from torchcalib.calibration.structured import (
+    DirichletCalibration,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
 
 __all__ = [
     "AffineScaling",
@@ -27,6 +32,7 @@ __all__ = [
     "BiasCorrection",
     "Calibrator",
     "CentredIsotonicCalibration",
+    "DirichletCalibration",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
     "IsotonicCalibration",

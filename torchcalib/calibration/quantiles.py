@@ -15,6 +15,8 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import end_of_ties
 
+_PIECE = 2**20  # number of float64 values of basis functions in memory
+
 
 class BayesianBinning(IsotonicCalibration):
     """Bayesian binning into quantiles (BBQ): the mean of many equal-mass histograms, weighted by their evidence.
@@ -207,11 +209,7 @@ class SplineCalibration(IsotonicCalibration):
         total = n.sum(-1, keepdim=True).clamp(min=1).to(wide)
         t_before, h_before = pad(torch.stack((n, positives)).cumsum(-1), (1, 0)) / total
         t, h = t_before.gather(-1, after), h_before.gather(-1, after)
-        values = _natural_spline(t, self.n_knots)[..., 1:]  # s(0) = 0: without the basis function of the first knot
-        weighted = (values * (n / total).unsqueeze(-1)).mT
-        # The smallest solution of the normal equations, because few different scores determine no unique spline.
-        inverse = torch.linalg.pinv(weighted @ values, hermitian=True)
-        s = (values @ (inverse @ (weighted @ h.unsqueeze(-1)))).squeeze(-1)
+        s = _fitted_spline(t, h, n / total, self.n_knots)
         # The spline at the end of the previous group is its value there, or s(0) = 0.
         rates = ((s - pad(s, (1, 0)).gather(-1, first)) / (t - t_before.gather(-1, first))).clamp(0, 1)
 
@@ -223,6 +221,28 @@ class SplineCalibration(IsotonicCalibration):
             "rates": rates.gather(-1, used).masked_fill(empty, torch.nan),
             "converged": ~empty.squeeze(-1),
         }
+
+
+def _fitted_spline(t: Tensor, h: Tensor, share: Tensor, n_knots: int) -> Tensor:
+    """Return the values at t `(..., M)` of the spline with s(0) = 0 that is fitted to h with the weights `share`.
+
+    The basis functions are computed twice, in pieces, because they need K times the memory of t.
+    """
+    n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
+    pieces, heights, shares = (torch.split(x, n_rows, -1) for x in (t, h, share))
+
+    def basis(piece: Tensor) -> Tensor:
+        return _natural_spline(piece, n_knots)[..., 1:]  # s(0) = 0: without the basis function of the first knot
+
+    matrix = t.new_zeros((*t.shape[:-1], n_knots - 1, n_knots - 1))
+    right = matrix[..., :1]
+    for piece, of_h, weight in zip(pieces, heights, shares, strict=True):
+        values = basis(piece)
+        weighted = (values * weight.unsqueeze(-1)).mT
+        matrix, right = matrix + weighted @ values, right + weighted @ of_h.unsqueeze(-1)
+    # The smallest solution of the normal equations, because few different scores determine no unique spline.
+    solution = torch.linalg.pinv(matrix, hermitian=True) @ right
+    return torch.cat([(basis(piece) @ solution).squeeze(-1) for piece in pieces], -1)
 
 
 def _natural_spline(t: Tensor, n_knots: int) -> Tensor:

@@ -35,7 +35,12 @@ from torchcalib.calibration.selection import (
     standard_error,
     usable_score,
 )
-from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
+from torchcalib.calibration.structured import (
+    DirichletCalibration,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
@@ -59,12 +64,13 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 )
 """Calibrators that are compared by default, simple ones first."""
 
-ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration)
-"""Calibrators that are compared only if they are passed, because their fits take long."""
+ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration, DirichletCalibration)
+"""Calibrators that are compared only if they are passed, because their fits take long or need
+selected penalties."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
-    ((StructuredMatrixScaling,), 2, 2**23),
+    ((StructuredMatrixScaling, DirichletCalibration), 2, 2**23),
     ((EnsembleTemperatureScaling,), 1, 2**25),
     ((VectorScaling, StructuredVectorScaling, OneAgainstRest), 1, 2**22),
 )

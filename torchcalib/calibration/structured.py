@@ -1,7 +1,8 @@
-"""Vector scaling, and structured vector and matrix scaling, of multi-class predictions."""
+"""Vector scaling, structured vector and matrix scaling, and Dirichlet calibration of multi-class predictions."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -27,7 +28,7 @@ from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, sm
 
 
 class _MultiClass(Calibrator):
-    """Calibrator of multi-class predictions with a bias per class, fitted after temperature scaling."""
+    """Calibrator of multi-class predictions with a bias per class."""
 
     tasks = ("multiclass",)
     problems: ClassVar[Mapping[int, str]]
@@ -46,12 +47,12 @@ class _MultiClass(Calibrator):
         return super().read(preds, target, task=task, options=options)
 
     @abstractmethod
-    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
-        """Return the buffers, `(R, S, *)` each, given the fit of the temperature."""
+    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
+        """Return the buffers, `(R, S, *)` each; `temperature_fit` fits the temperature."""
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
-        return flat.parameters(**self.solve(flat, temperature_fit(p, flat, weights)))
+        return flat.parameters(**self.solve(flat, partial(temperature_fit, p, flat, weights)))
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
@@ -116,8 +117,9 @@ class VectorScaling(_MultiClass):
     scale: Tensor
     lost: Tensor
 
-    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
         """Return the scales, the biases and the weight of samples with infinite NLL."""
+        temperature = temperature_fit()
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
         return {"scale": scale, "bias": bias, "grad_norm": grad_norm, "outcome": outcome, "lost": temperature.lost}
 
@@ -154,13 +156,59 @@ class VectorScaling(_MultiClass):
         return f"{_range('scales', self.scale, class_names)}, {_range('biases', self.bias, class_names)}"
 
 
-class _Structured(_MultiClass):
+class _LogLinear(_MultiClass):
+    """Calibrator softmax(W x + b), penalised, where x are smoothed log-probabilities."""
+
+    full: ClassVar[bool]
+    """Whether the weight is the buffer `matrix` instead of `scale`."""
+
+    scale: Tensor
+    matrix: Tensor
+
+    @abstractmethod
+    def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return x `(..., N, C)` for predictions."""
+
+    @property
+    def _weight(self) -> str:
+        return "matrix" if self.full else "scale"
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        x = self.smoothed(values, from_logits)
+        if self.full:  # in float64, because torch.autocast rounds the factors of a float32 product to half precision
+            wide = wide_dtype(x.device)
+            z = (x.to(wide) @ self.matrix.to(wide).mT).to(x)
+        else:
+            z = self.scale.to(x)[..., None, :] * x
+        return self.normalised(z, from_logits)
+
+    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Multiply by one matrix at a time, because a batch of small products is rounded differently."""
+        if not self.full:
+            return super().calibrated_by_fit(values, from_logits)
+        x = self.smoothed(values, from_logits)
+        wide = wide_dtype(x.device)
+        products = [rows @ matrix.mT for rows, matrix in zip(x.to(wide), self.matrix.to(wide), strict=True)]
+        return self.normalised(torch.stack(products).to(x), from_logits)
+
+    def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
+        z = z + self.bias.to(z)[..., None, :]
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        scale = self.matrix.diagonal(dim1=-2, dim2=-1) if self.full else self.scale
+        words = [_range("scales", scale, class_names), _range("biases", self.bias, class_names)]
+        if self.full:
+            largest = float((self.matrix - torch.diag_embed(scale)).abs().max())
+            words.insert(1, f"other factors of at most {largest:.2g}")
+        return ", ".join(words)
+
+
+class _Structured(_LogLinear):
     """Penalised calibrator of smoothed log-probabilities after temperature scaling."""
 
     settings = ("penalty",)
     initial: ClassVar = {"alpha": 1.0, "smoothing": 0.0, "bias": [0.0, 0.0], "outcome": CONVERGED}
-    full: ClassVar[bool]
-    """Whether the weight is the buffer `matrix` instead of `scale`."""
     problems: ClassVar = {
         AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
         SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
@@ -168,8 +216,6 @@ class _Structured(_MultiClass):
 
     alpha: Tensor
     smoothing: Tensor
-    scale: Tensor
-    matrix: Tensor
 
     def __init__(self, penalty: float = 1.0) -> None:
         super().__init__()
@@ -181,10 +227,6 @@ class _Structured(_MultiClass):
         """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
-    @property
-    def _weight(self) -> str:
-        return "matrix" if self.full else "scale"
-
     def n_parameters(self, num_classes: int) -> float:
         """Return the number of entries of the temperature, the weight and the biases."""
         return 1 + num_classes * (num_classes if self.full else 1) + num_classes
@@ -193,40 +235,30 @@ class _Structured(_MultiClass):
         log_q = self.log_probs_of(values, from_logits)
         return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
 
-    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        x = self.smoothed(values, from_logits)
-        if self.full:  # in float64, because torch.autocast rounds the factors of a float32 product to half precision
-            wide = wide_dtype(x.device)
-            z = (x.to(wide) @ self.matrix.to(wide).mT).to(x)
-        else:
-            z = self.scale.to(x)[..., None, :] * x
-        return self.normalised(z, from_logits)
-
-    def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
-        z = z + self.bias.to(z)[..., None, :]
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
-
     def shown_parameters(self) -> list[str]:
         return [f"{name}={format_values(getattr(self, name))}" for name in ("temperature", self._weight, "bias")]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
-        scale = self.matrix.diagonal(dim1=-2, dim2=-1) if self.full else self.scale
-        words = [_range("scales", scale, class_names), _range("biases", self.bias, class_names)]
-        if self.full:
-            largest = float((self.matrix - torch.diag_embed(scale)).abs().max())
-            words.insert(1, f"other factors of at most {largest:.2g}")
-        return f"{temperature_in_words(float(self.temperature))}; {', '.join(words)}"
+        return f"{temperature_in_words(float(self.temperature))}; {super().in_words(class_names)}"
 
-    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
         """Return the buffers, with the outcome of temperature scaling if that of the penalised fit is normal."""
+        temperature = temperature_fit()
         # If all samples are lost, because their labels have probability 0, no temperature is best.
         alpha = temperature.alpha.masked_fill(temperature.outcome == NO_DATA, 1)
         alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
-        fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, self.penalty, self.full)
+        # Weight 1 / (N + 1) of the uniform distribution, and factors of the penalty: C / N for the diagonal and the
+        # biases, C (C - 1) / N for other entries.
+        total = flat.weights.sum(-1).to(alpha)
+        n_classes, smoothing = flat.scores.shape[-1], 1 / (1 + total)
+        factors = torch.tensor((1, n_classes - 1, 1), dtype=alpha.dtype, device=alpha.device)
+        ridge = self.penalty * n_classes * factors / total.masked_fill(~(total > 0), 1).unsqueeze(-1)
+        start = torch.ones_like(alpha)
+        fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, smoothing, ridge, start, self.full)
         is_normal = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
         return {
             "alpha": alpha.masked_fill(fit.outcome == NO_DATA, torch.nan),
-            "smoothing": 1 / (1 + flat.weights.sum(-1).to(alpha)),
+            "smoothing": smoothing,
             self._weight: fit.weight,
             "bias": fit.bias,
             "grad_norm": fit.grad_norm,
@@ -330,12 +362,91 @@ class StructuredMatrixScaling(_Structured):
     full = True
     initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
-    def calibrated_by_fit(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Multiply by one matrix at a time, because a batch of small products is rounded differently."""
-        x = self.smoothed(values, from_logits)
-        wide = wide_dtype(x.device)
-        products = [rows @ matrix.mT for rows, matrix in zip(x.to(wide), self.matrix.to(wide), strict=True)]
-        return self.normalised(torch.stack(products).to(x), from_logits)
+
+_SMOOTHING = torch.finfo(torch.float64).eps
+_DIAGONAL = 1e-6
+
+
+class DirichletCalibration(_LogLinear):
+    """Dirichlet calibration: softmax(W log q + b) with off-diagonal and intercept regularisation (ODIR).
+
+    This is the form of calibrated probabilities if the predictions of each class have a Dirichlet distribution. The
+    matrix W and the bias b minimise the mean negative log-likelihood plus
+
+        off_diagonal / (C (C - 1)) sum_{k != l} W_kl^2 + intercept / C sum_k b_k^2
+
+    for C classes. The diagonal is free in the publication. Here 1e-6 / C sum_k (W_kk - 1)^2 is added, so that a finite
+    optimum exists for all data. Probabilities are smoothed by 2.2e-16 before the logarithm, so that log 0 is finite.
+    The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The fit
+    is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
+    computed by conjugate gradients.
+
+    - **Separable data**: the diagonal becomes large, and calibrated probabilities are close to 0 and 1.
+    - **Classes without samples** have small positive calibrated probabilities, which depend on the prediction.
+    - **Probabilities of 0 and 1**: calibrated probabilities are positive.
+    - **No data**: calibrated predictions are NaN, and `fit` warns.
+
+    Args:
+        off_diagonal: factor of the penalty of the off-diagonal entries, positive.
+        intercept: factor of the penalty of the biases, positive.
+
+    Attributes:
+        matrix: W `(..., C, C)`; row k has the factors of the score of class k.
+        bias: bias b of each class `(..., C)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
+
+    Raises:
+        TypeError, ValueError: for invalid penalties.
+
+    Reference:
+        Kull, Perello-Nieto, Kängsepp, Silva Filho, Song, Flach: Beyond temperature scaling: Obtaining well-calibrated
+        multiclass probabilities with Dirichlet calibration (NeurIPS 2019, arXiv:1910.12656).
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]).repeat(2, 1)
+        >>> target = torch.tensor([0, 1, 2, 1, 1, 2, 0, 0])
+        >>> calibrator = DirichletCalibration().fit(logits, target, from_logits=True)
+        >>> calibrator.predict_proba(logits)[3]
+        tensor([0.4393, 0.4111, 0.1496])
+    """
+
+    name = "Dirichlet calibration"
+    full = True
+    settings = ("off_diagonal", "intercept")
+    initial: ClassVar = {"matrix": [[1.0, 0.0], [0.0, 1.0]], "bias": [0.0, 0.0], "outcome": CONVERGED}
+    problems: ClassVar = {}
+
+    def __init__(self, off_diagonal: float = 1.0, intercept: float = 1.0) -> None:
+        super().__init__()
+        check_positive("off_diagonal", off_diagonal)
+        check_positive("intercept", intercept)
+        self.off_diagonal, self.intercept = off_diagonal, intercept
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return the number of entries of the matrix and the biases."""
+        return num_classes * (num_classes + 1)
+
+    def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return the smoothed log-probabilities `(..., N, C)`."""
+        log_q = self.log_probs_of(values, from_logits)
+        of_fits = self.bias[..., 0].to(log_q)
+        return smoothed_log_probs(log_q, torch.ones_like(of_fits), torch.full_like(of_fits, _SMOOTHING))
+
+    def shown_parameters(self) -> list[str]:
+        """Return the matrix and the biases as text, for `repr`."""
+        return [f"{name}={format_values(getattr(self, name))}" for name in ("matrix", "bias")]
+
+    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
+        """Return the matrix and the biases. The fit starts at the temperature, where the softmax is not saturated."""
+        n_classes, start = flat.scores.shape[-1], temperature_fit().alpha
+        start = start.nan_to_num(1).clamp(1e-3, 1e2)
+        alpha = torch.ones_like(start)
+        n_others = max(1, n_classes * (n_classes - 1))
+        penalties = (_DIAGONAL / n_classes, self.off_diagonal / n_others, self.intercept / n_classes)
+        ridge = torch.tensor(penalties, dtype=alpha.dtype, device=alpha.device).expand(*alpha.shape, 3)
+        smoothing = torch.full_like(alpha, _SMOOTHING)
+        fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, smoothing, ridge, start, self.full)
+        return {"matrix": fit.weight, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:

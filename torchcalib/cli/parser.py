@@ -120,6 +120,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="skip the intervals, and the p-values of rank-based errors, which take seconds",
     )
     report.add_argument(
+        "--safe-threshold",
+        type=float,
+        metavar="NATS",
+        help="state whether the model is safe: whether its entropic calibration difference (ECD), positive for "
+        "over-confidence, is at most this threshold",
+    )
+    report.add_argument(
         "--groups",
         metavar="NAME",
         help="key or column with the group of each row, integers or text; the report lists the worst groups "

@@ -79,6 +79,7 @@ def _accumulated(
         files,
         n_bins=arguments.n_bins,
         right=arguments.right,
+        safe_threshold=arguments.safe_threshold,
         with_calibration=not arguments.no_calibration,
         with_intervals=not arguments.no_intervals,
         ignore_index=arguments.ignore_index,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task, check_count
-from torchcalib.core.events import Mode, n_events, reduce_to_scores
+from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
 from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
@@ -45,6 +45,8 @@ class RankedSample:
     # mask `(...)` of batch elements with invalid rows for which no error was raised, or None
     has_invalid_rows: Tensor | None = None
     log_scored: bool = False  # whether the metric is a log score, which requires log-odds for merged elements
+    # sum of the entropic calibration difference (ECD) over the samples in each element, in nats `(..., M)`, or None
+    ecd: Tensor | None = None
     _views: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
 
     def sharing(self) -> Self:
@@ -62,24 +64,32 @@ class RankedSample:
         view: T = self._views[key]
         return view
 
+    def with_event_ecd(self) -> Self:
+        """Return the same sample with the entropic calibration difference (ECD) of its binary events."""
+        score = self.score.to(wide_dtype(self.score.device))
+        n = torch.ones_like(score) if self.n is None else self.n
+        log_p, log_not_p = binary_log_probs(score, self.from_logits)
+        cross_entropy = binary_cross_entropy(log_p, log_not_p, self.positives / n)
+        return replace(self, ecd=n * (binary_neg_entropy(log_p, log_not_p) + cross_entropy))
+
     def pieces(self) -> list["RankedSample"]:
         """Split the batch into samples with about `_CHUNK_SIZE` elements each, to limit the memory."""
         *lead, size = self.score.shape
         n_lines = max(1, _CHUNK_SIZE // max(size, 1))
         if not lead or math.prod(lead) <= n_lines:
             return [self]
-        columns = (self.score, self.positives, self.n, self.has_invalid_rows)
+        columns = (self.score, self.positives, self.n, self.has_invalid_rows, self.ecd)
         flat = [
             None if c is None else c.expand(*lead, *c.shape[len(lead) :]).flatten(0, len(lead) - 1) for c in columns
         ]
         parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, n_lines) for c in flat), strict=False)
-        return [replace(self, score=s, positives=k, n=n, has_invalid_rows=bad) for s, k, n, bad in parts]
+        return [replace(self, score=s, positives=k, n=n, has_invalid_rows=bad, ecd=ecd) for s, k, n, bad, ecd in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
         """Return the elements at positions `start` to `start + length` (exclusive) in each batch element."""
         selected = slice(start, start + length)
-        n = None if self.n is None else self.n[..., selected]
-        return replace(self, score=self.score[..., selected], positives=self.positives[..., selected], n=n)
+        n, ecd = (None if column is None else column[..., selected] for column in (self.n, self.ecd))
+        return replace(self, score=self.score[..., selected], positives=self.positives[..., selected], n=n, ecd=ecd)
 
     def pooled(self) -> "RankedSample":
         """Return one sample `(M,)` with the elements of the whole batch."""
@@ -218,6 +228,7 @@ class ExactSample:
     """Accumulator that stores the score and outcome of every event, as defined by `mode`."""
 
     mode: Mode
+    with_ecd: bool = False  # whether to compute the entropic calibration difference (ECD), which states do not store
 
     def leading_shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the batch axis that the mode adds; see `mode_shape`."""
@@ -228,15 +239,18 @@ class ExactSample:
         scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
         weights = _weights_of_events(p, self.mode)
+        ecd = reduce_to_events(p, self.mode, with_ecd=True).ecd if self.with_ecd else None
         if weights is None:
-            return RankedSample(score, outcome, None, scores.from_logits)
+            return RankedSample(score, outcome, None, scores.from_logits, ecd=ecd)
         absent = ~(weights > 0)  # 0 marks an ignored row, NaN an invalid row for which no error was raised
         score = torch.where(absent, torch.nan, score)
         has_invalid_rows = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
-            return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, has_invalid_rows)
+            outcome = outcome.masked_fill(absent, 0)
+            return RankedSample(score, outcome, None, scores.from_logits, has_invalid_rows, ecd=ecd)
         n = weights.masked_fill(absent, 0).expand(score.shape)
-        return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, has_invalid_rows)
+        positives, ecd = (n * outcome).masked_fill(absent, 0), None if ecd is None else n * ecd
+        return RankedSample(score, positives, n, scores.from_logits, has_invalid_rows, ecd=ecd)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: one per event."""

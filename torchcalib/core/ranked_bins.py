@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.core.arguments import check_choice, check_count, check_flag, check_result
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
@@ -23,7 +24,7 @@ from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.sorting import end_of_ties, run_sums
+from torchcalib.ops.sorting import end_of_ties, order_of, run_sums
 from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
@@ -79,7 +80,8 @@ class RankedBins(BinStats):
 
     def with_noise(self) -> BinStats:
         """Return the sums as a `BinStats` with `spread` and `noise`, which does not store the sample."""
-        sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
+        noise = torch.stack((self.spread, self.noise), -2)
+        sums = torch.cat((self.sums[..., :3, :], noise, self.sums[..., 3:, :]), -2)
         return BinStats(sums, has_noise=True, upper=self.sample.upper(self.ends))
 
     @property
@@ -212,7 +214,7 @@ class Binning:
                 f"`weights` must be 0 or 1 with ties='split', got {float(sample.n.max()):g}. "
                 "Repeat the samples, or pass ties='pool'."
             )
-        is_long = sample.score.shape[-1] >= _MIN_PARTITIONED
+        is_long = sample.score.shape[-1] >= _MIN_PARTITIONED and sample.ecd is None
         if is_long and self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled:
             sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
             return RankedBins(sums, sample.sorted, ends, None)
@@ -233,7 +235,13 @@ class Binning:
             ends = torch.searchsorted(ordered.confidence.detach(), inner, right=self.right)
             ends = torch.cat((ends, size), -1)
         ends = ends.minimum(size).contiguous()
-        return RankedBins(self._sums(ordered, ends), lambda: ordered, ends, given, self.is_isotonic)
+        sums = self._sums(ordered, ends)
+        if sample.ecd is not None:
+            # The order may differ from that of `ordered` for equal scores, which are in the same bin or in input order.
+            column = sample.ecd.expand_as(sample.score).gather(-1, order_of(sample.score.detach()))
+            column = pad(column, (0, ordered.score.shape[-1] - column.shape[-1]))
+            sums = torch.cat((sums, run_sums(column, ends).unsqueeze(-2)), -2)
+        return RankedBins(sums, lambda: ordered, ends, given, self.is_isotonic)
 
     def _edges(self, like: Tensor) -> Tensor:
         if isinstance(self.bins, tuple):

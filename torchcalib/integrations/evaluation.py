@@ -40,6 +40,7 @@ def evaluate(
     progress: bool = True,
     n_bins: int = 15,
     right: bool = False,
+    safe_threshold: float | None = None,
     with_calibration: bool = True,
     with_intervals: bool = True,
     ignore_index: int | None = IGNORED,
@@ -75,6 +76,8 @@ def evaluate(
         progress: whether to show a progress bar, if stderr is a terminal and the package `rich` is installed.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: whether to use bins `(a, b]` instead of `[a, b)`.
+        safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; see
+            `torchcalib.report`.
         with_calibration: whether to estimate the improvement of the scores by fitted calibrators.
         with_intervals: whether to compute 95% intervals, and the p-values and noise floors of rank-based errors.
         ignore_index: integer label of rows to drop, as in `torch.nn.functional.cross_entropy`.
@@ -130,6 +133,7 @@ def evaluate(
                     class_names=p.class_names,
                     n_bins=n_bins,
                     right=right,
+                    safe_threshold=safe_threshold,
                     with_calibration=with_calibration,
                     with_intervals=with_intervals,
                     from_logits=declared,

@@ -17,7 +17,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
-from torchcalib.core.ranked_bins import Binning, Bins
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.inference.intervals import IntervalKind
@@ -45,16 +45,38 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
     def table(self, statistic: BinStats | RankedSample) -> BinTable:
         """Return the table of bins for accumulated sums or samples."""
         if isinstance(statistic, RankedSample):
-            return self.binning.from_sample(statistic).table()
+            return self.ranked_bins(statistic).table()
         return BinTable.from_bins(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
+
+    def ranked_bins(self, sample: RankedSample) -> RankedBins:
+        """Return the bins of a sample with their entropic calibration difference (ECD).
+
+        The ECD of several classes does not follow from the top label. A stream does not store it.
+        """
+        if sample.ecd is None and self._has_event_ecd:
+            sample = sample.with_event_ecd()
+        return self.binning.from_sample(sample)
+
+    @property
+    def _has_event_ecd(self) -> bool:
+        """Whether the ECD follows from the confidences and outcomes of the events."""
+        accumulator: Any = self.accumulator
+        return self.input_format.read_as != "multiclass" or accumulator.mode == "classwise"
+
+    def with_ecd(self) -> Self:
+        """Return a copy whose statistic contains the ECD."""
+        accumulator: Any = self.accumulator
+        return replace(self, accumulator=replace(accumulator, with_ecd=True))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None, with_ecd: bool = False) -> Self:
         """Return a copy of this estimator for a streaming metric; see `BinnedMetric` for the options."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
         if not isinstance(made.accumulator, EqualWidthBins):
-            if with_ecd:
-                raise ValueError("`with_ecd` must be False unless the bins have equal width, got True. Omit it.")
+            if with_ecd and not self._has_event_ecd:
+                raise ValueError(
+                    "`with_ecd` must be False for the top label of several classes, got True. Use bins of equal width."
+                )
             return made
         if resolution is not None:
             raise ValueError(
@@ -102,7 +124,8 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     (ECD). An additional number per batch element and class indicates soft targets or floating weights.
 
     For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
-    weights. With `resolution` it is a sketch of constant size.
+    weights. With `resolution` it is a sketch of constant size. The ECD of the bins follows from the samples, except
+    for the top label of several classes.
     """
 
     stream_options = ("with_ecd", "resolution")
@@ -516,6 +539,9 @@ def calibration_curve(
     confidence). The table also contains the mean entropic calibration difference (ECD) and a consistency band. If the
     model is calibrated, the band contains the frequency in a given bin with at least 95% probability.
 
+    ECD per bin separates calibrated from uncertain predictions. Near 1 / C, for C classes, ECD is near 0 for any
+    outcomes. In bins of other probabilities, ECD near 0 requires outcomes that agree with them.
+
     Returns:
         A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
 
@@ -535,7 +561,7 @@ def calibration_curve(
         0.5 to 1    100   100%           0.8000     0.7500    0.7200 to 0.8800  -0.0500          +0.0693
     """
     estimator = binned(ece_from_bins, Binning.from_bins(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
-    accumulator = estimator.accumulator
-    if isinstance(accumulator, EqualWidthBins):
-        estimator = replace(estimator, accumulator=replace(accumulator, with_ecd=True, with_noise=True))
+    estimator = estimator.with_ecd()
+    if isinstance(estimator.accumulator, EqualWidthBins):
+        estimator = replace(estimator, accumulator=replace(estimator.accumulator, with_noise=True))
     return estimator.table(estimator.statistic(preds, target, options.get("weights")))

@@ -181,6 +181,58 @@ class BrierScore(ScoreMetric, function=brier_score):
     plot_upper_bound = None  # 1 for a binary task
 
 
+@metric_function
+def stratified_brier_score(
+    task: Task | None = None, *, average: Average | None = "macro", **options: Unpack[InputOptions]
+) -> ScoreEstimator:
+    """Stratified Brier score: the mean over classes of the Brier score of the samples in each class.
+
+    The score is (1/C) sum_k BS_k, where BS_k is the mean of `brier_score` over the samples of true class k. Every class
+    has the same weight, so that errors for a rare class are not hidden by those for frequent ones. It equals the Brier
+    score with uniform class priors. Priors with a single 1, such as `brier_score(priors=[0, 1])`, give each BS_k. It
+    is not proper: calibrated predictions have a larger value than predictions for the uniform priors.
+
+    Args:
+        target: Labels. Soft targets are not supported.
+
+    Returns:
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], multi-class [0, 2], in the dtype of `preds` (at
+        least float32). NaN if a class has no samples.
+
+    Gradient:
+        Defined everywhere, if all classes have samples.
+
+    Reference:
+        Wallace, Dahabreh: Class probability estimates are unreliable for imbalanced data (and how to fix them), ICDM
+        2012, for two classes.
+
+    Example:
+        >>> import torch
+        >>> stratified_brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.0450)
+    """
+    return scored(Score(_brier_of), task, options, average=average, stratified=True)
+
+
+class StratifiedBrierScore(ScoreMetric, function=stratified_brier_score):
+    """Streaming stratified Brier score: mean of the Brier scores of the classes; see `stratified_brier_score`.
+
+    Example:
+        >>> import torch
+        >>> metric = StratifiedBrierScore(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0450, dtype=torch.float64)
+    """
+
+    question = "mean over classes of the squared distance between probabilities and outcomes"
+    source = "Wallace & Dahabreh, Class probability estimates are unreliable, ICDM 2012, doi 10.1109/ICDM.2012.115"
+    name = "stratified Brier score"
+    unit, perfect, value_range = "squared probability", 0.0, (0.0, 2.0)
+    plot_upper_bound = None  # 1 for a binary task
+    needs_labels = True
+
+
 def _ecd_of(p: Predictions) -> Tensor:
     return p.ecd
 
@@ -217,6 +269,11 @@ def ecd(
     For a prediction of probability 1 the score is 0 if it is correct and +inf if it is wrong. The minimum for a binary
     sample is -W(1/e) = -0.2785, with the Lambert W function. It is lower for more classes (-1.1010 for 10 classes).
 
+    A model with a value near 0 is called *safe*. This includes perfect calibration and perfect uncertainty: constant
+    probabilities of 1 / C have the value 0 for any outcomes. Values below 0 are safe too, but over-cautious. Values
+    above 0 are over-confident, without an upper bound. `torchcalib.report(safe_threshold=...)` decides with the
+    sampling noise. ECD per bin separates calibrated from uncertain predictions: see `calibration_curve`.
+
     Args:
         preds: Probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`. Or a
             `torch.distributions` object with batch shape `(..., N)`, or a `Density`; the score is then -log_prob(x) -
@@ -236,7 +293,7 @@ def ecd(
 
     Reference:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
-        eq. 8 (distributions), 12 (multi-class), 15 (binary).
+        eq. 8 (distributions), 12 (multi-class), 15 (binary); sec. III.B (safe calibration).
 
     Example:
         >>> import torch

@@ -40,6 +40,11 @@ def mean_score(s: ScoreSum) -> Tensor:
     return s.score.sum(-1) / s.total
 
 
+def mean_over_classes(s: ScoreSum) -> Tensor:
+    """Return the mean over classes of the mean score in each class, `(...)`; NaN if a class has no samples."""
+    return (s.score / s.n).mean(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class ScoreEstimator(Estimator[ScoreSum]):
     """Estimator of a mean score, optionally normalised or reweighted to given class priors."""
@@ -115,15 +120,16 @@ def scored(
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     reduction: Reduction = "mean",
+    stratified: bool = False,
 ) -> ScoreEstimator:
     """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
     `normalize="prior"` divides by the score of a model that always predicts the class priors. `priors` replace the
     class frequencies in the data. `reduction="none"` returns the score of every sample, not multiplied by its weight;
-    see `ScoreEstimator.per_sample`.
+    see `ScoreEstimator.per_sample`. `stratified` averages the mean scores of the classes.
     """
     check_choice("reduction", reduction, get_args(Reduction))
-    hard_targets = priors is not None
+    hard_targets = stratified or priors is not None
     input_format = input_format_of(task, options, hard_targets=hard_targets, min_annotators=score.min_annotators)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         allowed = "None or 'prior'" if score.normalizable else "None"
@@ -131,7 +137,8 @@ def scored(
     averages = check_average(average, input_format.read_as == "multilabel")
     normalizes = normalize is not None
     accumulator = ScoreAccumulator(score.per_sample, score.arguments, by_class=normalizes or hard_targets)
-    return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalizes, priors, reduction)
+    formula = mean_over_classes if stratified else mean_score
+    return ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)
 
 
 class ScoreMetric(CalibrationMetric[ScoreSum]):

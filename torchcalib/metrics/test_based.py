@@ -160,7 +160,7 @@ class TCE(BinnedMetric, function=tce):
 
     def table(self) -> TCETable:
         """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
-        bins = self.estimator.binning.from_sample(self._synced_statistic())  # type: ignore[arg-type]  # a RankedSample
+        bins = self.estimator.ranked_bins(self._synced_statistic())  # type: ignore[arg-type]  # a RankedSample
         return bins.test_table(self.settings["alpha"], self.settings["test"])
 
     unit, value_range = "percent", (0.0, 100.0)
@@ -200,7 +200,7 @@ def tce_table(
 
     Returns:
         A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. The property `tce`
-        is the TCE with `norm="l1"`. The column `ecd` is NaN.
+        is the TCE with `norm="l1"`.
 
     Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), fig. 1.
@@ -213,9 +213,9 @@ def tce_table(
         tensor([3., 0.], dtype=torch.float64)
     """
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
-    estimator = _tested(binning, alpha, test, "l1", task, mode, "macro", options)
+    estimator = _tested(binning, alpha, test, "l1", task, mode, "macro", options).with_ecd()
     sample = estimator.statistic(preds, target, options.get("weights"))
-    return binning.from_sample(sample).test_table(alpha, test)
+    return estimator.ranked_bins(sample).test_table(alpha, test)
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:

@@ -16,6 +16,7 @@ from torchcalib.metrics.groups.table import GroupTable, resolved
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.catalogue import bins_of, names_of
 from torchcalib.reporting.confidences import report_of_confidences
+from torchcalib.reporting.decision import with_safety
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
@@ -63,6 +64,9 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     label_p_values = None if tests is None or data.task != "multilabel" else tests[0].p_value
     findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
     stage = None if stage is None else stage.advised(findings.worthwhile)
+    decision = decide(findings, stage)
+    if options.safe_threshold is not None:
+        decision = with_safety(decision, next(line for line in lines if line.key == "ecd"), options.safe_threshold)
     ranked = "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"
     report = Report(
         task=data.task,
@@ -73,12 +77,13 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         lines=tuple(lines),
         tables=data.tables,
         class_lines=_class_lines(data, tests),
-        decision=decide(findings, stage),
+        decision=decision,
         settings={
             **options.bins,
             **{name: getattr(options.input_format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
             "order_based": ranked if data.samples else "left out",
             "p_values": of_main.method,
+            "safe_threshold": options.safe_threshold,
             **of_clusters,
         },
         source=dict(source),

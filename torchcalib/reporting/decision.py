@@ -7,11 +7,14 @@ approximations.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from torchcalib.results.decision import Kind
+from torchcalib.display.words import ends, significant
+from torchcalib.results.decision import Decision, Kind, Safety
+from torchcalib.results.lines import Line
 
 LEVEL = 0.05
 """Nominal probability of a wrong alarm for a calibrated model, and level of a cause if ECE is significant."""
@@ -59,3 +62,25 @@ def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate
     level = LEVEL if is_significant else CAUSES_LEVEL / max(1, len(candidates))
     found = [each for each in candidates if each.p_value < level]
     return max(found, key=lambda each: each.penalised, default=None)
+
+
+def with_safety(decision: Decision, ecd: Line, threshold: float) -> Decision:
+    """Return the decision with its safety: whether over-confidence, measured by ECD, is at most a threshold in nats.
+
+    The 95% interval of ECD decides: a model beyond the threshold gets the wrong answer in about 2.5% of data sets.
+
+    Reference:
+        [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, sec. III.B.
+    """
+    safety: Safety
+    found = ecd.interval
+    value, limit = f"ECD is {significant(ecd.value)} nats", f"the threshold {threshold:.3g}"
+    interval = "" if found is None else f" (95% interval {ends(found.low, found.high, 3)})"
+    if ecd.value == math.inf or (found is not None and found.low > threshold):
+        safety, words = "unsafe", f"Unsafe: {value}{interval}, above {limit}."
+    elif found is not None and found.high <= threshold:
+        safety, words = "safe", f"Safe: {value}{interval}, at most {limit}."
+    else:
+        why = "which contains" if found is not None else "without an interval, for"
+        safety, words = "cannot be told", f"Whether it is safe cannot be told: {value}{interval}, {why} {limit}."
+    return replace(decision, cause=f"{decision.cause} {words}", safety=safety)

@@ -108,7 +108,7 @@ class Data:
         tables = {}
         for member in self.members:
             if isinstance(member.metric, TCE) and member.mode is not None:
-                bins = member.metric.estimator.binning.from_sample(self.samples[member.mode].pooled())
+                bins = member.metric.estimator.ranked_bins(self.samples[member.mode].pooled())
                 how = {name: member.metric.settings[name] for name in ("alpha", "test")}
                 tables[member.mode] = bins.test_table(**how)
         return tables

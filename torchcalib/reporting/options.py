@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
+from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_positive
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names
@@ -15,6 +15,7 @@ from torchcalib.io.errors import shown
 MAX_BINS = 1000
 """Maximum number of bins, for legible diagrams and tables."""
 
+_ONLY_REPORTS = ("safe_threshold", "with_calibration", "with_intervals")  # options that comparisons do not have
 _ROLES = ("groups", "group_names", "clusters")  # further arguments of `torchcalib.report`, which errors suggest
 _INPUT_SETTINGS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
 
@@ -26,6 +27,8 @@ class ReportOptionsDict(InputOptions, total=False):
       binary.
     - `n_bins` (default 15): number of equal-width bins, and of equal-mass bins for the adaptive calibration error.
     - `right` (default False): use bins `(a, b]` instead of `[a, b)`.
+    - `safe_threshold` (default None): largest entropic calibration difference (ECD) in nats that is called safe,
+      positive; see `torchcalib.results.Decision`. None does not decide.
     - `with_calibration` (default True): compute the gains of calibrators.
     - `with_intervals` (default True): compute 95% intervals, and the p-values and noise floors of rank-based errors.
     """
@@ -33,6 +36,7 @@ class ReportOptionsDict(InputOptions, total=False):
     class_names: Sequence[str] | None
     n_bins: int
     right: bool
+    safe_threshold: float | None
     with_calibration: bool
     with_intervals: bool
 
@@ -45,20 +49,23 @@ class ReportOptions:
     class_names: tuple[str, ...] = ()  # empty if unknown
     n_bins: int = 15
     right: bool = False
+    safe_threshold: float | None = None
     with_calibration: bool = True
     with_intervals: bool = True
 
     @classmethod
     def from_arguments(cls, task: Task, options: Mapping[str, Any], is_comparison: bool = False) -> Self:
-        """Check options, given as in `ReportOptionsDict`. A comparison has none that starts with `with_`."""
+        """Check options, given as in `ReportOptionsDict`. A comparison has no options of `_ONLY_REPORTS`."""
         where = "a comparison" if is_comparison else "a report"
-        known = [n for n in ReportOptionsDict.__annotations__ if not (is_comparison and n.startswith("with_"))]
+        known = [name for name in ReportOptionsDict.__annotations__ if not (is_comparison and name in _ONLY_REPORTS)]
         own = {name: options[name] for name in known if name in options}
         of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}
         binning = Binning("equal_width", own.get("n_bins", cls.n_bins), own.get("right", cls.right))
         check_count("n_bins", binning.n_bins, at_most=MAX_BINS)
         for name in ("with_calibration", "with_intervals"):
             check_flag(name, own.get(name, True))
+        if own.get("safe_threshold") is not None:
+            check_positive("safe_threshold", own["safe_threshold"])
         class_names = checked_names(own.pop("class_names", None) or ())
         unknown = {name: value for name, value in options.items() if name not in known}
         check_option_names(unknown, ("task", *known, *_ROLES), where)
@@ -90,6 +97,7 @@ class ReportOptions:
             "task": self.input_format.task,
             "class_names": list(self.class_names) or None,
             **self.bins,
+            "safe_threshold": self.safe_threshold,
             "with_calibration": self.with_calibration,
             "with_intervals": self.with_intervals,
             **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},

@@ -15,7 +15,7 @@ from torchcalib.io.saved import load_saved
 from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 15
+FORMAT, VERSION = "torchcalib report state", 16
 _GATHER = "gather a report"
 
 

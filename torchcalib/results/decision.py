@@ -5,6 +5,8 @@ from typing import Literal
 
 from torchcalib.results.lines import LineInterval
 
+Safety = Literal["safe", "unsafe", "cannot be told", ""]
+
 Kind = Literal[
     "calibrated",
     "too little data",
@@ -50,6 +52,9 @@ class Decision:
             None if calibrators were not evaluated.
         interval: 95% interval of `gain`; None if undefined.
         score: name of the score, `"NLL"` or `"Brier score"`.
+        safety: `"safe"` if the 95% interval of the entropic calibration difference (ECD) is not above the threshold
+            `safe_threshold`, `"unsafe"` if it is above it, and `"cannot be told"` if it contains the threshold or was
+            omitted. An infinite ECD is `"unsafe"`. Empty without a threshold. `cause` contains a sentence on it.
     """
 
     kind: Kind
@@ -61,6 +66,7 @@ class Decision:
     gain: float | None = None
     interval: LineInterval | None = None
     score: str = "NLL"
+    safety: Safety = ""
 
     @property
     def sentence(self) -> str:

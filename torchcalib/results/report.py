@@ -85,6 +85,7 @@ class Report(Results[float]):
         class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
+        safe_threshold: float | None = None,
         with_calibration: bool = True,
         with_intervals: bool = True,
         groups: Any = None,
@@ -140,6 +141,8 @@ class Report(Results[float]):
                 binary.
             n_bins: number of equal-width bins, and of equal-mass bins for ACE.
             right: use bins `(a, b]` instead of `[a, b)`.
+            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
+                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
             with_calibration: compute `calibration`.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
@@ -198,6 +201,7 @@ class Report(Results[float]):
             class_names=p.class_names,
             n_bins=n_bins,
             right=right,
+            safe_threshold=safe_threshold,
             with_calibration=with_calibration,
             with_intervals=with_intervals,
             **options,
@@ -284,6 +288,7 @@ class Report(Results[float]):
         class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
+        safe_threshold: float | None = None,
         with_calibration: bool = True,
         with_intervals: bool = True,
         ignore_index: int | None = None,
@@ -306,6 +311,8 @@ class Report(Results[float]):
             class_names: names of the classes in the order of the class axis.
             n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
             right: use bins `(a, b]` instead of `[a, b)`.
+            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
+                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
             with_calibration: compute `calibration`.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             ignore_index: rows with this target are dropped.
@@ -333,6 +340,7 @@ class Report(Results[float]):
             {**names, "from_logits": from_logits, "task": task, "class_names": class_names},
             n_bins=n_bins,
             right=right,
+            safe_threshold=safe_threshold,
             with_calibration=with_calibration,
             with_intervals=with_intervals,
             ignore_index=ignore_index,

@@ -211,7 +211,7 @@ def test_bad_input_raises_an_error_that_names_the_system():
     ]
     wrong = (ValueError, TypeError)
     assert_refused([(words, partial(tc.compare, **{**given, **change}), wrong, [words]) for change, words in rows])
-    for name in ("with_calibration", "with_intervals", "num_bins"):
+    for name in ("with_calibration", "with_intervals", "safe_threshold", "num_bins"):
         with pytest.raises(TypeError, match=f"{name}.*a comparison|a comparison.*{name}"):
             ComparisonBuilder(["a", "b"], task="binary", **{name: True})
 

@@ -1,6 +1,5 @@
-"""Vector scaling, and structured vector and matrix scaling, as torch operations."""
+"""Vector scaling, and penalised fits of smoothed log-probabilities, as torch operations."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -40,22 +39,30 @@ def fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -
     class without samples is -inf. The other biases have sum 0. Arguments are as for `fits.fit_temperature`, and the
     initial scale `alpha` `(R, S)`. `SEPARABLE` fits have this scale and bias 0.
     """
-    return StructuredFit(*_fit(scores, target, weights, alpha, None, False))
+    return StructuredFit(*_fit(scores, target, weights, alpha, None, None, alpha, False))
 
 
 def fit_structured(
-    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    alpha: Tensor,
+    smoothing: Tensor,
+    ridge: Tensor,
+    start: Tensor,
+    full: bool,
 ) -> StructuredFit:
     """Fit softmax(W x + b) with a ridge penalty, where x are smoothed log-probabilities; see `smoothed_log_probs`.
 
-    The objective is the mean negative log-likelihood plus `penalty` times
+    The objective is the mean negative log-likelihood plus
 
-        C / N sum_k (W_kk - 1)^2 + C / N sum_k b_k^2 + C (C - 1) / N sum_{k != l} W_kl^2
+        ridge_0 sum_k (W_kk - 1)^2 + ridge_1 sum_{k != l} W_kl^2 + ridge_2 sum_k b_k^2
 
-    where N is the total weight. It is strictly convex, so that every fit with data has one minimum. Arguments are as
-    for `fits.fit_temperature`, and the inverse temperature `alpha` `(R, S)`. W is diagonal unless `full`.
+    with positive factors `ridge` `(R, S, 3)`. It is strictly convex, so that every fit with data has one minimum.
+    Arguments are as for `fits.fit_temperature`, and the inverse temperature `alpha`, the `smoothing` and the initial
+    diagonal `start`, each `(R, S)`. W is diagonal unless `full`.
     """
-    return StructuredFit(*_fit(scores, target, weights, alpha, penalty, full))
+    return StructuredFit(*_fit(scores, target, weights, alpha, smoothing, ridge, start, full))
 
 
 def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tensor:
@@ -77,7 +84,9 @@ def _empty_results(
     target: Tensor,
     weights: Tensor,  # noqa: ARG001
     alpha: Tensor,
-    penalty: float | None,  # noqa: ARG001
+    smoothing: Tensor | None,  # noqa: ARG001
+    ridge: Tensor | None,  # noqa: ARG001
+    start: Tensor,  # noqa: ARG001
     full: bool,
 ) -> Solution:
     bias = alpha.new_empty((*alpha.shape, scores.shape[-1]))
@@ -86,28 +95,43 @@ def _empty_results(
 
 
 @operation(
-    "fit_structured(Tensor scores, Tensor target, Tensor weights, Tensor alpha, float? penalty, bool full)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "fit_structured(Tensor scores, Tensor target, Tensor weights, Tensor alpha, Tensor? smoothing, Tensor? ridge,"
+    " Tensor start, bool full) -> (Tensor, Tensor, Tensor, Tensor)",
     _empty_results,
 )
-def _fit(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float | None, full: bool) -> Solution:
+def _fit(
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    alpha: Tensor,
+    smoothing: Tensor | None,
+    ridge: Tensor | None,
+    start: Tensor,
+    full: bool,
+) -> Solution:
     """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time; None is vector scaling."""
-    solve = _solve_vector if penalty is None else partial(_solve_structured, penalty=penalty, full=full)
     given = Samples.flattened(scores, target, weights)
     n_replicates, n_elements, n = given.w.shape
-    alpha = alpha.movedim(-2, 0).reshape(n_replicates * n_elements)
+    wide = wide_dtype(scores.device)
+    alpha, start = (each.movedim(-2, 0).reshape(n_replicates * n_elements).to(wide) for each in (alpha, start))
+    if smoothing is not None and ridge is not None:
+        smoothing = smoothing.movedim(-2, 0).reshape(alpha.shape).to(wide)
+        ridge = ridge.movedim(-3, 0).reshape(-1, 3).to(wide)
     element = torch.arange(n_elements, device=scores.device).repeat(n_replicates)
     batch_size = max(1, PIECE // max(1, n * scores.shape[-1]))
-    wide = wide_dtype(scores.device)
     solutions, similar = [], None
-    for start in range(0, max(1, len(element)), batch_size):
-        i = slice(start, start + batch_size)
+    for first in range(0, max(1, len(element)), batch_size):
+        i = slice(first, first + batch_size)
         of_scores, of_target, w = given.x[element[i]], given.target[element[i]], given.w.flatten(0, 1)[i]
         if batch_size == 1 and scores.device.type == "cpu":
             used = w[0] != 0
             if value_if_available(used.any() & ~used.all()):  # for folds, leave out the samples of the held-out fold
                 of_scores, of_target, w = of_scores[:, used], of_target[:, used], w[:, used]
-        solution, found = solve(of_scores.to(wide), of_target, w.to(wide), alpha[i].to(wide), similar)
+        samples = of_scores.to(wide), of_target, w.to(wide), alpha[i]
+        if smoothing is None or ridge is None:
+            solution, found = _solve_vector(*samples, similar)
+        else:
+            solution, found = _solve_structured(*samples, similar, smoothing[i], ridge[i], start[i], full)
         solutions.append(solution)
         # A single fit is large. The next one starts at its result if it is a fit to the same samples.
         is_similar = batch_size == n_elements == 1 and found is not None and all_true(found.outcome == CONVERGED)
@@ -120,7 +144,7 @@ def _solve_vector(
     scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: StructuredMinimum | None
 ) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
-        return _empty_results(scores, target, weights, alpha, None, False), None
+        return _empty_results(scores, target, weights, alpha, None, None, alpha, False), None
     # Unused rows may contain NaN.
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
@@ -200,28 +224,26 @@ def _solve_structured(
     weights: Tensor,
     alpha: Tensor,
     similar: StructuredMinimum | None,
-    penalty: float,
+    smoothing: Tensor,
+    ridge: Tensor,
+    start: Tensor,
     full: bool,
 ) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
-        return _empty_results(scores, target, weights, alpha, penalty, full), None
+        return _empty_results(scores, target, weights, alpha, None, None, alpha, full), None
     unused = weights == 0
     total = weights.sum(-1)
     empty = ~(total > 0)
     total = total.masked_fill(empty, 1)
     w = weights / total.unsqueeze(-1)
-    # Weight of the uniform distribution: 1 / (N + 1), as in the authors' package.
-    x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
-
-    # Factors of the penalty: C / N for the diagonal and the biases, C (C - 1) / N for other entries.
-    n_classes = x.shape[-1]
+    x = smoothed_log_probs(scores, alpha, smoothing).masked_fill_(unused.unsqueeze(-1), 0)
     layout = FULL if full else DIAGONAL
-    start = identity(layout, len(x), x)
-    ridge = torch.full_like(start, penalty * n_classes * (n_classes - 1))
-    layout.own(ridge).fill_(penalty * n_classes)
-    ridge[..., -1] = penalty * n_classes
-    ridge = ridge / total[:, None, None]
-    minimum = minimise(SoftmaxRegression(layout, x, None, target, w, ridge), start, empty, similar)
+    theta = identity(layout, len(x), x) * start[:, None, None]
+    of_diagonal, of_others, of_biases = ridge.unsqueeze(-1).unbind(-2)
+    factors = of_others.unsqueeze(-1).expand_as(theta).clone()
+    layout.own(factors).copy_(of_diagonal.expand_as(theta[..., 0]))
+    factors[..., -1] = of_biases
+    minimum = minimise(SoftmaxRegression(layout, x, None, target, w, factors), theta, empty, similar)
     theta, gradient, outcome, _ = minimum
     theta = theta.masked_fill(empty[:, None, None], torch.nan)
     weight = theta[..., :-1] if full else theta[..., 0]
