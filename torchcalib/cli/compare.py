@@ -28,14 +28,13 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
     first = next(iter(files.values()))
     builder = ComparisonBuilder(
         tuple(files),
-        task=first.task,
+        task=first.task_of_report,
         class_names=first.source.class_names or None,
         n_bins=arguments.n_bins,
         right=arguments.right,
         nan_policy=arguments.nan_policy,
         from_logits={name: predictions.source.from_logits for name, predictions in files.items()},
         ignore_index=arguments.ignore_index,
-        are_confidences=first.source.are_confidences,
         class_axis=-1,  # the last axis in a file contains the classes
     )
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
@@ -63,7 +62,7 @@ def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
     for (a, first), (b, second) in pairwise(files.items()):
         classes = [predictions.source.class_names for predictions in (first, second)]
         for kind, found_a, found_b in (
-            ("task", *("confidence" if p.source.are_confidences else p.task for p in (first, second))),
+            ("task", first.task_of_report, second.task_of_report),
             ("number of rows", first.n_rows, second.n_rows),
             ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
             ("order of classes", *(", ".join(names) if all(classes) else "" for names in classes)),

@@ -164,14 +164,14 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
 def task_of(
     task: Task | None, num_classes: int | None = None, num_labels: int | None = None, **_other_options: object
 ) -> Task:
-    """Return `task`. If it is None, return the task that is implied by `num_classes` or `num_labels`."""
+    """Return `task`, or "binary" for "confidence". If it is None, return the task that a number of outputs implies."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
     if task is None:
         raise TypeError(
             "`task` must be 'binary', 'multiclass' or 'multilabel', got None. Pass task=..., num_classes or num_labels."
         )
-    return task
+    return "binary" if task == "confidence" else task
 
 
 def with_task(options: Mapping[str, Any], task: Any, *others: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def prepare(
         task = "binary"
     elif task is None:
         task = "multiclass" if positive_classes is not None else infer_task(preds, target)
-    return Prepared(preds, target, task, names)
+    return Prepared(preds, target, task_of(task), names)
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:

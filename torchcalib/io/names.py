@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal
 
-Task = Literal["binary", "multiclass", "multilabel"]
-FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
-"""Task of a file. For `"confidence"`, predictions are confidences, and targets are 1 for correct predictions."""
-TASKS: tuple[Task, ...] = get_args(Task)
+Task = Literal["binary", "multiclass", "multilabel", "confidence"]
+"""`"confidence"` is a binary task: predictions are confidences, and targets are 1 for correct predictions, else 0."""
+TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
 
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcalib.io import arrays
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading
-from torchcalib.io.names import FileTask, Task
+from torchcalib.io.names import Task
 from torchcalib.io.paths import check_paths, format_of
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import ROLES, find_roles, source_of
@@ -66,6 +66,11 @@ class PredictionFiles:
     def n_rows(self) -> int:
         """Total number of rows in all files."""
         return self.source.shape[0]
+
+    @property
+    def task_of_report(self) -> Task:
+        """Task of a report on the rows: "confidence" for confidences, else `task`."""
+        return "confidence" if self.source.are_confidences else self.task
 
     @property
     def has_names_of_labels(self) -> bool:
@@ -198,7 +203,7 @@ def open_predictions(
     groups: str | None = None,
     clusters: str | None = None,
     from_logits: bool | None = None,
-    task: FileTask | None = None,
+    task: Task | None = None,
     class_names: Sequence[str] | None = None,
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,

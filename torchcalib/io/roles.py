@@ -23,7 +23,6 @@ from torchcalib.io.names import (
     TARGETS,
     TASKS,
     WEIGHTS,
-    FileTask,
     Task,
     are_logits,
     class_of,
@@ -68,7 +67,7 @@ _SHAPES = {
 }
 
 
-def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
+def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | None = None) -> dict[str, str]:
     """Return the checked array for each role: the one that `given` selects, or else the one with a common name."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
@@ -112,7 +111,7 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
 
 
 def source_of(
-    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
+    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: Task | None
 ) -> tuple[Source, Task]:
     """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
     task, sample_shape = _task_and_shape(reader, roles, given_task)
@@ -230,7 +229,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
     return [reader.compose([array.name for array in columns])] if fits else []
 
 
-def _is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
+def _is_confidence(reader: Reader, roles: Mapping[str, str], task: Task | None) -> bool:
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
@@ -272,7 +271,7 @@ def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
             )
 
 
-def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
+def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None) -> tuple[Task, tuple[int, ...]]:
     """Return the given or inferred task and the shape of one prediction, after a check of all shapes."""
     if task not in (None, "confidence", *TASKS):
         raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")

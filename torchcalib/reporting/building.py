@@ -193,8 +193,7 @@ class ReportBuilder:
 
     @property
     def _catalogue(self) -> Catalogue:
-        are_confidences = self.source is not None and self.source.are_confidences
-        return catalogue_of(self._task, **self._options.bins, are_confidences=are_confidences)
+        return catalogue_of(self._task, **self._options.bins, are_confidences=self._options.are_confidences)
 
     @property
     def _is_buffered(self) -> bool:

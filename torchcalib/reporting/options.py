@@ -46,6 +46,7 @@ class ReportOptions:
     """Checked options of a report."""
 
     input_format: InputFormat
+    are_confidences: bool = False  # whether binary predictions are confidences, with targets 1 if they are correct
     class_names: tuple[str, ...] = ()  # empty if unknown
     n_bins: int = 15
     right: bool = False
@@ -77,9 +78,10 @@ class ReportOptions:
         if of_input.pop("weights", None) is not None:
             raise TypeError("`weights` must be None for `ReportBuilder`, got an array. Pass `weights` to `update`.")
         input_format = input_format_of(task, of_input)
-        if task == "binary":
+        if input_format.task == "binary":
             check_name_count(class_names, 2)
-        return cls(input_format=input_format, class_names=class_names, **own)
+        are_confidences = task == "confidence"
+        return cls(input_format=input_format, are_confidences=are_confidences, class_names=class_names, **own)
 
     @property
     def task(self) -> Task:
@@ -94,7 +96,7 @@ class ReportOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return the task and all options as plain Python values, from which `from_arguments` restores them."""
         return {
-            "task": self.input_format.task,
+            "task": "confidence" if self.are_confidences else self.input_format.task,
             "class_names": list(self.class_names) or None,
             **self.bins,
             "safe_threshold": self.safe_threshold,

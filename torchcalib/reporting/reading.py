@@ -14,7 +14,7 @@ def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:
     """Return an empty builder for the rows of files, which determine the task and the classes."""
     source = files.source
     return ReportBuilder(
-        task=files.task,
+        task=files.task_of_report,
         source=source,
         from_logits=source.from_logits,
         class_axis=-1,  # the last axis in a file contains the classes

@@ -135,8 +135,9 @@ class Report(Results[float]):
             target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names. For a DataFrame
                 with all columns, the name of the targets, or None to find a common name. `weights`, `groups` and
                 `clusters` are then names too.
-            task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
-                `task_is_inferred`. Targets of shape `(N, C)` are ambiguous and need a task.
+            task: `"binary"`, `"multiclass"` or `"multilabel"`. `"confidence"` is a binary task in which predictions are
+                confidences in the predicted class or answer, and targets are 1 if it is correct. None infers the task
+                from the data and sets `task_is_inferred`.
             class_names: names of the classes or labels in the order of the class axis; the negative class first if
                 binary.
             n_bins: number of equal-width bins, and of equal-mass bins for ACE.
@@ -197,7 +198,7 @@ class Report(Results[float]):
         if groups is not None:
             numbers, group_names = numbered_groups(groups, group_names, p.preds.device)
         builder = above("torchcalib.reporting.building:ReportBuilder")(
-            task=p.task,
+            task=task if task == "confidence" else p.task,
             class_names=p.class_names,
             n_bins=n_bins,
             right=right,

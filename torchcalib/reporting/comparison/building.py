@@ -97,8 +97,8 @@ def compare(
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
             `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Any array-like is accepted.
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
-            `task_is_inferred`.
+        task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
+            the data and sets `task_is_inferred`.
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
@@ -161,7 +161,7 @@ def compare(
     first = prepared[names[0]]
     builder = ComparisonBuilder(
         names,
-        task=first.task,
+        task=task if task == "confidence" else first.task,
         n_replicates=n_replicates,
         seed=seed,
         from_logits=from_logits,
@@ -181,10 +181,7 @@ def compare(
 
 
 class ComparisonBuilder:
-    """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments.
-
-    With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions.
-    """
+    """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
     def __init__(
         self,
@@ -194,7 +191,6 @@ class ComparisonBuilder:
         n_replicates: int = N_REPLICATES,
         seed: int = 0,
         from_logits: bool | Mapping[str, bool] = False,
-        are_confidences: bool = False,
         **options: Any,
     ) -> None:
         check_count("n_replicates", n_replicates, at_least=math.ceil(2 / (1 - LEVEL)) - 1)
@@ -212,7 +208,8 @@ class ComparisonBuilder:
         # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
         shared = replace(self._options.input_format, nan_policy="raise")
         self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}
-        self._n_replicates, self._seed, self._are_confidences = n_replicates, seed, are_confidences
+        self._n_replicates, self._seed = n_replicates, seed
+        self._are_confidences = self._options.are_confidences
         self._evidence = {name: Evidence() for name in self._names}
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
