@@ -95,6 +95,7 @@ SCORES = [
     ("ecd", F.ecd, tc.ECD, {}),
     ("risk", F.bayes_risk, tc.BayesRisk, {}),
     ("nrisk", F.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
+    ("area", F.bayes_risk_area, tc.BayesRiskArea, {}),
     ("accuracy", F.accuracy, tc.Accuracy, {}),
     ("ranking", F.ranking_score, tc.RankingScore, {}),
 ]

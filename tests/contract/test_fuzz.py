@@ -44,6 +44,7 @@ KINDS = [
     (F.nll, tc.NLL, {"eps": [None, 0.05], "normalize": [None, "prior"], **PRIORS}),
     (F.brier_score, tc.BrierScore, {"normalize": [None, "prior", "classes"], **PRIORS}),
     (F.ecd, tc.ECD, PRIORS),
+    (F.bayes_risk_area, tc.BayesRiskArea, {"normalize": [None, "prior"], **PRIORS}),
     (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
     (F.ranking_score, tc.RankingScore, {}),

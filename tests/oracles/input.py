@@ -16,7 +16,7 @@ from oracles import binless, ranked, selective
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
-SCORES = ("nll", "brierscore", "ecd", "accuracy", "bayesrisk")
+SCORES = ("nll", "bayesriskarea", "brierscore", "ecd", "accuracy", "bayesrisk")
 SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance", "rankingscore")
 MODES = {  # the default first
     "binary": ["positive", "top_label"],
@@ -272,6 +272,8 @@ def score_parts(metric, row, options, binary):
     if metric == "nll":
         floor = math.log(options["eps"]) if options.get("eps") else -math.inf
         return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
+    if metric == "bayesriskarea":
+        return score_parts("nll", row, {}, binary)
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
     if metric == "brierscore":
@@ -307,7 +309,7 @@ def score_parts(metric, row, options, binary):
 
 def score_of_prior(metric, shares, ts, options, binary):
     """Return the score of each sample for the constant prediction `shares`."""
-    if metric == "nll":
+    if metric in ("nll", "bayesriskarea"):
         return [oracles.nll_of(shares, t) for t in ts]
     if metric == "brierscore":
         return [(oracles.binary_brier_of if binary else oracles.brier_of)(shares, t) for t in ts]
