@@ -74,12 +74,12 @@ class _BetaWeight:
             first, second = torch.where(swap, other, own), torch.where(swap, own, other)
             share = betainc(first, second, torch.where(swap, not_x, x))
             return self.factor * (a + b - 1) / (b - 1) * torch.where(swap, 1 - share, share)
-        log_scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+        return _integrals(_BetaWeight(a, b, self.factor).at, log_odds)[1]
 
-        def density(u: Tensor) -> Tensor:
-            return self.factor * (log_scale + (a - 1) * logsigmoid(u) + (b - 1) * logsigmoid(-u)).exp()
-
-        return _integrals(density, log_odds)[1]
+    def at(self, u: Tensor) -> Tensor:
+        """Return the weights of operating points with log-odds u."""
+        log_scale = math.lgamma(self.a + self.b) - math.lgamma(self.a) - math.lgamma(self.b)
+        return self.factor * (log_scale + (self.a - 1) * logsigmoid(u) + (self.b - 1) * logsigmoid(-u)).exp()
 
     def __repr__(self) -> str:
         return f"Beta({self.a:g}, {self.b:g})"
@@ -94,12 +94,12 @@ class _WeightFunction:
 
     def costs(self, _: Tensor, __: Tensor, log_odds: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of a prediction for y = 1 and y = 0."""
+        return _integrals(self.at, log_odds)
 
-        def weight(u: Tensor) -> Tensor:
-            c, not_c = (x.sigmoid().clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2) for x in (u, -u))
-            return self.checked(torch.stack((not_c, c), -1) if self.rows else c, c.shape)
-
-        return _integrals(weight, log_odds)
+    def at(self, u: Tensor) -> Tensor:
+        """Return the weights of operating points with log-odds u."""
+        c, not_c = (x.sigmoid().clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2) for x in (u, -u))
+        return self.checked(torch.stack((not_c, c), -1) if self.rows else c, c.shape)
 
     def checked(self, points: Tensor, shape: torch.Size) -> Tensor:
         """Return the weights of operating points. Raise an error if their shape or values are wrong."""
@@ -134,6 +134,12 @@ def _read_weight(weight: object, rows: bool) -> _BetaWeight | _WeightFunction | 
 
 
 _NAMED: dict[object, _BetaWeight | None] = {"uniform": None, "beta22": _BetaWeight(2, 2, 1 / 3)}
+
+
+def weights_at(weight: AreaWeight, points: Tensor) -> Tensor:
+    """Return the weights of operating points `(K,)` in (0, 1); see `bayes_risk_area`."""
+    read = _read_weight(weight, rows=False)
+    return torch.ones_like(points) if read is None else read.at(points.logit())
 
 
 def _integrals(weight: Callable[[Tensor], Tensor], log_odds: Tensor) -> tuple[Tensor, Tensor]:
