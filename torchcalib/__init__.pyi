@@ -35,6 +35,7 @@ from torchcalib.metrics.proper_scores import Accuracy as Accuracy
 from torchcalib.metrics.proper_scores import BrierScore as BrierScore
 from torchcalib.metrics.ranked import CORP as CORP
 from torchcalib.metrics.ranked import KS as KS
+from torchcalib.metrics.ranked import Cllr as Cllr
 from torchcalib.metrics.risk_area import BayesRiskArea as BayesRiskArea
 from torchcalib.metrics.selective import AUGRC as AUGRC
 from torchcalib.metrics.selective import AURC as AURC

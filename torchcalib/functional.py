@@ -22,7 +22,7 @@ from torchcalib.metrics.label_distribution import (
 )
 from torchcalib.metrics.logistic import cox, spiegelhalter
 from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
-from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
+from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, cllr, corp, corp_curve, ks
 from torchcalib.metrics.risk_area import bayes_risk_area
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_curve, optimal_threshold_cost
@@ -63,6 +63,7 @@ __all__ = [
     "by_group",
     "calibration_curve",
     "canonical_error",
+    "cllr",
     "corp",
     "corp_curve",
     "correctness_auroc",

@@ -54,6 +54,7 @@ KINDS = [
     (F.ks, tc.KS, {}),
     (F.atb, tc.ATB, {}),
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
+    (F.cllr, tc.Cllr, {"component": ["value", "min", "loss"]}),
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
     (F.aurc, tc.AURC, {}),
@@ -170,7 +171,7 @@ def calls(draw):
     # Samples on one axis, classes last
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
-    hard = cls in (tc.TCE, tc.CORP) or cls.__name__.lower() in slow.SELECTIVE or chosen.get("priors")
+    hard = cls in (tc.TCE, tc.CORP, tc.Cllr) or cls.__name__.lower() in slow.SELECTIVE or chosen.get("priors")
     kind = draw(st.sampled_from(["labels"] * (14 if hard else 4) + ["soft", "annotator_counts"]))
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))

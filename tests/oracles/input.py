@@ -401,9 +401,14 @@ def event_value(metric, column, options, guard):
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
     more = {"debiased": True} if options.get("debiased") else {}
     edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
-    if computed and metric not in ("ks", "corp", *SELECTIVE) and by_value and at_an_edge(edges, confidence, guard):
+    if (
+        computed
+        and metric not in ("ks", "corp", "cllr", *SELECTIVE)
+        and by_value
+        and at_an_edge(edges, confidence, guard)
+    ):
         raise Undecided
-    if metric not in ("ace", "ks", "corp", "tce", "gce", *SELECTIVE) and bins == "equal_width":
+    if metric not in ("ace", "ks", "corp", "cllr", "tce", "gce", *SELECTIVE) and bins == "equal_width":
         return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
     weights = [int(w) for w in weights]
     if computed and may_be_tied(order, guard):
@@ -418,6 +423,12 @@ def event_value(metric, column, options, guard):
         name = name or metric.replace("atcoverage", "_at_coverage")
         more = {name: options[name] for name in ("coverage", "risk") if name in options}
         return getattr(selective, name)(order, outcome, weights, **more)
+    if metric == "cllr":
+        if any(min(c, 1 - c) < 1e-12 for c in confidence):
+            raise Undecided  # the loop only has the probabilities, not the logits
+        return ranked.cllr(confidence, outcome, weights, order)[
+            ("value", "min", "loss").index(options.get("component", "value"))
+        ]
     if metric == "corp":
         score = options.get("score", "brier")
         if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):
