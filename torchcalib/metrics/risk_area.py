@@ -308,15 +308,12 @@ def bayes_risk_area(
     larger by t (1-t) than `brier_score`.
 
     Args:
-        weight: The weight w:
-
-            - `"uniform"`, equal to Beta(1, 1): the cross entropy.
-            - `"beta22"`: 2 c (1-c), a third of the density of Beta(2, 2). The Brier score of two classes.
-            - `torch.distributions.Beta(a, b)`: its density, for two classes. Not in a call that `torch.compile` traces.
-            - A function from operating points to weights of at least 0. For binary and multi-label tasks the points
-              are numbers c of any shape, and the weights have the same shape. For multi-class tasks the points are
-              rows `(..., C)`, and the weights have the shape `(...)`. With C = 2 a row is (1-c, c).
-
+        weight: The weight w. `"uniform"`: 1, the density of Beta(1, 1). For two classes also `"beta22"`, which is
+            2 c (1-c), a third of the density of Beta(2, 2), and `torch.distributions.Beta(a, b)`, its density (not in
+            calls that `torch.compile` traces). Or a function from operating points to weights of at least 0. For binary
+            and multi-label tasks the points are numbers c of any shape, and the weights have the same shape. For
+            multi-class tasks the points are rows `(..., C)`, and the weights have the shape `(...)`. For two classes a
+            row is (1-c, c).
         component: `"value"`, or `"standard_error"` of the Monte Carlo method. It is the mean of the standard errors of
             all samples. The standard error of the value is at most this large, because the samples share the points.
             The component is 0 for two classes and for the uniform weight, which do not need this method.
