@@ -31,11 +31,11 @@ def test_ecd_curve_has_the_closed_form_and_marks_its_minimum():
 
 
 @pytest.mark.parametrize("weight", ["uniform", "beta22", torch.sqrt])
-def test_bayes_risk_curve_is_the_weighted_risk_with_its_area(weight):
+def test_bayes_risk_diagram_is_the_weighted_risk_with_its_area(weight):
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 200, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 2, (200,), generator=generator)
-    ax = plots.bayes_risk_curve({"first": p, "second": q}, y, weight=weight)
+    ax = plots.bayes_risk_diagram({"first": p, "second": q}, y, weight=weight)
     first, second = (line for line in ax.lines if not line.get_label().startswith("_"))
     c = torch.arange(1, 512, dtype=torch.float64) / 512
     w = {"uniform": torch.ones_like(c), "beta22": 2 * c * (1 - c)}.get(weight, c.sqrt())
@@ -49,11 +49,11 @@ def test_bayes_risk_curve_is_the_weighted_risk_with_its_area(weight):
     constant = next(line for line in ax.lines if line.get_label() == "_constant decision")
     np.testing.assert_allclose(constant.get_ydata(), w * curve.cheapest)
     assert ax.get_ylim() == (0, pytest.approx(2 * max(constant.get_ydata())))
-    labels = plots.bayes_risk_curve(
+    labels = plots.bayes_risk_diagram(
         torch.stack((p, q), -1), torch.stack((y, 1 - y), -1), task="multilabel", class_names=["a", "b"]
     )
     assert [line.get_label().split("\n")[0] for line in labels.lines[1:]] == ["a", "b"]
-    assert "no data" in texts(plots.bayes_risk_curve(p[:0], y[:0], task="binary"))
+    assert "no data" in texts(plots.bayes_risk_diagram(p[:0], y[:0], task="binary"))
 
 
 def test_score_chart_has_a_bar_for_each_system_and_score():

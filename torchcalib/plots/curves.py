@@ -147,7 +147,7 @@ def risk_coverage_curve(
     return ax
 
 
-def bayes_risk_curve(
+def bayes_risk_diagram(
     preds: Any,
     target: Any = None,
     ax: Axes | None = None,
@@ -191,7 +191,7 @@ def bayes_risk_curve(
 
     Example:
         >>> import torch
-        >>> ax = bayes_risk_curve(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]), weight="beta22")
+        >>> ax = bayes_risk_diagram(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]), weight="beta22")
         >>> ax.get_xlabel()
         'operating point c'
     """
