@@ -19,7 +19,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -42,6 +42,7 @@ from torchcalib.calibration import (
     IsotonicCalibration,
     TemperatureScaling,
     cross_val_calibrate,
+    expected_score,
     relative_calibration_loss,
 )
 from torchcalib.calibration.calibrator import Calibrator
@@ -274,15 +275,11 @@ def training_option(how: str, num_classes: int, n: int, system: str, calibrator:
     return {"train_on_test": True} if how == "tt" else {"folds": published_folds(num_classes, n)[system, calibrator]}
 
 
-def posteriors(**given: Any) -> Tensor:
-    """Return calibrated posteriors of all classes."""
-    after = cross_val_calibrate(**given)
-    return after.exp() if given["task"] == "multiclass" else torch.stack((-after, after), -1).sigmoid()
-
-
-def nce(log_q: Tensor, target: Tensor) -> float:
-    """Return the NLL divided by that of the mean target. With posteriors as targets this is the semi-empirical NCE."""
-    return F.nll(log_q, target, task="multiclass", from_logits=True, normalize="prior").item()
+def nce(preds: Tensor, target: Tensor, **given: Any) -> float:
+    """Return the normalised cross-entropy of logits; with a calibrator as `reference` the semi-empirical one."""
+    return expected_score(
+        preds, target, **{"task": "multiclass", "from_logits": True, **given}, normalize="prior"
+    ).item()
 
 
 def epsr_1() -> Iterator[Cell]:
@@ -297,14 +294,14 @@ def epsr_1() -> Iterator[Cell]:
         for system, numbers in zip(SYSTEMS, printed, strict=True):
             for (n, systems), number in zip(of_size.items(), numbers.split(), strict=True):
                 log_q = getattr(systems, system)
+                empirical = nce(log_q, systems.target)
                 if row == "true":
-                    reference = systems.cal.exp()
+                    semi_empirical = nce(log_q, systems.cal.exp())
                 else:
                     trained = training_option(row[-2:], 2, n, system, row[:3])
-                    reference = posteriors(**calibration(log_q, systems.target, row[:3], **trained))
-                empirical = nce(log_q, systems.target)
-                value = 100 * (empirical - nce(log_q, reference)) / empirical
-                yield Cell(row, f"{system} {n}", value, number)
+                    given = calibration(log_q, systems.target, row[:3], **trained)
+                    semi_empirical = nce(reference=given.pop("calibrator"), **given)
+                yield Cell(row, f"{system} {n}", 100 * (empirical - semi_empirical) / empirical, number)
 
 
 def epsr_curves() -> Iterator[Cell]:
@@ -334,6 +331,49 @@ def costs(name: str, num_classes: int) -> tc.CostMatrix:
         return tc.CostMatrix.imbalanced(num_classes)
     matrix = tc.CostMatrix.zero_one(num_classes)
     return matrix.with_reject(0.1) if name == "01r" else matrix
+
+
+EPSRS = {"NRisk-01": "nrisk01", "NRisk-01r": "nrisk01r", "NRisk-im": "nriskimb", "NCE": "nce", "NBS": "nbs"}
+ECES = {"ECEmc": "eceMC15", "ECEbin": "eceBIN15"}
+
+
+def scores_of(
+    systems: Mapping[str, Tensor], target: Tensor, names: Mapping[str, str] = EPSRS
+) -> dict[str, dict[str, float]]:
+    """Return scores of several systems by the names of [EPSR] sec. 3, as in fig. 5, fig. 8 and Table 2.
+
+    Args:
+        systems: log-posteriors `(N, C)` by the name of the system.
+        target: labels `(N,)`.
+        names: `EPSRS`, or `ECES` for the calibration errors in percent. ECEbin is for two classes.
+    """
+    return {system: {name: score(of, log_q, target) for name, of in names.items()} for system, log_q in systems.items()}
+
+
+def relative_losses_of(systems: Mapping[str, Tensor], target: Tensor) -> dict[str, dict[str, float]]:
+    """Return the relative calibration losses (RCL) of [EPSR] fig. 6 in percent for several systems.
+
+    Names such as "CE, aff, xv" contain the score (cross-entropy CE, Brier score BS), the calibrator (affine,
+    temperature or, for two classes, histogram) and the training (xv: cross-validated; tt: on the test data).
+    """
+    found: dict[str, dict[str, float]] = {}
+    for system, log_q in systems.items():
+        kinds = list(CALIBRATORS)[: 3 if log_q.shape[-1] == 2 else 2]
+        found[system] = {
+            f"{of.upper()}, {kind}, {how}": relative_calibration_loss(
+                **calibration(log_q, target, kind, **trained), score=name
+            ).item()
+            for of, name in SCORES.items()
+            for kind in kinds
+            for how, trained in (("xv", {"folds": "stratified"}), ("tt", {"train_on_test": True}))
+        }
+    return found
+
+
+def stages_of(log_q: Tensor, target: Tensor, folds: Tensor | str = "stratified") -> dict[str, Tensor]:
+    """Return the log-posteriors of the systems of [EPSR] Table 2: raw, cal, calt and, for two classes, calp."""
+    kinds = ("raw", "cal", "calt", "calp") if log_q.shape[-1] == 2 else ("raw", "cal", "calt")
+    return {kind: calibrated_system(kind, log_q, target, folds) for kind in kinds}
 
 
 def score(name: str, log_q: Tensor, target: Tensor) -> float:
@@ -382,13 +422,13 @@ def epsr_scores() -> Iterator[Cell]:
                 value = (
                     relative_calibration_loss(**given, score=SCORES[of]).item()
                     if what == "rcl"
-                    else nce(log_q, posteriors(**given))
+                    else nce(reference=given.pop("calibrator"), **given)
                 )
                 tolerance = FLOAT32_FIT if what == "rcl" else 5e-4
             yield Cell(f"C = {classes}, {system}", name, value, f"{float(wanted):.4f}", True, tolerance)
 
 
-def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
+def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor | str) -> Tensor:
     """Return log-posteriors of a system, raw or after affine, temperature or isotonic calibration (on the test set)."""
     given = {"target": target, "from_logits": True}
     if kind == "calp":

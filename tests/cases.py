@@ -96,6 +96,7 @@ SCORES = [
     ("ecd", F.ecd, tc.ECD, {}),
     ("risk", F.bayes_risk, tc.BayesRisk, {}),
     ("nrisk", F.bayes_risk, tc.BayesRisk, {"normalize": "prior"}),
+    ("area", F.bayes_risk_area, tc.BayesRiskArea, {}),
     ("accuracy", F.accuracy, tc.Accuracy, {}),
     ("ranking", F.ranking_score, tc.RankingScore, {}),
 ]
@@ -193,6 +194,7 @@ def _ranked_cases():
             ("ks", F.ks, tc.KS, {}),
             ("atb", F.atb, tc.ATB, {}),
             ("corp", corp_part, tc.CORP, {"component": "mcb"}),
+            ("cllr", F.cllr, tc.Cllr, {}),
         ]
     )
     for name, function, cls, options in (
@@ -213,6 +215,8 @@ def _ranked_cases():
         ("corp-nll", corp_part, tc.CORP, {"component": "mcb", "score": "nll", "from_logits": True}),
         ("corp-score", corp_part, tc.CORP, {"component": "score", "score": "nll"}),
         ("corp-dsc", corp_part, tc.CORP, {"component": "dsc"}),
+        ("cllr-min", F.cllr, tc.Cllr, {"component": "min", "from_logits": True}),
+        ("cllr-loss", F.cllr, tc.Cllr, {"component": "loss"}),
         ("corp-unc", corp_part, tc.CORP, {"component": "unc"}),
     ):
         yield _case(f"{name}-binary", function, cls, "binary", options)

@@ -76,7 +76,9 @@ def stub_text():
     """Return the stub with all declared classes and all flat names."""
     lines = STUB.read_text(encoding="utf-8").splitlines()
     module_of = {name: f"torchcalib.metrics.{module}" for module, names in declared()[1].items() for name in names}
-    added = {f"from {module} import {name} as {name}" for name, module in (flat_names() | module_of).items()}
+    module_of |= flat_names()
+    lines = [line for line in lines if line.split()[3] not in module_of]  # a name may have moved to another module
+    added = {f"from {module} import {name} as {name}" for name, module in module_of.items()}
     plain = [line for line in lines if line.startswith("from torchcalib import")]
     others = {*lines, *added} - set(plain)
     return "\n".join([*plain, *sorted(others, key=lambda line: (line.split()[1], screaming(line.split()[3])))]) + "\n"

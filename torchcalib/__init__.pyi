@@ -17,6 +17,7 @@ from torchcalib.calibration.calibrator import Calibrator as Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate as cross_val_calibrate
 from torchcalib.calibration.gain import ScoreDivergence as ScoreDivergence
 from torchcalib.calibration.gain import calibration_loss as calibration_loss
+from torchcalib.calibration.gain import expected_score as expected_score
 from torchcalib.calibration.gain import relative_calibration_loss as relative_calibration_loss
 from torchcalib.calibration.gain import score_divergence as score_divergence
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration as CentredIsotonicCalibration
@@ -95,11 +96,14 @@ from torchcalib.metrics.proper_scores import nll as nll
 from torchcalib.metrics.proper_scores import stratified_brier_score as stratified_brier_score
 from torchcalib.metrics.ranked import CORP as CORP
 from torchcalib.metrics.ranked import KS as KS
+from torchcalib.metrics.ranked import Cllr as Cllr
+from torchcalib.metrics.ranked import cllr as cllr
 from torchcalib.metrics.ranked import corp as corp
 from torchcalib.metrics.ranked import corp_curve as corp_curve
 from torchcalib.metrics.ranked import ks as ks
+from torchcalib.metrics.risk_area import BayesRiskArea as BayesRiskArea
+from torchcalib.metrics.risk_area import bayes_risk_area as bayes_risk_area
 from torchcalib.metrics.risk_coverage import risk_coverage_curve as risk_coverage_curve
-from torchcalib.metrics.risk_curve import bayes_risk_area as bayes_risk_area
 from torchcalib.metrics.risk_curve import bayes_risk_curve as bayes_risk_curve
 from torchcalib.metrics.risk_curve import optimal_threshold_cost as optimal_threshold_cost
 from torchcalib.metrics.selective import AUGRC as AUGRC
@@ -132,7 +136,9 @@ from torchcalib.plots.canvas import to_svg as to_svg
 from torchcalib.plots.classwise import classwise_reliability_diagrams as classwise_reliability_diagrams
 from torchcalib.plots.comparison import bin_comparison as bin_comparison
 from torchcalib.plots.comparison import difference_plot as difference_plot
+from torchcalib.plots.curves import bayes_risk_diagram as bayes_risk_diagram
 from torchcalib.plots.curves import ecd_curve as ecd_curve
+from torchcalib.plots.curves import score_chart as score_chart
 from torchcalib.plots.curves import training_curve as training_curve
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram

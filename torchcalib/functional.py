@@ -23,9 +23,10 @@ from torchcalib.metrics.label_distribution import (
 )
 from torchcalib.metrics.logistic import cox, spiegelhalter
 from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll, stratified_brier_score
-from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
+from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, cllr, corp, corp_curve, ks
+from torchcalib.metrics.risk_area import bayes_risk_area
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
-from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
+from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.selective import (
     accuracy_at_coverage,
     augrc,
@@ -63,6 +64,7 @@ __all__ = [
     "by_group",
     "calibration_curve",
     "canonical_error",
+    "cllr",
     "corp",
     "corp_curve",
     "correctness_auroc",

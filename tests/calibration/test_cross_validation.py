@@ -9,7 +9,6 @@ import torch
 from helpers.fits import data, multi, turns
 from helpers.refusals import assert_refused
 
-import torchcalib.functional as F
 from torchcalib.calibration import (
     AffineScaling,
     BetaCalibration,
@@ -19,6 +18,7 @@ from torchcalib.calibration import (
     VectorScaling,
     calibration_loss,
     cross_val_calibrate,
+    expected_score,
     recommend,
     relative_calibration_loss,
     score_divergence,
@@ -91,12 +91,14 @@ def test_wrong_calls_raise_errors(function):
 
 
 def test_wrong_calls_of_single_functions_raise_errors():
-    labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": F.nll, "train_on_test": True}
     wrong = [
         (cross_val_calibrate, {"n_repeats": 2}, "`n_repeats` must be 1 here"),
         (recommend, {"calibrators": []}, "`calibrators` must contain"),
         (recommend, {"preds": P[None], "target": Y[None], "batch_dims": 1}, "`preds` must have no batch axes"),
-        (score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
+        (expected_score, {"folds": "stratified"}, "`folds` must be left out without a calibrator"),
+        (expected_score, {"normalize": "classes"}, "`normalize` must be None or 'prior'"),
+        (expected_score, {"priors": [0.5, 0.6]}, "`priors`"),
+        (expected_score, {"score": "crps"}, "`score` must be 'nll', 'brier' or a function"),
     ]
     given = {"preds": P, "target": Y, "task": "binary"}
     assert_refused((row, partial(call, **{**given, **row}), ValueError, [part]) for call, row, part in wrong)

@@ -13,6 +13,7 @@ from torchcalib.calibration import (
     HistogramBinning,
     calibration_loss,
     cross_val_calibrate,
+    expected_score,
     relative_calibration_loss,
     score_divergence,
 )
@@ -165,6 +166,95 @@ def test_a_fit_compiles_to_one_operation():
     found = torch.compile(fit_affine, fullgraph=True, backend="eager")(*given)
     for a, b in zip(found, fit_affine(*given), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum
+
+
+# Expected score under a reference distribution
+
+
+def slow_expected_score(of, q, t, w, priors=None, normalize=None):
+    """Mean over samples of sum_k t_k of(q, k), with the weight w_i of a sample times the ratio of the class priors."""
+    classes, total = range(len(q[0])), math.fsum(w)
+    share = [math.fsum(wi * row[k] for wi, row in zip(w, t, strict=True)) / total for k in classes]
+    priors = priors or share
+    joint = [[wi / total * row[k] * priors[k] / share[k] for k in classes] for wi, row in zip(w, t, strict=True)]
+    value = math.fsum(j[k] * of(row, k) for row, j in zip(q, joint, strict=True) for k in classes)
+    return value / math.fsum(priors[k] * of(priors, k) for k in classes) if normalize else value
+
+
+COST = [[0.0, 1.0, 0.3], [2.0, 0.0, 0.3], [1.0, 4.0, 0.3]]
+
+
+def risk_of(row, k):
+    costs = [math.fsum(q * row_of[d] for q, row_of in zip(row, COST, strict=True)) for d in range(3)]
+    return COST[k][costs.index(min(costs))]
+
+
+EXPECTED = {
+    "nll": ("nll", lambda row, k: -math.log(row[k])),
+    "brier": ("brier", lambda row, k: math.fsum((q - (j == k)) ** 2 for j, q in enumerate(row))),
+    "function": (F.nll, lambda row, k: -math.log(row[k])),
+    "risk": (partial(F.bayes_risk, cost=COST), risk_of),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("reference", ["labels", "soft targets", "calibrator"])
+def test_expected_score_under_a_reference_equals_a_loop(reference, name):
+    """[EPSR] sec. 3.4: empirical, true and semi-empirical reference, also with other priors and normalised."""
+    logits, target = data(50, 3)
+    weights = 0.5 + torch.rand(50, dtype=torch.float64)
+    given = {"weights": weights, **multi}
+    if reference == "labels":
+        t = torch.nn.functional.one_hot(target, 3).double()
+    elif reference == "soft targets":
+        t = target = torch.rand(50, 3, dtype=torch.float64).softmax(-1)
+    else:
+        trained = {"calibrator": T, "folds": turns(50)}
+        t = cross_val_calibrate(logits, target, **trained, **given).softmax(-1)
+        given |= {"reference": T, "folds": turns(50)}
+    score, of = EXPECTED[name]
+    for options in ({}, {"normalize": "prior"}, {"priors": [0.2, 0.5, 0.3]}):
+        expected = slow_expected_score(of, logits.softmax(-1).tolist(), t.tolist(), weights.tolist(), **options)
+        found = expected_score(logits, target, score=score, **options, **given)
+        assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_expected_score_equals_the_metrics_and_their_normalised_forms():
+    logits, target = single(80)
+    weights, soft = torch.rand(2, 80, dtype=torch.float64)
+    given = {"weights": weights, **binary}
+    for score, function in (("nll", F.nll), ("brier", F.brier_score)):
+        for options in (
+            {},
+            {"normalize": "prior"},
+            {"priors": [0.3, 0.7]},
+            {"priors": [0.3, 0.7], "normalize": "prior"},
+        ):
+            found = expected_score(logits, target, score=score, **options, **given)
+            torch.testing.assert_close(found, function(logits, target, **options, **given))
+        found = score_divergence(logits, target, score=score, folds=turns(80), **given).semi_empirical
+        torch.testing.assert_close(
+            expected_score(logits, target, score=score, reference=D, folds=turns(80), **given), found
+        )
+    torch.testing.assert_close(
+        expected_score(logits, soft, normalize="prior", **given), F.nll(logits, soft, normalize="prior", **given)
+    )
+    pairs = torch.stack((logits, -logits / 2), -1), torch.stack((target, soft.round().long()), -1)
+    labels = {"task": "multilabel", "from_logits": True, "normalize": "prior"}
+    for score in ("brier", F.brier_score):
+        torch.testing.assert_close(expected_score(*pairs, score=score, **labels), F.brier_score(*pairs, **labels))
+    copies = torch.randint(0, 3, (4, 80))
+    found = expected_score(logits, target, weights=copies, normalize="prior", **binary)
+    torch.testing.assert_close(found, F.nll(logits, target, weights=copies, normalize="prior", **binary))
+    x = logits.clone().requires_grad_()
+    slopes = [
+        torch.autograd.grad(value, x)[0]
+        for value in (
+            expected_score(x, target, priors=[0.3, 0.7], **binary),
+            F.nll(x, target, priors=[0.3, 0.7], **binary),
+        )
+    ]
+    torch.testing.assert_close(*slopes)
 
 
 # Expected score divergence

@@ -45,6 +45,7 @@ KINDS = [
     (F.brier_score, tc.BrierScore, {"normalize": [None, "prior", "classes"], **PRIORS}),
     (F.stratified_brier_score, tc.StratifiedBrierScore, {}),
     (F.ecd, tc.ECD, PRIORS),
+    (F.bayes_risk_area, tc.BayesRiskArea, {"normalize": [None, "prior"], **PRIORS}),
     (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
     (F.ranking_score, tc.RankingScore, {}),
@@ -54,6 +55,7 @@ KINDS = [
     (F.ks, tc.KS, {}),
     (F.atb, tc.ATB, {}),
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
+    (F.cllr, tc.Cllr, {"component": ["value", "min", "loss"]}),
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
     (F.estimation_error, tc.EstimationError, {**NORMED, "distance": ["squared", "absolute", "huber"]}),
@@ -172,7 +174,7 @@ def calls(draw):
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
     hard = (
-        cls in (tc.TCE, tc.CORP, tc.StratifiedBrierScore)
+        cls in (tc.TCE, tc.CORP, tc.StratifiedBrierScore, tc.Cllr)
         or cls.__name__.lower() in slow.SELECTIVE
         or chosen.get("priors")
     )

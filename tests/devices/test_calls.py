@@ -165,6 +165,7 @@ GAINS = {
     "relative_calibration_loss": Call(
         lambda x, y, g: calibration.relative_calibration_loss(x, y, **multi), 55, f"fits: {NEWTON}"
     ),
+    "expected_score": Call(lambda x, y, g: calibration.expected_score(x, y, **multi), 1, ROWS),
     "score_divergence": Call(lambda x, y, g: calibration.score_divergence(x, y, **multi), 48, f"fits: {NEWTON}"),
     "cross_val_calibrate": Call(lambda x, y, g: calibration.cross_val_calibrate(x, y, **multi), 48, f"fits: {NEWTON}"),
     "recommend": Call(

@@ -21,6 +21,7 @@ LOOPS = "1: validity of block sizes, 1: counts for loops on the CPU, 1: number o
 READS = {
     tc.Cox: (24, "1 per Newton step"),
     tc.CORP: (9, ROUNDS),
+    tc.Cllr: (9, ROUNDS),
     tc.GCE: (3, LOOPS),
     tc.EstimationError: (9, f"blocks: {LOOPS}, or {ROUNDS}"),
     tc.TCE: (16, f"blocks: {LOOPS}, or {ROUNDS}; tests: 1: NaN, 6: bins, counts and samples that need a test"),

@@ -186,6 +186,26 @@ def test_corp_of_an_infinite_score_has_two_finite_components():
     assert [part.item() for part in d] == pytest.approx([math.inf, math.inf, 0, math.log(2)])
 
 
+def test_cllr_is_the_normalised_cross_entropy_for_equal_priors_and_its_minimum_depends_on_the_order():
+    generator = torch.Generator().manual_seed(0)
+    s = 2 * torch.randn(80, generator=generator, dtype=torch.float64)
+    y = (torch.rand(80, generator=generator, dtype=torch.float64) < (s - 1).sigmoid()).long()
+    given = {"task": "binary", "from_logits": True}
+    value, least, loss = (F.cllr(s, y, component=part, **given) for part in ("value", "min", "loss"))
+    torch.testing.assert_close(value, F.nll(s, y, priors=[0.5, 0.5], normalize="prior", **given))
+    torch.testing.assert_close(value, least + loss)
+    assert 0 < least < value
+    for other in (3 * s - 1, s.exp()):
+        torch.testing.assert_close(F.cllr(other, y, component="min", **given), least)
+    repeats = torch.where(y == 1, 3, 1)  # other class frequencies
+    torch.testing.assert_close(F.cllr(s, y, weights=repeats, component="min", **given), least)
+    scores, labels = torch.tensor([-2.0, 0, 0, 0, 2]), torch.tensor([0, 0, 1, 1, 1])
+    # block of ties: 1/2 of the weight of class 0 and 2/3 of that of class 1
+    expected = (0.5 * math.log2(7 / 3) + 2 / 3 * math.log2(7 / 4)) / 2
+    assert F.cllr(scores, labels, component="min", **given).item() == pytest.approx(expected)
+    assert F.cllr(scores, labels.clamp(min=1), **given).isnan()
+
+
 @pytest.mark.parametrize("copies", [10**8, 10**10, 10**13])
 def test_large_equal_counts_give_the_value_of_one_copy(copies):
     preds, target = tied("binary")

@@ -16,7 +16,7 @@ from oracles import binless, ranked, selective
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
 
-SCORES = ("nll", "brierscore", "stratifiedbrierscore", "ecd", "accuracy", "bayesrisk")
+SCORES = ("nll", "bayesriskarea", "brierscore", "stratifiedbrierscore", "ecd", "accuracy", "bayesrisk")
 SCORES += ("totalvariation", "kldivergence", "entropygap", "squareddistance", "rankingscore")
 MODES = {  # the default first
     "binary": ["positive", "top_label"],
@@ -272,6 +272,8 @@ def score_parts(metric, row, options, binary):
     if metric == "nll":
         floor = math.log(options["eps"]) if options.get("eps") else -math.inf
         return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
+    if metric == "bayesriskarea":
+        return score_parts("nll", row, {}, binary)
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
     if metric in ("brierscore", "stratifiedbrierscore"):
@@ -307,7 +309,7 @@ def score_parts(metric, row, options, binary):
 
 def score_of_prior(metric, shares, ts, options, binary):
     """Return the score of each sample for the constant prediction `shares`."""
-    if metric == "nll":
+    if metric in ("nll", "bayesriskarea"):
         return [oracles.nll_of(shares, t) for t in ts]
     if metric == "brierscore":
         return [(oracles.binary_brier_of if binary else oracles.brier_of)(shares, t) for t in ts]
@@ -405,9 +407,17 @@ def event_value(metric, column, options, guard):
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
     more = {"debiased": True} if options.get("debiased") else {}
     edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
-    if computed and metric not in ("ks", "corp", *SELECTIVE) and by_value and at_an_edge(edges, confidence, guard):
+    if (
+        computed
+        and metric not in ("ks", "corp", "cllr", *SELECTIVE)
+        and by_value
+        and at_an_edge(edges, confidence, guard)
+    ):
         raise Undecided
-    if metric not in ("ace", "ks", "corp", "tce", "gce", "estimationerror", *SELECTIVE) and bins == "equal_width":
+    if (
+        metric not in ("ace", "ks", "corp", "cllr", "tce", "gce", "estimationerror", *SELECTIVE)
+        and bins == "equal_width"
+    ):
         return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
     if metric == "estimationerror" and bins == "equal_width":  # sums, which allow any weights
         blocks = ranked.blocks_of(bins, confidence, outcome, weights, n_bins=n_bins, right=right)
@@ -425,6 +435,12 @@ def event_value(metric, column, options, guard):
         name = name or metric.replace("atcoverage", "_at_coverage")
         more = {name: options[name] for name in ("coverage", "risk") if name in options}
         return getattr(selective, name)(order, outcome, weights, **more)
+    if metric == "cllr":
+        if any(min(c, 1 - c) < 1e-12 for c in confidence):
+            raise Undecided  # the loop only has the probabilities, not the logits
+        return ranked.cllr(confidence, outcome, weights, order)[
+            ("value", "min", "loss").index(options.get("component", "value"))
+        ]
     if metric == "corp":
         score = options.get("score", "brier")
         if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):

@@ -278,6 +278,20 @@ def atb(scores, outcomes, weights=None):
     return value / sum(weights) ** 2
 
 
+def cllr(scores, outcomes, weights=None, order=None):
+    """Cllr, min-Cllr and their difference: Bruemmer, du Preez (2006). For `order` see `ks`.
+
+    Weights give both outcomes the same total. Isotonic regression uses these weights.
+    """
+    weights = weights or [1] * len(scores)
+    totals = [math.fsum(w for w, t in zip(weights, outcomes, strict=True) if t == y) for y in (0, 1)]
+    if 0 in totals:
+        return [math.nan] * 3
+    balanced = [Fraction(int(w), int(totals[int(t)])) for w, t in zip(weights, outcomes, strict=True)]
+    raw, loss, *_ = (value / math.log(2) for value in corp("nll", scores, outcomes, balanced, order))
+    return raw, raw - loss, loss
+
+
 def corp(score, scores, outcomes, weights=None, order=None):
     """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6.
 

@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from helpers.tables import texts
 from helpers.trainings import epochs_of
 
+import torchcalib.functional as F
 from torchcalib import plots
 from torchcalib.plots import DARK, ecd_curve, to_svg, training_curve
 from torchcalib.results.history import History, HistoryRow
@@ -26,6 +28,43 @@ def test_ecd_curve_has_the_closed_form_and_marks_its_minimum():
         assert ecd[p == x] == 0
         assert np.isnan(ecd[p == 1 - x])
         np.testing.assert_allclose(marks[f"minimum, x = {x}"], [at, -0.2784645428], atol=1e-10)
+
+
+@pytest.mark.parametrize("weight", ["uniform", "beta22", torch.sqrt])
+def test_bayes_risk_diagram_is_the_weighted_risk_with_its_area(weight):
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.rand(2, 200, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 2, (200,), generator=generator)
+    ax = plots.bayes_risk_diagram({"first": p, "second": q}, y, weight=weight)
+    first, second = (line for line in ax.lines if not line.get_label().startswith("_"))
+    c = torch.arange(1, 512, dtype=torch.float64) / 512
+    w = {"uniform": torch.ones_like(c), "beta22": 2 * c * (1 - c)}.get(weight, c.sqrt())
+    for line, preds in ((first, p), (second, q)):
+        curve = F.bayes_risk_curve(preds, y, "binary", points=c)
+        np.testing.assert_allclose(line.get_ydata(), w * curve.risk)
+        area = F.bayes_risk_area(preds, y, "binary", weight=weight)
+        assert line.get_label().endswith(f"\narea {area:.3g}")
+        if weight != "uniform":  # bounded, so that a sum over the points is accurate
+            assert np.sum(line.get_ydata()) / 512 == pytest.approx(area.item(), rel=0.02)
+    constant = next(line for line in ax.lines if line.get_label() == "_constant decision")
+    np.testing.assert_allclose(constant.get_ydata(), w * curve.cheapest)
+    assert ax.get_ylim() == (0, pytest.approx(2 * max(constant.get_ydata())))
+    labels = plots.bayes_risk_diagram(
+        torch.stack((p, q), -1), torch.stack((y, 1 - y), -1), task="multilabel", class_names=["a", "b"]
+    )
+    assert [line.get_label().split("\n")[0] for line in labels.lines[1:]] == ["a", "b"]
+    assert "no data" in texts(plots.bayes_risk_diagram(p[:0], y[:0], task="binary"))
+
+
+def test_score_chart_has_a_bar_for_each_system_and_score():
+    scores = {"raw": {"NCE": 0.9, "RCL": -3.0}, "cal": {"NCE": torch.tensor(0.7), "RCL": -math.inf}}
+    ax = plots.score_chart(scores, style=DARK)
+    assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[0.9, -3], [pytest.approx(0.7), 0]]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["NCE", "RCL"]
+    assert {"0.9", "-3", "0.7", "-inf"} <= set(texts(ax))
+    for wrong in ({}, {"raw": {}}, {"raw": {"NCE": 1.0}, "cal": {"NBS": 1.0}}):
+        with pytest.raises(ValueError, match="`scores` must have the same scores for every system"):
+            plots.score_chart(wrong)
 
 
 def test_training_curve_draws_the_history_and_marks_its_minimum_and_warnings():

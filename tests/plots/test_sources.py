@@ -77,6 +77,7 @@ def test_predictions_that_require_a_gradient_give_the_same_diagram():
         plots.tce_diagram: (PROBS, TARGET),
         plots.corp_diagram: (PROBS, TARGET),
         plots.risk_coverage_curve: (PROBS, TARGET),
+        plots.bayes_risk_diagram: (PROBS, TARGET),
         plots.classwise_reliability_diagrams: miscalibrated_data("multiclass"),
     }
     torch.set_warn_always(True)  # by default, torch warns only once about the conversion to numbers

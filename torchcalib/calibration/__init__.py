@@ -12,7 +12,13 @@ from torchcalib.calibration.affine import (
 from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
-from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
+from torchcalib.calibration.gain import (
+    ScoreDivergence,
+    calibration_loss,
+    expected_score,
+    relative_calibration_loss,
+    score_divergence,
+)
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning
 from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
@@ -47,6 +53,7 @@ __all__ = [
     "VennAbersCalibration",
     "calibration_loss",
     "cross_val_calibrate",
+    "expected_score",
     "load_calibrator",
     "recommend",
     "relative_calibration_loss",

@@ -445,7 +445,7 @@ def format_values(values: Tensor, most: int = 4) -> str:
 
 def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:
     """Return `weights`, or else the weights of `p`, as `(..., N)`, or as `(R, ..., N)` for R replicates."""
-    shape = p.target.shape
+    shape = p.samples
     if weights is None:
         weights = p.weights
     if weights is None:

@@ -1,6 +1,6 @@
-"""Calibration loss, relative calibration loss, and expected score divergence."""
+"""Calibration loss, relative calibration loss, expected score and expected score divergence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -16,8 +16,10 @@ from torchcalib.calibration.cross_validation import (
     flat_input,
     input_options,
 )
-from torchcalib.core.arguments import Task
-from torchcalib.core.predictions import Predictions
+from torchcalib.core.arguments import InputOptions, Task
+from torchcalib.core.checks import read_priors
+from torchcalib.core.inputs import read_input
+from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
 from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
@@ -174,6 +176,110 @@ def both_scores(
     return raw, fitting.by_replicates(calibrated_score)
 
 
+def expected_score(
+    preds: Tensor,
+    target: Tensor,
+    task: Task | None = None,
+    *,
+    score: Score = "nll",
+    reference: Calibrator | None = None,
+    priors: Tensor | Sequence[float] | None = None,
+    normalize: Literal["prior"] | None = None,
+    **options: Unpack[CalibrationOptions],
+) -> Tensor:
+    """Expected score of the predictions under a reference distribution of the classes.
+
+    The score of a prediction depends on the class, whose distribution is not known. A reference distribution replaces
+    it: sample i has class k with probability t_ik. The value is the mean over samples of sum_k t_ik score(q_i, k).
+
+    | reference distribution | arguments |
+    |---|---|
+    | empirical | `target`: labels |
+    | true posteriors, or proportions of annotators | `target`: soft targets, or counts |
+    | semi-empirical: posteriors of a calibrator | `reference=AffineScaling()`, with labels as `target` |
+    | with other class priors | also `priors` |
+
+    The empirical reference needs no model of the posteriors. A semi-empirical one varies less, but is wrong where the
+    calibrator is. A large difference between the two shows this. For the NLL and affine scaling that is fitted to the
+    same data they are equal.
+
+    Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels, soft targets or counts; see `torchcalib.functional.nll`. A calibrator requires labels.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
+            samples with the option `weights`, such as `partial(bayes_risk, cost=...)`. It is called for each class.
+        reference: Calibrator whose posteriors are the reference, by default cross-validated; see
+            `cross_val_calibrate`. None uses `target`.
+        priors: Class priors `(C,)` that replace the mean of the reference. Samples are weighted by the ratio of the
+            priors, so that the distribution of predictions within a class does not change.
+        normalize: `"prior"` divides by the expected score of a model that always predicts the class priors: the mean of
+            the reference, or `priors`.
+        **options: Options of the folds and held-out data for a calibrator, and options of the input; see
+            `cross_val_calibrate`.
+
+    Returns:
+        Value `(...)`, in the dtype of `preds` (at least float32). NaN without data.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
+
+    Warns:
+        UserWarning: see `calibration_loss`.
+
+    Gradient:
+        With respect to `preds`; the reference distribution is constant.
+
+    Reference:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 3.4 and Table 1; semi-empirical reference
+        eq. 24-26; priors app. A, eq. 36-37.
+
+    Example:
+        >>> preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+        >>> expected_score(preds, target, task="binary")
+        tensor(0.5185)
+        >>> expected_score(preds, target, task="binary", reference=DEFAULT, train_on_test=True)
+        tensor(0.5185)
+        >>> expected_score(preds, torch.tensor([0.9, 0.9, 0.3, 0.7, 0.6]), task="binary", normalize="prior")
+        tensor(0.8670)
+    """
+    score_function(score)
+    if normalize not in (None, "prior"):
+        raise ValueError(f"`normalize` must be None or 'prior', got {shown(normalize)}. Omit it for the mean score.")
+
+    def expected(p: Predictions, q: Tensor) -> Tensor:
+        if priors is None and normalize is None:
+            return _expected(score, p, q.detach()).to(p.dtype)
+        function = score_function(score)
+        scores, shares = _by_class(function, p, q.detach())
+        if priors is not None:
+            shares = read_priors(priors, p.num_classes).to(shares).expand_as(shares)
+        value = _combined(scores, shares)
+        value = value if normalize is None else value / _of_constant(function, p.task, shares)
+        return _mean_of_labels(p, value).to(p.dtype)
+
+    preds, target, task, options = flat_input(preds, target, task, options)
+    if reference is not None:
+        fitting = fitted(preds, target, task, reference, options)
+        return fitting.by_replicates(lambda p, values: expected(p, _classes_of(_calibrated(p, values))))
+    if given := [name for name in options if name not in InputOptions.__annotations__]:
+        raise ValueError(f"`{given[0]}` must be left out without a calibrator, got it. Pass reference=AffineScaling().")
+    p = read_input(task, preds, target, input_options(options))
+    if p.task == "multiclass":
+        q = p.target if p.soft else p.target.unsqueeze(-1) == torch.arange(p.num_classes, device=p.target.device)
+    else:
+        q = torch.stack((1 - p.target, p.target), -1)
+    q = q.to(wide_dtype(q.device))
+    return by_replicates(lambda p: expected(p, q), p, q.numel())
+
+
+def _of_constant(function: ScoreFunction, task: Task, priors: Tensor) -> Tensor:
+    """Return the expected score `(...)` of the constant prediction of the class priors `(..., C)`."""
+    constant = priors.unsqueeze(-2) if task == "multiclass" else priors[..., 1:]
+    scores = [_of_class(function, constant, k, task) for k in range(priors.shape[-1])]
+    return _combined(torch.stack(scores, -1), priors)
+
+
 class ScoreDivergence(NamedTuple):
     """Expected scores under the calibrated predictions, which replace the unknown class distributions.
 
@@ -209,7 +315,7 @@ def score_divergence(
         target: Labels; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
-            samples with the option `weights`. It is called twice for each class. Multi-label input is not supported.
+            samples with the option `weights`. It is called twice for each class.
         calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
             calibrated with a fit to the other folds.
         **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
@@ -234,31 +340,61 @@ def score_divergence(
         >>> score_divergence(preds, target, task="binary", train_on_test=True).divergence
         tensor(0.0470, dtype=torch.float64)
     """
-    function = score_function(score)
+    score_function(score)
 
     def divergence(p: Predictions, values: Tensor) -> Tensor:
-        after = p.with_values(values.to(p.values.dtype))
-        replicates = after.input_preds.shape[: after.input_preds.dim() - p.input_preds.dim()]
-        after = replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
-        found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
-        return torch.stack(found, -1)
+        after = _calibrated(p, values)
+        q = _classes_of(after)
+        if score == "brier":
+            gap = _mean(p, _with_target(p, q).squared_error)
+            return torch.stack((gap, gap + _mean(p, _variance(p, q))), -1)
+        whole, own = (_expected(score, predictions, q) for predictions in (p, after))
+        return torch.stack((whole - own, whole), -1)
 
     preds, target, task, options = flat_input(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 
 
-def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:
-    q = after.probs
-    drawn = replace(p, input_target=q, has_labels=False)  # soft targets give the expectation over classes
+def _calibrated(p: Predictions, values: Tensor) -> Predictions:
+    """Return the predictions with calibrated values, which may have leading axes of replicates."""
+    after = p.with_values(values.to(p.values.dtype))
+    replicates = after.input_preds.shape[: after.input_preds.dim() - p.input_preds.dim()]
+    return replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
+
+
+def _classes_of(p: Predictions) -> Tensor:
+    """Return the predicted class distributions `(..., N, C)`; P(y=0) and P(y=1) for binary and multi-label tasks."""
+    return p.probs if p.task == "multiclass" else torch.stack((p.not_probs, p.probs), -1)
+
+
+def _with_target(p: Predictions, q: Tensor) -> Predictions:
+    """Return the predictions with class distributions as soft targets, which give the expectation over classes."""
+    return replace(p, input_target=q if p.task == "multiclass" else q[..., 1], has_labels=False)
+
+
+def _expected(score: Score, p: Predictions, q: Tensor) -> Tensor:
+    """Return the mean expected score `(...)` under class distributions q `(..., N, C)`."""
+    if callable(score):
+        return _mean_of_labels(p, _combined(*_by_class(score, p, q)))
     if score == "nll":
-        own = _mean(p, 0 - after.neg_entropy)
-        whole = _mean(p, drawn.cross_entropy)
-        return ScoreDivergence(whole - own, whole)
-    variance = q * (1 - q)
-    own = _mean(p, variance.sum(-1) if p.task == "multiclass" else variance)
-    divergence = _mean(p, drawn.squared_error)
-    return ScoreDivergence(divergence, divergence + own)
+        return _mean(p, _with_target(p, q).cross_entropy)
+    return _mean(p, _with_target(p, q).squared_error + _variance(p, q))
+
+
+def _variance(p: Predictions, q: Tensor) -> Tensor:
+    """Return the Brier score of the distributions q under themselves, `(..., N)`."""
+    variance = (q * (1 - q)).sum(-1)
+    return variance if p.task == "multiclass" else variance / 2
+
+
+def _mean_of_labels(p: Predictions, values: Tensor) -> Tensor:
+    return values.mean(-1) if p.task == "multilabel" else values
+
+
+def _combined(scores: Tensor, shares: Tensor) -> Tensor:
+    """Return the sum over classes of share times mean score, without classes of share 0."""
+    return torch.where(shares == 0, 0, shares * scores).sum(-1)
 
 
 def _batch_dims(values: Tensor, task: Task) -> dict[str, int]:
@@ -272,32 +408,28 @@ def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
     wide = wide_dtype(per_sample.device)
     mean = weighted(per_sample, p.weights, wide).sum(-1)
     mean = mean / weighted(torch.ones_like(per_sample), p.weights, wide).sum(-1)
-    return mean.mean(-1) if p.task == "multilabel" else mean
+    return _mean_of_labels(p, mean)
 
 
-def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
-    """Return the `ScoreDivergence` for a score function, with fields `(...)`.
+def _by_class(function: ScoreFunction, p: Predictions, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean score of each class and its share, each `(..., C)`, for class distributions q `(..., N, C)`.
 
-    Each class in turn is the target of all samples, with its calibrated probabilities as weights.
+    Each class in turn is the target of all samples, with its probabilities as weights.
     """
-    if p.task == "multilabel":
-        raise ValueError(
-            "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Call it for one label at a time."
-        )
     w = sample_weights(p)
-    q = after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
-    total = w.sum(-1)
-    raw = own = torch.zeros_like(total)
+    scores, shares = [], []
     for k in range(q.shape[-1]):
         of_class = (w * q[..., k]).masked_fill(w == 0, 0)
         # Products with smaller weights could underflow.
         of_class = of_class.masked_fill(of_class < 1e-150, 0).detach()
-        share = of_class.sum(-1) / total
-        given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}
-        for which, preds in (("raw", p.values), ("own", after.values)):
-            samples = preds.shape[:-1] if p.task == "multiclass" else preds.shape
-            target = torch.full(samples, k, dtype=torch.int64, device=w.device)
-            score = function(preds, target, **given, **_batch_dims(preds, p.task))
-            value = torch.where(share == 0, 0, share * score)
-            raw, own = (raw + value, own) if which == "raw" else (raw, own + value)
-    return ScoreDivergence(raw - own, raw)
+        scores.append(_of_class(function, p.values, k, p.task, from_logits=p.from_logits, weights=of_class))
+        shares.append(of_class.sum(-1) / w.sum(-1))
+    return torch.stack(scores, -1), torch.stack(shares, -1)
+
+
+def _of_class(function: ScoreFunction, values: Tensor, k: int, task: Task, **options: Any) -> Tensor:
+    """Return the score `(...)` of predictions with class k as the target; labels of a multi-label task are a batch."""
+    task = "multiclass" if task == "multiclass" else "binary"
+    samples = values.shape[:-1] if task == "multiclass" else values.shape
+    target = torch.full(samples, k, dtype=torch.int64, device=values.device)
+    return function(values, target, task=task, **options, **_batch_dims(values, task))

@@ -7,12 +7,11 @@ from typing import Any, Literal, Unpack
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchcalib.core.arguments import Average, InputOptions, Reduction, Task
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, task_by_position
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
-from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.estimator import factory_of, metric_function
 from torchcalib.metrics.gaussian import Density, ecd_of_distribution, reduced
@@ -249,7 +248,7 @@ def _ecd_of_classes(
     return scored(Score(_ecd_of), task, options, priors=priors, average=average, reduction=reduction)
 
 
-@infers_task
+@task_by_position
 def ecd(
     preds: Tensor | Distribution | Density,
     target: Tensor,

@@ -203,12 +203,18 @@ def _brier_of(s: SortedSample) -> Tensor:
     return ones * not_p.square() + zeros * s.confidence.square()
 
 
-def _nll_of(s: SortedSample) -> Tensor:
-    """Return the sum of negative log-likelihoods over the copies of each sample, `(..., N)`."""
+def _nll_by_outcome(s: SortedSample) -> tuple[Tensor, Tensor]:
+    """Return the sums of negative log-likelihoods over the copies of each sample with y = 1 and y = 0, `(..., N)`."""
     values = s.score.to(s.confidence.dtype) if s.from_logits else s.confidence.masked_fill(~s.counted, 0.5)
     log_p, log_not_p = binary_log_probs(values, s.from_logits)
     ones = s.positives.to(s.confidence.dtype)
-    return 0 - xmul(ones, log_p) - xmul(s.counts - ones, log_not_p)
+    return 0 - xmul(ones, log_p), 0 - xmul(s.counts - ones, log_not_p)
+
+
+def _nll_of(s: SortedSample) -> Tensor:
+    """Return the sum of negative log-likelihoods over the copies of each sample, `(..., N)`."""
+    of_ones, of_zeros = _nll_by_outcome(s)
+    return of_ones + of_zeros
 
 
 @tuple_function(CORPDecomposition)
@@ -302,6 +308,93 @@ class CORP(RankedMetric, function=corp):
     better = None  # differs between components
     needs_labels = True
     diagram = "torchcalib.plots.reliability:corp_diagram"
+
+
+CllrComponent = Literal["value", "min", "loss"]
+
+
+def cllr_from_sample(sample: RankedSample, component: CllrComponent) -> Tensor:
+    """Compute a component of the cost of log-likelihood ratios from a `RankedSample`, `(...)`; see `cllr`."""
+    blocks = Binning("pava").from_sample(sample)
+    s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
+    n_ones, n_zeros = k.sum(-1, keepdim=True), (n - k).sum(-1, keepdim=True)
+    of_ones, of_zeros = (part.masked_fill(~s.counted, 0).sum(-1, keepdim=True) for part in _nll_by_outcome(s))
+    own = (of_ones / n_ones + of_zeros / n_zeros).squeeze(-1)
+    # PAV pools the same samples for every prior, so that the recalibrated predictions only need balanced counts.
+    ones = k / n_ones
+    least = _nll_of_rate(ones, ones + (n - k) / n_zeros).sum(-1)
+    parts = torch.stack((own, least, own - least), -1)  # a stack, so that the minimum has gradient 0 instead of none
+    return parts[..., get_args(CllrComponent).index(component)] / (2 * math.log(2))
+
+
+@metric_function
+def cllr(
+    task: Task | None = None,
+    *,
+    component: CllrComponent = "value",
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Estimator[RankedSample]:
+    """Cost of log-likelihood ratios (Cllr), and its minimum over all increasing functions of them (min-Cllr), in bits.
+
+    Cllr = 1/2 (mean of log2(1 + exp(-s)) for y = 1, plus mean of log2(1 + exp(s)) for y = 0), for log-likelihood ratios
+    s = log(p(x | y=1) / p(x | y=0)). It is the cross entropy for equal class priors, divided by its value for
+    predictions of 1/2: `nll(..., priors=[0.5, 0.5], normalize="prior")`. It is 1 for s = 0, which has no information.
+
+    min-Cllr is the Cllr after isotonic regression of the outcomes on s by the pool-adjacent-violators (PAV) algorithm,
+    on the same data. It depends only on the order of s, and measures discrimination. The difference is the calibration
+    loss.
+
+    Args:
+        preds: Log-likelihood ratios with `from_logits=True`, or posterior probabilities for equal priors. For logits of
+            posteriors at the class frequency f of y = 1, subtract log(f / (1-f)).
+        target: Labels. Soft targets are not supported.
+        component: `"value"`: Cllr. `"min"`: min-Cllr. `"loss"`: Cllr minus min-Cllr.
+        mode: Event whose probability is the confidence; see `ece`.
+
+    Returns:
+        `(...)`, or `(..., C)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32). NaN unless
+        both outcomes occur. min-Cllr is at most 1.
+
+    Gradient:
+        For the value and the loss with respect to the confidences. 0 for min-Cllr.
+
+    Reference:
+        Bruemmer, du Preez: Application-independent evaluation of speaker detection (Computer Speech & Language 2006).
+
+    Example:
+        >>> ratios, target = torch.tensor([-2.0, 0.5, 3.0, 1.0]), torch.tensor([0, 1, 1, 0])
+        >>> cllr(ratios, target, task="binary", from_logits=True)
+        tensor(0.7079)
+        >>> cllr(ratios, target, task="binary", from_logits=True, component="min")
+        tensor(0.5000)
+    """
+    check_choice("component", component, get_args(CllrComponent))
+    return ranked(partial(cllr_from_sample, component=component), task, mode, average, options, hard_targets=True)
+
+
+class Cllr(CalibrationMetric[RankedSample], function=cllr):
+    """Streaming cost of log-likelihood ratios (Cllr), min-Cllr or their difference, in bits; see `cllr`.
+
+    The state contains all samples, or a sketch if `resolution` is given. `NLL(priors=[0.5, 0.5], normalize="prior")`
+    computes Cllr from sums.
+
+    Example:
+        >>> metric = Cllr(task="binary", from_logits=True)
+        >>> metric.update(torch.tensor([-2.0, 0.5, 3.0, 1.0]), torch.tensor([0, 1, 1, 0]))
+        >>> metric.compute()
+        tensor(0.7079, dtype=torch.float64)
+    """
+
+    question = "cross entropy of log-likelihood ratios for equal priors, or its minimum after isotonic regression"
+    source = (
+        "Bruemmer & du Preez, Application-independent evaluation of speaker detection, "
+        "Computer Speech & Language 2006, doi 10.1016/j.csl.2005.08.001"
+    )
+    stream_options = ("resolution",)
+    unit, perfect, value_range = "bits", 0.0, (0.0, math.inf)
+    needs_labels = needs_whole_weights = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
-"""Bayes risk curve for two classes, area under this curve, and cost at the optimal threshold."""
+"""Bayes risk curve for two classes, and cost at the optimal threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -22,12 +22,9 @@ from torchcalib.core.sums import weighted
 from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import shown
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
-from torchcalib.ops import logs
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.sorting import order_bits, stable_sort
-
-AreaWeight = Literal["uniform", "beta22"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,60 +96,6 @@ def bayes_risk_curve(
     risk = s.missed.gather(-1, at_most) / c + s.accepted.gather(-1, at_most) / (1 - c)
     cheapest = torch.minimum(s.missed[..., -1:] / c, s.accepted[..., :1] / (1 - c))
     return BayesRiskCurve(c, risk, cheapest)
-
-
-@infers_task
-def bayes_risk_area(
-    preds: Tensor,
-    target: Tensor,
-    task: Task | None = None,
-    *,
-    weight: AreaWeight = "uniform",
-    priors: Tensor | Sequence[float] | None = None,
-    average: Average | None = "macro",
-    **options: Unpack[InputOptions],
-) -> Tensor:
-    """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
-
-    The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
-    Brier score. For soft targets t it is the expected Brier score of sampled labels, which is larger by t (1-t).
-
-    Args:
-        task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        priors: Class priors `(2,)` that replace the class frequencies in the data.
-        weight: `"uniform"`, or `"beta22"`: the weight 2 c (1-c), which is a third of the density of Beta(2, 2).
-
-    Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
-        NaN without data.
-
-    Gradient:
-        The gradient of the cross entropy or Brier score, if all predictions are different.
-
-    Reference:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
-
-    Example:
-        >>> bayes_risk_area(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
-        tensor(0.2284)
-    """
-    if weight not in get_args(AreaWeight):
-        raise ValueError(
-            f"`weight` must be 'uniform' or 'beta22', got {shown(weight)}. Use 'uniform' for the cross entropy."
-        )
-    averages = check_average(average, task_read_as(task, options) == "multilabel")
-    p = _read_two_classes(preds, target, task, options, priors).set_in_log_odds()
-    area = by_replicates(lambda p: _area(_sorted_predictions(p, priors), weight), p, p.samples.numel())
-    return (area.mean(-1) if averages else area).to(p.dtype)
-
-
-def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
-    log_p, log_not_p = logs.binary_log_probs(s.values, s.from_logits)
-    start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
-    log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
-    # Antiderivatives in c of weight(c) / c (cost of a miss) and weight(c) / (1 - c) (cost of a false alarm).
-    miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
-    return (xmul(s.missed, _differences(miss)) + xmul(s.accepted, _differences(alarm))).sum(-1)
 
 
 @infers_task
@@ -282,9 +225,3 @@ def _cumulative_sums(share: Tensor) -> Tensor:
     """Return the sum of the first k entries for k = 0 to N, `(..., N + 1)`; all NaN if any entry is NaN."""
     zero = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
     return torch.cat((zero, share.cumsum(-1)), -1)
-
-
-def _differences(antiderivative: Tensor) -> Tensor:
-    """Return the differences of consecutive values `(..., N - 1)`; 0 for equal values, including infinities."""
-    lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
-    return (upper - lower).masked_fill(upper == lower, 0)

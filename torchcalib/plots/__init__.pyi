@@ -7,8 +7,10 @@ from torchcalib.plots.classwise import classwise_reliability_diagrams as classwi
 from torchcalib.plots.comparison import bin_comparison as bin_comparison
 from torchcalib.plots.comparison import difference_plot as difference_plot
 from torchcalib.plots.curves import ECD_MINIMUM as ECD_MINIMUM
+from torchcalib.plots.curves import bayes_risk_diagram as bayes_risk_diagram
 from torchcalib.plots.curves import ecd_curve as ecd_curve
 from torchcalib.plots.curves import risk_coverage_curve as risk_coverage_curve
+from torchcalib.plots.curves import score_chart as score_chart
 from torchcalib.plots.curves import training_curve as training_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS as MAX_LABELLED_BINS
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram

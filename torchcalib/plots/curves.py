@@ -1,17 +1,20 @@
 """Curves: entropic calibration difference of a sample, risk and coverage, and metrics recorded during a training."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import ecd
+from torchcalib.metrics.risk_area import AreaWeight, weights_at
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
 from torchcalib.plots.sources import Source
@@ -24,6 +27,11 @@ For outcome x = 1, the minimum is at p = 1 / (1 + W(1/e)). Source: [ECD] fig. 2.
 """
 
 _SOLID = (1.0, 0.0)
+
+_OPERATING_POINTS = 512
+"""The Bayes risk is drawn at the operating points i / 512."""
+_HEIGHT = 2.0
+"""Height of the diagram of the Bayes risk, divided by the largest risk of the constant decision."""
 
 _CURVES = {
     "nll": ("NLL", "ink", _SOLID),
@@ -136,6 +144,135 @@ def risk_coverage_curve(
             canvas.no_data()
     ax.set_ylim(bottom=0)
     canvas.curve_legend()
+    return ax
+
+
+def bayes_risk_diagram(
+    preds: Any,
+    target: Any = None,
+    ax: Axes | None = None,
+    *,
+    label: str | None = None,
+    weight: AreaWeight = "uniform",
+    task: Task | None = None,
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+    style: Style = LIGHT,
+    **options: Unpack[InputOptions],
+) -> Axes:
+    """Draw the Bayes risk for two classes against the operating point c, multiplied by a weight w(c).
+
+    The area under the curve is the score of the weight: the cross entropy for the uniform weight. The legend states it.
+    A thin curve is the risk of the better constant decision for the class frequencies of the first model. Where a model
+    is above it, its decisions are worse than this decision. The axis ends at twice the largest such risk, because costs
+    are not bounded. A call with `label` adds a curve to `ax`.
+
+    Args:
+        preds: Predictions, or a mapping of model names to predictions.
+        target: Labels or soft targets.
+        ax: Axes to draw on; None creates a figure.
+        label: Name of the model in the legend.
+        weight: Weight w; see `torchcalib.functional.bayes_risk_area`.
+        task: Task of the predictions; None infers it from the shapes.
+        class_names: Names of the labels of multi-label predictions, and class names for text targets.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
+
+    Raises:
+        TypeError: if predictions have no targets.
+        ValueError: for a multi-class task without `positive_classes`, a wrong weight, or more than ten curves.
+
+    Reference:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
+
+    Example:
+        >>> import torch
+        >>> ax = bayes_risk_diagram(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]), weight="beta22")
+        >>> ax.get_xlabel()
+        'operating point c'
+    """
+    source = Source(preds, target, None, class_names, {"task": task, **options})
+    canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
+    ax = canvas.ax
+    unweighted = isinstance(weight, str) and weight == "uniform"
+    ax.set(xlim=(0, 1), xlabel="operating point c", ylabel="Bayes risk" if unweighted else "Bayes risk, weighted")
+    c = torch.arange(1, _OPERATING_POINTS, dtype=torch.float64) / _OPERATING_POINTS
+    w = weights_at(weight, c)
+    for name, risk, cheapest, area in source.by_model(label, partial(_risk_curves, c=c, weight=weight)):
+        if not canvas.curves and cheapest.isfinite().all():
+            ax.plot(c.numpy(), (w * cheapest).numpy(), color=style.muted, linewidth=0.8, label="_constant decision")
+            ax.set_ylim(0, _HEIGHT * float((w * cheapest).max()) or None)
+        if risk.isfinite().all():
+            canvas.curve(c.numpy(), (w * risk).numpy(), "\n".join(filter(None, (name, f"area {area:.3g}"))))
+        else:
+            canvas.no_data()
+    canvas.curve_legend()
+    return ax
+
+
+def _risk_curves(
+    source: Source, name: str | None, *, c: Tensor, weight: AreaWeight
+) -> list[tuple[str, Tensor, Tensor, float]]:
+    """Return the name, the risk and the cost of the constant decision at points c, and the area, for each curve."""
+    curve, area = source.bayes_risk(c, weight)
+    columns = [x.cpu() for x in (curve.risk, curve.cheapest, area)]
+    if curve.risk.dim() == 1:
+        return [(name or "", columns[0], columns[1], float(columns[2]))]
+    names = source.curve_names(name, "label", len(curve.risk))
+    return [(each, risk, cheapest, float(own)) for each, risk, cheapest, own in zip(names, *columns, strict=True)]
+
+
+def score_chart(
+    scores: Mapping[str, Mapping[str, float | Tensor]],
+    ax: Axes | None = None,
+    *,
+    title: str | None = None,
+    style: Style = LIGHT,
+) -> Axes:
+    """Draw the scores of several systems as bars: a group for each score, with a bar for each system.
+
+    Args:
+        scores: Mapping of system names to mappings of score names to values. All systems have the same scores.
+        ax: Axes to draw on; None creates a figure.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
+
+    Raises:
+        ValueError: if there are no scores, or systems with different scores.
+
+    Reference:
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), fig. 5, 6 and 8.
+
+    Example:
+        >>> ax = score_chart({"raw": {"NCE": 0.9, "NBS": 0.8}, "calibrated": {"NCE": 0.7, "NBS": 0.6}})
+        >>> [bars.get_label() for bars in ax.containers]
+        ['raw', 'calibrated']
+    """
+    names = [list(of_system) for of_system in scores.values()]
+    if not names or not names[0] or any(other != names[0] for other in names):
+        raise ValueError(
+            f"`scores` must have the same scores for every system, got {shown(names)}. "
+            "Pass {'system': {'NCE': 0.7, ...}, ...}."
+        )
+    canvas = Canvas.create(ax, style, title, (max(5.4, 0.35 * len(names) * len(names[0])), 3.4), top=0.9)
+    ax, width = canvas.ax, 0.8 / len(scores)
+    for index, (system, of_system) in enumerate(scores.items()):
+        values = np.array([float(value) for value in of_system.values()])
+        at = np.arange(len(values)) + (index - (len(scores) - 1) / 2) * width
+        color = canvas.look(index)["color"]
+        ax.bar(at, np.where(np.isfinite(values), values, 0), width, color=color, label=printable(system))
+        for x, value in zip(at, values, strict=True):
+            canvas.label_bar(f"{value:.3g}", x, value if np.isfinite(value) and value > 0 else 0, style.ink)
+    ax.set_xticks(range(len(names[0])), [printable(name) for name in names[0]])
+    ax.axhline(0, color=style.ink, linewidth=0.8)
+    canvas.legend(ncols=4)
     return ax
 
 

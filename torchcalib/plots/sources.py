@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from torchcalib.core.arguments import task_read_as
+from torchcalib.core.arguments import Average, task_read_as
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
@@ -17,7 +17,9 @@ from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
+from torchcalib.metrics.risk_area import AreaWeight, bayes_risk_area
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
+from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_curve
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.smooth import (
     SmECE,
@@ -141,6 +143,17 @@ class Source:
         if isinstance(self.data, SelectiveMetric):
             return self.data.curve()
         return self._computed(risk_coverage_curve)
+
+    def bayes_risk(self, points: Tensor, weight: AreaWeight) -> tuple[BayesRiskCurve, Tensor]:
+        """Return the Bayes risk at operating points, and the area under the weighted curve, of predictions."""
+
+        def computed(preds: Tensor, target: Tensor, **options: Any) -> tuple[BayesRiskCurve, Tensor]:
+            del options["mode"]
+            curve = bayes_risk_curve(preds, target, points=points.to(preds.device), **options)
+            average: Average | None = None if curve.risk.dim() > 1 else "macro"
+            return curve, bayes_risk_area(preds, target, weight=weight, average=average, **options)
+
+        return self._computed(computed)
 
     def cells(self) -> SmoothingCells:
         """Return the sums for a smooth curve of predictions, or of a metric that stores such sums or samples."""
