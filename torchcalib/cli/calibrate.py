@@ -14,7 +14,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.cli.files import check_place, print_json, read_builder
-from torchcalib.cli.messages import output, warn, working
+from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.display.words import count
 from torchcalib.io.copying import copy_of
@@ -48,7 +48,7 @@ def calibrate(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
 
 def _recommended(builder: ReportBuilder) -> tuple[Calibrator, str]:
     """Return the recommended calibrator and the reason, or raise ValueError if none is worthwhile."""
-    with working("comparing calibrators"):
+    with computing("computing"):
         report = builder.report()
     stage = report.calibration
     if stage is None:

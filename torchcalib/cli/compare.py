@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
-from torchcalib.cli.messages import output, working
+from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.systems import System
 from torchcalib.io.opening import PredictionFiles, Rows
@@ -50,7 +50,7 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
                 builder.update(preds, shared.target, weights=shared.weights, clusters=shared.clusters)
             row += len(shared)
             advance(len(shared))
-    with working("computing differences and their intervals"):
+    with computing("computing differences and their intervals"):
         compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
     with working("writing the files"):
         paths = () if arguments.out is None else compared.save(arguments.out)

@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError("`torchcalib demo` requires scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
 from torchcalib.cli.files import make_folder
-from torchcalib.cli.messages import output, working
+from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.core.arguments import check_count
 from torchcalib.reporting.building import ReportBuilder
@@ -52,7 +52,7 @@ def demo(arguments: argparse.Namespace, _: Any) -> None:
     builder = ReportBuilder(task="multiclass", from_logits=True)
     builder.update(logits, labels[valid])
     source = {"model": "a small network", "data": "scikit-learn digits, validation split"}
-    with working("computing values, intervals and calibrators"):
+    with computing("computing values, intervals and calibrators"):
         finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
     with working("writing the files"):

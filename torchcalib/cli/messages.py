@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from torchcalib.display.progress import listening
 from torchcalib.io.errors import InputError, limited, printable
 
 _INPUTS = "preds|target|weights|groups|clusters"
@@ -92,7 +93,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def working(description: str, total: int | None = None, shown: bool = True) -> Iterator[Callable[..., None]]:
+def working(description: str, total: float | None = None, shown: bool = True) -> Iterator[Callable[..., None]]:
     """Show a step on stderr during the `with` block, if stderr is a terminal: its time, or its percentage of `total`.
 
     Yield a function that advances the step. Its arguments are a number of parts of `total`, such as rows, and
@@ -115,6 +116,17 @@ def working(description: str, total: int | None = None, shown: bool = True) -> I
             bar.update(task, advance=parts, **words)
 
         yield advance
+
+
+@contextmanager
+def computing(description: str) -> Iterator[None]:
+    """Show a computation, and the percentage and description of the part that it reports, as `working` does."""
+
+    def show(share: float, part: str) -> None:
+        advance(share, f"{description}: {part}" if part else "")
+
+    with working(description, 1.0) as advance, listening(show):
+        yield
 
 
 def _bar(has_total: bool) -> Any:

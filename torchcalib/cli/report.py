@@ -13,7 +13,7 @@ from pathlib import Path
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.files import check_logits, check_place, in_rows, make_folder, opened, print_json
-from torchcalib.cli.messages import output, warn, working
+from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.cli.ranks import Ranks, on_first
 from torchcalib.io.errors import NoSamplesError, printable
 from torchcalib.io.opening import PredictionFiles, Rows
@@ -142,7 +142,7 @@ def _finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequ
     if state is not None:
         builder.save(state)
     if state is None or arguments.out is not None or save is not None:
-        with working("computing values, intervals and calibrators"):
+        with computing("computing values, intervals and calibrators"):
             finished = builder.report()
         finished = replace(finished, notes=(*finished.notes, *remarks))
         is_advised = finished.calibration is not None and finished.calibration.recommendation.best is not None
