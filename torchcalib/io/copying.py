@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, NoSamplesError, quoted
+from torchcalib.io.limits import check_samples
 from torchcalib.io.opening import readers_of
 from torchcalib.io.paths import check_paths, format_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
@@ -87,6 +88,7 @@ def copy_of(paths: Sequence[Path], preds: str | None, convert: Callable[[str, Te
     pieces: list[list[Values]] = []
     names: list[str] = []
     for reader, name in found:
+        check_samples(reader.arrays[name].shape[0], reader.paths, reader.label)
         mine = _copied_names(reader, name)
         if names and mine != names:
             raise InputError(
