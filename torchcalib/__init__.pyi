@@ -6,6 +6,7 @@ from torchcalib import io as io
 from torchcalib import losses as losses
 from torchcalib import plots as plots
 from torchcalib import special as special
+from torchcalib import testing as testing
 from torchcalib._version import __version__ as __version__
 from torchcalib.calibration.affine import AffineScaling as AffineScaling
 from torchcalib.calibration.affine import BiasCorrection as BiasCorrection

@@ -36,7 +36,8 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
 
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations")
 
-_SYNONYMS = {
+SYNONYMS = {
+    "assert_calibrated": "testing.assert_calibrated",
     "accuracy_score": "accuracy",
     "adaptive_calibration_error": "ace",
     "adaptive_ece": "ace",
@@ -131,7 +132,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> Exception:
 
 def _similar(module: str, name: str, known: Sequence[str]) -> str:
     """Return a question that suggests the closest public name, or ""."""
-    similar = _SYNONYMS.get(name) or next(_locations(name), None)
+    similar = SYNONYMS.get(name) or next(_locations(name), None)
     # Short names that differ in one letter are other quantities, such as ECE and ENCE.
     if similar is None and len(name) >= _LONG and (close := get_close_matches(name, known, 1, 0.8)):
         similar = f"{module}.{close[0]}".removeprefix("torchcalib.")
@@ -144,11 +145,11 @@ def _similar(module: str, name: str, known: Sequence[str]) -> str:
 def _locations(name: str) -> Iterator[str]:
     """Yield the qualified names of `name` in all namespaces, such as `functional.ece` for `ece`."""
     for namespace in ("", *_NAMESPACES):
-        if name in _public_names(namespace):
+        if name in public_names(namespace):
             yield f"{namespace}.{name}".lstrip(".")
 
 
-def _public_names(namespace: str) -> set[str]:
+def public_names(namespace: str) -> set[str]:
     """Parse the public names in the source of a namespace, because importing it would take seconds."""
     base = Path(__file__).parent / namespace
     path = next(p for p in (base / "__init__.pyi", base.with_suffix(".py"), base / "__init__.py") if p.is_file())

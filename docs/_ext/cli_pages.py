@@ -13,6 +13,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import torchcalib.cli.options
 import torchcalib.cli.parser
 import torchcalib.io.names as io_names
 from torchcalib.cli.parser import make_parser
@@ -31,7 +32,7 @@ ROLES = {
 class Generated(SphinxDirective):
     """Directive whose content is Markdown text, generated from a module."""
 
-    modules: ClassVar = (torchcalib.cli.parser, io_names)
+    modules: ClassVar = (torchcalib.cli.parser, torchcalib.cli.options, io_names)
 
     def text(self) -> list[str]:
         """Return the lines of Markdown text."""
@@ -68,7 +69,8 @@ def described(action: argparse.Action) -> list[str]:
     value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
     if not value and action.nargs != 0:
         value = action.dest.upper()
-    signature = ", ".join(f"{option} {value}".strip() for option in action.option_strings) or f"{value} ..."
+    name = f"{value} ..." if action.nargs == "+" else value
+    signature = ", ".join(f"{option} {value}".strip() for option in action.option_strings) or name
     text = sentence(escaped(action.help or ""))
     if action.default not in (None, False) and "default" not in text:
         text += f" (default: {action.default})"

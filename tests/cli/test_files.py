@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.prediction_files import write_csv, write_parquet
-from helpers.reports import QUICK, QUICK_COMMAND, SELECTIVE, assert_values
+from helpers.reports import QUICK, QUICK_COMMAND, SELECTIVE, assert_values, realistic
 from scipy.stats import binomtest
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
-from torchcalib.cli.messages import working
+from torchcalib.cli.messages import computing, working
+from torchcalib.display.progress import listening, part
 from torchcalib.io.opening import open_predictions
 from torchcalib.reporting.render.contents import key_numbers
 
@@ -238,13 +239,29 @@ def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):
     assert check({**BY_ANIMAL, **columns}, expected, "--task", "multilabel") == 10
 
 
-def test_progress_is_shown_only_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_progress_is_shown_only_on_a_terminal(monkeypatch):
     for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stream)
         with working("computing values"):
             pass
         assert ("computing values" in stream.getvalue()) == shown
+
+
+def test_percentages_of_a_report_are_shown(monkeypatch):
+    shares, parts = [], []
+    with listening(lambda share, name: (shares.append(share), parts.append(name))):
+        calibrated = tc.report(*realistic("binary", n=60), from_logits=True).calibration
+    assert sum(shares) == pytest.approx(0.9, abs=0.1)  # the rest of the report has no parts
+    assert min(shares) >= 0
+    assert {"tests", "intervals", "calibrators", *(line.calibrator for line in calibrated.lines[1:])} <= {*parts}
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with computing("computing"), part(0.42, "values"):
+        pass
+    assert "computing: values" in stream.getvalue()
+    assert "42%" in stream.getvalue()

@@ -12,7 +12,17 @@ import torchcalib as tc
 from torchcalib.cli.parser import make_parser
 
 pytest.importorskip("matplotlib")  # for torchcalib.plots
-NAMESPACES = (tc, tc.functional, tc.calibration, tc.inference, tc.losses, tc.plots, tc.special, tc.integrations)
+NAMESPACES = (
+    tc,
+    tc.functional,
+    tc.calibration,
+    tc.inference,
+    tc.losses,
+    tc.plots,
+    tc.special,
+    tc.testing,
+    tc.integrations,
+)
 FORWARDING = {"bootstrap", "by_group", "Bootstrapped", "ByGroup", "Clustered", "CalibrationCollection"}
 """What hands other arguments on to a metric of the caller, or to torchmetrics."""
 

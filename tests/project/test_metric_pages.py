@@ -129,7 +129,18 @@ def test_every_public_name_is_in_exactly_one_table_of_the_api_reference(metric_p
             r"currentmodule:: (\S+)\n\n\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text
         ):
             listed += [f"{module}.{name}" for name in names.split()]
-    spaces = ("", "functional", "calibration", "inference", "losses", "plots", "results", "special", "integrations")
+    spaces = (
+        "",
+        "functional",
+        "calibration",
+        "inference",
+        "losses",
+        "plots",
+        "results",
+        "special",
+        "testing",
+        "integrations",
+    )
     public, flat = [], set()
     for space in reversed(spaces):
         module = importlib.import_module(".".join(filter(None, ("torchcalib", space))))

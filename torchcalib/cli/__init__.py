@@ -1,4 +1,4 @@
-"""Command line interface. The modules `report` (with `merge`), `compare` and `demo` contain the commands.
+"""Command line interface. `COMMANDS` in `parser` lists the commands and their modules.
 
 An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments and paths are checked
 before the module of the command imports torch. Help and path errors are therefore fast.
@@ -15,7 +15,7 @@ from torchcalib.cli.ranks import joined
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return the exit code: 0, 2 for an error, or 130 after Ctrl-C."""
+    """Run the command line, and return the exit code: 0, 1 for a failed check, 2 for an error, or 130."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 paths = arguments.find(arguments)
                 with working("loading torch", shown=ranks.is_first):
                     module = import_module(f"torchcalib.cli.{arguments.module}")
-            getattr(module, arguments.command)(arguments, paths, ranks)
+            code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         return fail(line_of(error))
-    return 0
+    return code or 0

@@ -7,9 +7,9 @@ from itertools import pairwise
 from torch import Tensor
 
 from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
-from torchcalib.cli.messages import working
-from torchcalib.cli.parser import System
+from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
+from torchcalib.cli.systems import System
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
@@ -38,7 +38,7 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
         class_axis=-1,  # the last axis in a file contains the classes
     )
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
-    with terminal.progress(first.n_rows, f"reading {len(files)} systems") as advance:
+    with working(f"reading {len(files)} systems", first.n_rows) as advance:
         row = 1
         for parts in _aligned_chunks(files):
             shared = _common_rows(parts, row)
@@ -49,10 +49,13 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
                 builder.update(preds, shared.target, weights=shared.weights, clusters=shared.clusters)
             row += len(shared)
             advance(len(shared))
-    with working("computing differences and their intervals"):
+    with computing("computing differences and their intervals"):
         compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
     with working("writing the files"):
         paths = () if arguments.out is None else compared.save(arguments.out)
+    if arguments.json:
+        output(compared.to_json())
+        return
     terminal.show_comparison(compared, arguments.all)
     terminal.show_paths(paths)
 

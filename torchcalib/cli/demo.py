@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError("`torchcalib demo` requires scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
 from torchcalib.cli.files import make_folder
-from torchcalib.cli.messages import working
+from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.core.arguments import check_count
 from torchcalib.reporting.building import ReportBuilder
@@ -42,19 +42,25 @@ def demo(arguments: argparse.Namespace, _: Any) -> None:
         model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     monitor = Monitor(task="multiclass", num_classes=10, from_logits=True)
     epochs = _epochs(model, (inputs[train], labels[train]), (inputs[valid], labels[valid]), monitor, arguments.epochs)
-    terminal.show_epochs(epochs, title="Validation metrics by epoch")
-    terminal.show_warnings(monitor.history)
+    if arguments.json:
+        list(epochs)
+    else:
+        terminal.show_epochs(epochs, title="Validation metrics by epoch")
+        terminal.show_warnings(monitor.history)
     with torch.no_grad():
         logits = model(inputs[valid])
     builder = ReportBuilder(task="multiclass", from_logits=True)
     builder.update(logits, labels[valid])
     source = {"model": "a small network", "data": "scikit-learn digits, validation split"}
-    with working("computing values, intervals and calibrators"):
+    with computing("computing values, intervals and calibrators"):
         finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
     with working("writing the files"):
         paths = finished.save(arguments.out)
     np.savez_compressed(predictions, logits=logits.numpy(), targets=labels[valid].numpy())
+    if arguments.json:
+        output(finished.to_json())
+        return
     terminal.show(finished)
     terminal.show_paths((*paths, predictions))
 

@@ -1,16 +1,18 @@
 """Print errors and warnings as one line, in terms of the command line, and the progress of long steps on stderr."""
 
+import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from torchcalib.display.progress import listening
 from torchcalib.io.errors import InputError, limited, printable
 
 _INPUTS = "preds|target|weights|groups|clusters"
-_SETTINGS = "class_names|epochs|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
+_SETTINGS = "class_names|epochs|fail_if|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
 _ARGUMENT = re.compile(rf"\b({_INPUTS}|{_SETTINGS})=(True|False|-?\d+|'[^']*'|\[[^\]]*\])")
 _CALL = re.compile(rf"{_ARGUMENT.pattern}(?:(?:, | and ){_ARGUMENT.pattern})*")
 _REPLACEMENTS = {
@@ -63,6 +65,15 @@ def fail(line: str) -> int:
     return 2
 
 
+def output(text: str) -> None:
+    """Print text on stdout. If its reader closes the pipe early, as `head` does, exit with status 0."""
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
 def warn(line: str) -> None:
     """Print a warning on stderr."""
     if sys.stderr is not None:
@@ -82,18 +93,47 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def working(description: str, shown: bool = True) -> Iterator[None]:
-    """Show the description and the elapsed time on stderr during the `with` block, if stderr is a terminal."""
-    if not shown or sys.stderr is None or not sys.stderr.isatty():
-        yield
+def working(description: str, total: float | None = None, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a step on stderr during the `with` block, if stderr is a terminal: its time, or its percentage of `total`.
+
+    Yield a function that advances the step. Its arguments are a number of parts of `total`, such as rows, and
+    optionally a new description.
+    """
+    bar: Any = None
+    if shown and sys.stderr is not None and sys.stderr.isatty():
+        with suppress(ImportError):  # of the extra `report`; the command itself raises an error if it is needed
+            bar = _bar(total is not None)
+    if bar is None:
+        yield lambda _, description="": None  # noqa: ARG005
         return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:  # the command itself raises an error for the missing extra
+    from rich.markup import escape
+
+    with bar:
+        task = bar.add_task(escape(printable(description)), total=total)
+
+        def advance(parts: float, description: str = "") -> None:
+            words = {"description": escape(printable(description))} if description else {}
+            bar.update(task, advance=parts, **words)
+
+        yield advance
+
+
+@contextmanager
+def computing(description: str) -> Iterator[None]:
+    """Show a computation, and the percentage and description of the part that it reports, as `working` does."""
+
+    def show(share: float, part: str) -> None:
+        advance(share, f"{description}: {part}" if part else "")
+
+    with working(description, 1.0) as advance, listening(show):
         yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as progress:
-        progress.add_task(description, total=None)
-        yield
+
+
+def _bar(has_total: bool) -> Any:
+    """Return the display of a step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    of_total = (BarColumn(), TaskProgressColumn()) if has_total else ()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), *of_total, TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True, emoji=False), transient=True)

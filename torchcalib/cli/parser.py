@@ -1,46 +1,27 @@
-"""Argument parsers of all commands, and conversion of arguments to file paths."""
+"""Commands, their arguments, and suggestions for unknown ones. Neither torch nor the code of a command is imported.
+
+A command is an entry of `COMMANDS`, and a function of the same name in the module of the entry. The function is called
+with the parsed arguments, the result of `find` and the `Ranks`. It returns the exit code, or None for 0.
+"""
 
 import argparse
-import glob
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple, NoReturn
 
+import torchcalib
+from torchcalib._lazy import SYNONYMS as SYNONYMS_OF_NAMES
+from torchcalib._lazy import public_names
 from torchcalib._version import __version__
-from torchcalib.io.errors import limited, printable, short_name
-from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, SYNONYMS, TARGETS, TASKS, WEIGHTS
-from torchcalib.io.paths import check_paths, expanded
-
-
-class System(NamedTuple):
-    """Files of one system in a comparison, and the name of its predictions; None to search for a common name."""
-
-    paths: tuple[Path, ...]
-    preds: str | None
-
-
-def _words(names: Sequence[str]) -> str:
-    return fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-_NAMES = f"""names that are found without options (case-insensitive):
-  logits:
-{_words(LOGITS)}
-  probabilities:
-{_words(PROBS)}
-  logits or probabilities, with --from-logits or --from-probs:
-{_words(NEUTRAL)}
-  targets:
-{_words([name for name in TARGETS if name not in CORRECT])}
-  weights:
-{_words(WEIGHTS)}
-  Tables may have one column per class: prob_0 .. prob_9, prob_cat prob_dog, 0 .. 9, or the class names in the targets.
-  {CONFIDENCES[0]}, {CORRECT[0]}: the confidence in a prediction or answer, and 1 if it is correct, else 0."""
+from torchcalib.cli import options
+from torchcalib.cli.systems import systems_of
+from torchcalib.io.errors import limited, quoted, short_name
+from torchcalib.io.names import SYNONYMS
+from torchcalib.io.paths import expanded, format_of
 
 _REPORT_EXAMPLES = f"""examples:
   torchcalib report predictions.csv
@@ -48,25 +29,305 @@ _REPORT_EXAMPLES = f"""examples:
   torchcalib report logits.npy labels.npy --from-logits
   torchcalib report answers.jsonl --preds confidence --target correct
 
-{_NAMES}
+{options.NAMES}
 
 output:
   The report is printed. --out DIR writes report.html (one page), report.json (all values) and the diagrams."""
+
+_METRIC_EXAMPLES = """examples:
+  torchcalib metric ece predictions.csv
+  torchcalib metric ece predictions.csv --mode classwise --option debiased=True --json"""
+
+_CHECK_EXAMPLES = """examples:
+  torchcalib check predictions.csv
+  torchcalib check predictions.csv --fail-if "p(ece) < 0.01 and ece > 0.02 or nll > 0.5"
+
+The condition compares numbers, keys of a report such as ece, nll and ece/classwise, and functions of keys: p(key),
+floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are joined by and, or, not, ( and )."""
 
 _COMPARE_EXAMPLES = f"""examples:
   torchcalib compare resnet.npz calibrated=resnet_t.npz --out compared/
   torchcalib compare models.csv --preds resnet=prob_resnet --preds vit=prob_vit
 
-{_NAMES}"""
+{options.NAMES}"""
+
+_CALIBRATE_EXAMPLES = """examples:
+  torchcalib calibrate valid.csv --out calibrator.pt
+  torchcalib calibrate valid.csv --out calibrator.pt --calibrator TemperatureScaling
+  torchcalib apply calibrator.pt test.csv --out calibrated.csv"""
+
+
+class Command(NamedTuple):
+    """A command: its module in `torchcalib.cli`, its texts, its arguments, and what it needs before torch is imported.
+
+    `find` checks the arguments, and returns the paths of the files.
+    """
+
+    module: str
+    help: str
+    description: str
+    add_arguments: Sequence[options.Add]
+    find: Callable[[argparse.Namespace], Any] = options.found_files
+    epilog: str = ""
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    options.add_results(parser).add_argument(
+        "--no-calibration", action="store_true", help="skip the calibrators, which take most of the time"
+    )
+    parser.add_argument(
+        "--no-intervals",
+        action="store_true",
+        help="skip the intervals, and the p-values of rank-based errors, which take seconds",
+    )
+    parser.add_argument(
+        "--safe-threshold",
+        type=float,
+        metavar="NATS",
+        help="state whether the model is safe: whether its entropic calibration difference (ECD), positive for "
+        "over-confidence, is at most this threshold",
+    )
+    parser.add_argument(
+        "--groups",
+        metavar="NAME",
+        help="key or column with the group of each row, integers or text; the report lists the worst groups "
+        "(-1 or an empty text: no group)",
+    )
+
+
+def _parts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="PART",
+        help="a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern "
+        "such as 'part*.pt' expands to all matches, sorted by name",
+    )
+
+
+def _systems(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "systems",
+        nargs="+",
+        metavar="[NAME=]FILES",
+        help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
+        "files); the default NAME is the file name",
+    )
+    parser.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the diagram to this folder")
+    parser.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
+
+
+def _metric(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", help="name of the metric, such as ece, nll or brier_score; see torchcalib.functional"
+    )
+
+
+def _metric_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
+    )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        help="another option of the metric, such as bins=equal_mass or component=dsc; repeat it for several options",
+    )
+
+
+def _condition(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fail-if",
+        metavar="CONDITION",
+        help="condition of failure (default: p(ece) < 0.01 and ece > 0.02)",
+    )
+
+
+def _calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="PATH", required=True, help="file for the fitted calibrator, such as cal.pt")
+    parser.add_argument(
+        "--calibrator",
+        metavar="NAME",
+        help="class of the calibrator, such as TemperatureScaling (default: the recommended one)",
+    )
+
+
+def _apply(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("calibrator", metavar="CALIBRATOR", help="a file that `torchcalib calibrate` wrote")
+    options.add_files(parser)
+    parser.add_argument(
+        "--out", metavar="PATH", required=True, help="file for the calibrated predictions, in any of these formats"
+    )
+    options.add_preds(parser)
+    options.add_kind(parser)
+
+
+def _plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        default="reliability.svg",
+        help="file for the diagram: .svg, .png or .pdf (default: reliability.svg)",
+    )
+    parser.add_argument(
+        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
+    )
+    parser.add_argument("--logit", action="store_true", help="use a logit scale, to show probabilities near 0 and 1")
+    parser.add_argument("--title", help="title of the diagram")
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
+    )
+    parser.add_argument("--epochs", type=int, default=40, help="number of epochs (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+
+
+def _found_parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    paths = expanded(arguments.files)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("Every part must be named once, got a repeated file. Remove it.")
+    for path in paths:
+        path.stat()  # raises an error for a missing file
+    return paths
+
+
+def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    known = metrics()
+    arguments.name = arguments.name.lower().replace("-", "_")
+    if arguments.name not in known:
+        arguments.name = next((name for name, kind in known.items() if kind.lower() == arguments.name), arguments.name)
+    if arguments.name not in known:
+        similar = _similar_metric(arguments.name)
+        advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
+        raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
+    return options.found_files(arguments)
+
+
+def _found_for_apply(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    Path(arguments.calibrator).stat()  # raises an error for a missing file
+    if format_of(Path(arguments.out)) is None:
+        raise ValueError(f"`--out` must be a prediction file, got {arguments.out!r}. Name a .csv file, for example.")
+    return options.found_files(arguments)
+
+
+def metrics() -> dict[str, str]:
+    """Return the class of each metric by the name of its function, such as "BrierScore" by "brier_score"."""
+    functions = public_names("functional") - {"by_group"}  # `ByGroup` wraps metrics
+    classes = {name.lower(): name for name in dir(torchcalib) if not name.islower()}
+    joined = {name: name.replace("_", "") for name in sorted(functions) if name.islower()}
+    return {name: classes[of_class] for name, of_class in joined.items() if of_class in classes}
+
+
+def _similar_metric(name: str) -> str | None:
+    """Return the name of the metric that a person means by `name`; None if there is none."""
+    known = metrics()
+    name = name.lower().replace("-", "_")
+    synonym = SYNONYMS_OF_NAMES.get(name, name)
+    # Short names that differ in one letter are other quantities, such as ECE and ENCE.
+    close = get_close_matches(name, known, 1, 0.8) if len(name) > 5 else []
+    return next((each for each in (synonym, *close) if each in known), None)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "report": Command(
+        "report",
+        "compute scores, calibration errors, tables and diagrams for a file of predictions",
+        "Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
+        "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
+        (options.add_files, _report, options.add_input, options.add_clusters, options.add_bins),
+        epilog=_REPORT_EXAMPLES,
+    ),
+    "metric": Command(
+        "metric",
+        "compute one metric",
+        "Print the value of one metric.",
+        (_metric, options.add_files, options.add_input, options.add_bins, _metric_options),
+        _found_for_metric,
+        _METRIC_EXAMPLES,
+    ),
+    "check": Command(
+        "check",
+        "fail if predictions are miscalibrated, for continuous integration",
+        "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
+        "By default, the error must be significant and large: sampling noise alone is no failure.",
+        (options.add_files, _condition, options.add_input, options.add_clusters, options.add_bins),
+        epilog=_CHECK_EXAMPLES,
+    ),
+    "plot": Command(
+        "plot",
+        "draw the reliability diagram",
+        "Write the reliability diagram, with consistency bands and the expected calibration error, to a file.",
+        (options.add_files, _plot, options.add_input, options.add_clusters, options.add_bins),
+    ),
+    "compare": Command(
+        "compare",
+        "compare scores and calibration errors of several systems on the same targets",
+        "Compare the predictions of several systems for the same targets, with intervals of differences.\n"
+        "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
+        (_systems, partial(options.add_input, several=True), options.add_clusters, options.add_bins),
+        systems_of,
+        _COMPARE_EXAMPLES,
+    ),
+    "calibrate": Command(
+        "calibrate",
+        "fit a calibrator to a file of predictions",
+        "Fit a calibrator to predictions and targets, and write it for `torchcalib apply` and\n"
+        "torchcalib.calibration.load_calibrator.",
+        (options.add_files, _calibrate, options.add_input),
+        epilog=_CALIBRATE_EXAMPLES,
+    ),
+    "apply": Command(
+        "calibrate",
+        "calibrate the predictions in a file",
+        "Write a copy of prediction files with calibrated predictions. Targets are not needed. Names and order do not\n"
+        "change: calibrated logits replace logits, and calibrated probabilities replace probabilities.",
+        (_apply,),
+        _found_for_apply,
+        _CALIBRATE_EXAMPLES,
+    ),
+    "merge": Command(
+        "report",
+        "compute one report from the states that `torchcalib report --save-state` wrote",
+        "Print and write one report for several parts, as if one run had read all their files in order.",
+        (_parts, options.add_results),
+        _found_parts,
+    ),
+    "demo": Command(
+        "demo",
+        "train a small classifier until it is over-confident, and report on it",
+        "Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
+        (_demo,),
+        lambda _: (),
+    ),
+}
+"""All commands, by name."""
+
+_SYNONYMS = {
+    **dict.fromkeys(("evaluate", "eval", "score", "measure", "run"), "report"),
+    **dict.fromkeys(("test", "assert", "gate", "ci"), "check"),
+    **dict.fromkeys(("diagram", "draw", "reliability"), "plot"),
+    **dict.fromkeys(("diff", "versus"), "compare"),
+    **dict.fromkeys(("fit", "recalibrate"), "calibrate"),
+    **dict.fromkeys(("transform", "predict"), "apply"),
+    **dict.fromkeys(("combine", "join"), "merge"),
+    "metrics": "metric",
+    "example": "demo",
+}
+"""Commands, by other words for them."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that suggests a known option in the error for an unknown option."""
+    """Argument parser that suggests a known command or option in the error for an unknown one."""
 
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line, or exit with an error."""
+        words = [word for word in (sys.argv[1:] if args is None else args) if not word.startswith("-")]
+        if words and words[0] not in self.commands:
+            self.error(_unknown_command(words[0]))
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].partition("=")[0].replace("_", "-")
@@ -84,6 +345,18 @@ class _Parser(argparse.ArgumentParser):
         super().error(limited(message))
 
 
+def _unknown_command(word: str) -> str:
+    """Return the error for an unknown command, with the command that a person means by it."""
+    name = word.lower()
+    similar = _SYNONYMS.get(name) or next(iter(get_close_matches(name, COMMANDS, 1, 0.7)), None)
+    if metric := _similar_metric(name):
+        similar = f"metric {metric}"
+    elif format_of(Path(word)) is not None or Path(word).exists():
+        similar = f"report {short_name(word, 100)}"
+    advice = f"Did you mean `torchcalib {similar}`?" if similar else "See `torchcalib --help`."
+    return f"`COMMAND` must be one of {', '.join(COMMANDS)}, got {quoted([word])}. {advice}"
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. After parsing, `arguments.find(arguments)` checks and returns the paths.
 
@@ -94,241 +367,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=kind)
     parser.commands = commands.choices
-
-    report = commands.add_parser(
-        "report",
-        help="compute scores, calibration errors, tables and diagrams for a file of predictions",
-        description="Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
-        "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
-        epilog=_REPORT_EXAMPLES,
-    )
-    report.set_defaults(module="report", find=lambda arguments: check_paths(expanded(arguments.files)))
-    report.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of "
-        ".npy files; several files are shards of one data set; "
-        "a quoted pattern such as 'shards/*.npz' expands to all matches, sorted by name",
-    )
-    _add_result_options(report).add_argument(
-        "--no-calibration", action="store_true", help="skip the calibrators, which take most of the time"
-    )
-    report.add_argument(
-        "--no-intervals",
-        action="store_true",
-        help="skip the intervals, and the p-values of rank-based errors, which take seconds",
-    )
-    report.add_argument(
-        "--safe-threshold",
-        type=float,
-        metavar="NATS",
-        help="state whether the model is safe: whether its entropic calibration difference (ECD), positive for "
-        "over-confidence, is at most this threshold",
-    )
-    report.add_argument(
-        "--groups",
-        metavar="NAME",
-        help="key or column with the group of each row, integers or text; the report lists the worst groups "
-        "(-1 or an empty text: no group)",
-    )
-    _add_input_options(report, several=False)
-
-    merge = commands.add_parser(
-        "merge",
-        help="compute one report from the states that `torchcalib report --save-state` wrote",
-        description="Print and write one report for several parts, as if one run had read all their files in order.",
-    )
-    merge.set_defaults(module="report", find=_parts)
-    merge.add_argument(
-        "files",
-        nargs="+",
-        metavar="PART",
-        help="a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern "
-        "such as 'part*.pt' expands to all matches, sorted by name",
-    )
-    _add_result_options(merge)
-
-    compare = commands.add_parser(
-        "compare",
-        help="compare scores and calibration errors of several systems on the same targets",
-        description="Compare the predictions of several systems for the same targets, with intervals of differences.\n"
-        "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
-        epilog=_COMPARE_EXAMPLES,
-    )
-    compare.set_defaults(module="compare", find=_systems)
-    compare.add_argument(
-        "systems",
-        nargs="+",
-        metavar="[NAME=]FILES",
-        help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
-        "files); the default NAME is the file name",
-    )
-    compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the diagram to this folder")
-    compare.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
-    _add_input_options(compare, several=True)
-
-    demo = commands.add_parser(
-        "demo",
-        help="train a small classifier until it is over-confident, and report on it",
-        description="Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
-    )
-    demo.set_defaults(module="demo", find=lambda _: ())
-    demo.add_argument(
-        "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
-    )
-    demo.add_argument("--epochs", type=int, default=40, help="number of epochs (default: 40)")
-    demo.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    for name, command in COMMANDS.items():
+        each = commands.add_parser(name, help=command.help, description=command.description, epilog=command.epilog)
+        each.set_defaults(module=command.module, find=command.find)
+        for add in command.add_arguments:
+            add(each)
+        each.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
     return parser
-
-
-def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
-    columns = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"
-    if several:
-        columns += "; repeat as [NAME=]COLUMNS to compare systems in a single file"
-    action = "append" if several else "store"
-    parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
-    for role, kind in (("target", "targets"), ("weights", "weights")):
-        parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
-    parser.add_argument(
-        "--clusters",
-        metavar="NAME",
-        help="key or column with the cluster of each row, integers or text, such as a patient, an image or a question; "
-        "only rows of different clusters are independent",
-    )
-    parser.add_argument(
-        "--class-names",
-        metavar="A,B,...",
-        help="class names in the order of the predictions; for one probability the negative class, then the positive "
-        "class (default: from column names or text targets)",
-    )
-    logits = parser.add_mutually_exclusive_group()
-    logits.add_argument("--from-logits", action="store_true", help="predictions are logits (default: from the name)")
-    logits.add_argument(
-        "--from-probs", action="store_true", help="predictions are probabilities (default: from the name)"
-    )
-    parser.add_argument(
-        "--normalize", action="store_true", help="divide rounded multi-class probabilities by their sum"
-    )
-    parser.add_argument(
-        "--task",
-        choices=(*TASKS, "confidence"),
-        help="task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
-    )
-    parser.add_argument(
-        "--n-bins",
-        type=int,
-        default=15,
-        metavar="B",
-        help="number of equal-width bins, and of equal-mass bins for the adaptive calibration error (default: 15)",
-    )
-    parser.add_argument("--right", action="store_true", help="use bins (a, b] instead of [a, b)")
-    parser.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
-    parser.add_argument(
-        "--nan-policy",
-        choices=("raise", "drop"),
-        default="raise",
-        help="raise an error for rows with NaN, empty cells or invalid infinities, or drop and count such rows "
-        "(default: raise)",
-    )
-
-
-def _add_result_options(parser: argparse.ArgumentParser) -> Any:
-    """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
-    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
-    parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
-    parser.add_argument(
-        "--save-state",
-        metavar="PATH",
-        help="write the state of a part of a larger report for `torchcalib merge`; without --out and "
-        "--save-calibrator, compute no report",
-    )
-    calibration = parser.add_mutually_exclusive_group()
-    calibration.add_argument(
-        "--save-calibrator",
-        metavar="PATH",
-        help="fit the recommended calibrator, if there is one, to all samples, and write it for "
-        "torchcalib.calibration.load_calibrator",
-    )
-    return calibration
-
-
-def _parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
-    paths = expanded(arguments.files)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("Every part must be named once, got a repeated file. Remove it.")
-    for path in paths:
-        path.stat()  # raises an error for a missing file
-    return paths
-
-
-def _systems(arguments: argparse.Namespace) -> dict[str, System]:
-    """Return the files and the name of the predictions of every system, by system name."""
-    several = arguments.preds or []
-    if len(several) > 1 and len(arguments.systems) == 1:
-        return _systems_in_one_file(arguments.systems[0], several)
-    if len(several) > 1:
-        raise ValueError(
-            f"--preds must be given once for several files, got {len(several)} times. Name one file to compare its "
-            "columns, or use the same column names in all files."
-        )
-    names: list[str] = []
-    paths: list[tuple[Path, ...]] = []
-    for given in arguments.systems:
-        name, equals, files = given.partition("=")
-        if not equals or Path(given).exists():
-            name, files = "", given
-        elif not name.strip():
-            raise ValueError(f"A system must be NAME=FILES with a name, got {given!r}. Write a name before the =.")
-        names.append(name)
-        paths.append(_files_of(files))
-    unnamed = [(given, of[0]) for given, of, name in zip(arguments.systems, paths, names, strict=True) if not name]
-    defaults = iter(_default_names(unnamed))
-    names = [printable(name or next(defaults)) for name in names]
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
-        raise ValueError(f"Systems must have different names, got `{repeated[0]}` twice. Rename one with NAME=FILES.")
-    if len(names) < 2:
-        check_paths(paths[0])
-        raise ValueError(
-            "There must be at least two systems, got one. Name another file, or each system in this file: --preds A "
-            "--preds B. For a single system use `torchcalib report`."
-        )
-    preds = several[0] if several else None
-    return {name: System(check_paths(of), preds) for name, of in zip(names, paths, strict=True)}
-
-
-def _systems_in_one_file(given: str, several: Sequence[str]) -> dict[str, System]:
-    """Return systems whose predictions are different columns or arrays in one file, by system name."""
-    paths = check_paths(_files_of(given))
-    systems: dict[str, System] = {}
-    for option in several:
-        name, equals, preds = option.partition("=")
-        if not equals:
-            name = preds = option
-        name = printable(name.strip())
-        if not name or not preds or name in systems:
-            raise ValueError(f"--preds must be [NAME=]COLUMNS with different names, got {option!r}. Rename it.")
-        systems[name] = System(paths, preds)
-    return systems
-
-
-def _files_of(given: str) -> tuple[Path, ...]:
-    return (Path(given),) if Path(given).exists() else expanded(given.split(","))
-
-
-def _default_names(systems: Sequence[tuple[str, Path]]) -> list[str]:
-    """Return a name for each system, given as pairs of argument and first file.
-
-    The name is the file stem, or the folder name for a pattern. Repeated names are prefixed with the folder, or else
-    are the whole argument.
-    """
-    names = []
-    for given, file in systems:
-        is_pattern = glob.has_magic(given) and not Path(given).exists()
-        names.append(file.parent.name or file.stem if is_pattern else file.stem)
-    in_folders = [f"{file.parent.name}/{name}" for (_, file), name in zip(systems, names, strict=True)]
-    for longer in (in_folders, [given for given, _ in systems]):
-        times = Counter(names)
-        names = [long if times[name] > 1 else name for name, long in zip(names, longer, strict=True)]
-    return names

@@ -97,13 +97,12 @@ class Ranks:
             return parts_of_ranks(part, self.group)
 
 
-def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:
+def on_first(run: Callable[[Any, Any], int | None]) -> Callable[[Any, Any, Ranks], int | None]:
     """Decorate a command to run on rank 0 only, while other ranks wait."""
 
-    def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> None:
+    def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> int | None:
         with ranks.agreed():
-            if ranks.is_first:
-                run(arguments, paths)
+            return run(arguments, paths) if ranks.is_first else None
 
     return run_on_first
 

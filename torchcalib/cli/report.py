@@ -1,7 +1,6 @@
 """The commands `torchcalib report FILE ...`, in one or several processes, and `torchcalib merge PART ...`."""
 
 import argparse
-import os
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
-from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
-from torchcalib.cli.messages import warn, working
+from torchcalib.cli.files import check_logits, check_place, in_rows, make_folder, opened, print_json
+from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.cli.ranks import Ranks, on_first
 from torchcalib.io.errors import NoSamplesError, printable
 from torchcalib.io.opening import PredictionFiles, Rows
@@ -59,7 +58,7 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
 def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Load and merge saved states one by one, then write and print one report."""
     _check_places(arguments, paths)
-    with terminal.progress(len(paths), "merging") as advance:
+    with working("merging", len(paths)) as advance:
         whole = ReportBuilder.load(paths[0])
         for path in paths[1:]:
             advance(1, f"merging {path.name}")
@@ -90,7 +89,7 @@ def _accumulated(
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
     total = f" ({n_files} on all ranks)" if several else ""
     targets = _Targets()
-    with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
+    with working(reading, files.n_rows, shown=ranks.is_first) as advance:
         for k, reader in enumerate(files.readers, 1):
             names = reader.paths
             label = " + ".join(path.name for path in names)
@@ -144,7 +143,7 @@ def _finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequ
     if state is not None:
         builder.save(state)
     if state is None or arguments.out is not None or save is not None:
-        with working("computing values, intervals and calibrators"):
+        with computing("computing values, intervals and calibrators"):
             finished = builder.report()
         finished = replace(finished, notes=(*finished.notes, *remarks))
         is_advised = finished.calibration is not None and finished.calibration.recommendation.best is not None
@@ -156,11 +155,16 @@ def _finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequ
         if arguments.out is not None:
             with working("writing the files"):
                 paths = finished.save(arguments.out)
-        terminal.show(finished, arguments.all)
-        terminal.show_paths(paths)
-        if is_advised and save is not None and finished.calibration is not None:
+        if arguments.json:
+            output(finished.to_json())
+        else:
+            terminal.show(finished, arguments.all)
+            terminal.show_paths(paths)
+        if is_advised and save is not None and finished.calibration is not None and not arguments.json:
             terminal.show_calibrator(Path(save), finished.calibration, finished.settings["from_logits"])
-    if state is not None:
+    elif arguments.json:
+        print_json({"state": str(state)})
+    if state is not None and not arguments.json:
         terminal.show_state(Path(state), builder.source)
     for remark in remarks:
         warn(remark)
@@ -186,18 +190,7 @@ def _check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None
     if arguments.out is not None:
         make_folder(arguments.out)
     places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
-    paths = {option: Path(place) for option, place in places.items() if place is not None}
-    for option, path in paths.items():
-        folder = path.parent
-        if path.is_dir() or not path.name:
-            raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
-        if not folder.is_dir():
-            raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
-        if not os.access(folder, os.W_OK):
-            found = f"got {str(path)!r}. Name another one."
-            raise ValueError(f"`{option}` must be in a folder that can be written to, {found}")
-        if any(path.exists() and path.samefile(other) for other in inputs):
-            raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")
+    paths = {o: check_place(o, place, inputs) for o, place in places.items() if place is not None}
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError(
             f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both. "

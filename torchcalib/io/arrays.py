@@ -103,13 +103,13 @@ class _Member:
 
 
 class Npy(_ArrayReader):
-    """Reader of two to four `.npy` files with one array each, mapped into memory. File stems are the array names."""
+    """Reader of one to four `.npy` files with one array each, mapped into memory. File stems are the array names."""
 
     format = "npy"
 
     def inspect(self) -> Iterator[Array]:
         """Describe the array in every file."""
-        if len(self.paths) not in (2, 3, 4):
+        if len(self.paths) > 4:
             raise InputError(
                 f"`{self.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
                 f"got {len(self.paths)} files. Name both files, or save shards in another format, such as .npz."

@@ -69,6 +69,11 @@ _SHAPES = {
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | None = None) -> dict[str, str]:
     """Return the checked array for each role: the one that `given` selects, or else the one with a common name."""
+    if reader.format == "npy" and len(reader.arrays) == 1:
+        raise InputError(
+            f"`{reader.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
+            "got 1 file. Name both files, or save shards in another format, such as .npz."
+        )
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
@@ -108,6 +113,24 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | Non
         )
     _check_arrays(reader, roles)
     return roles
+
+
+def find_preds(reader: Reader, given: str | None) -> str:
+    """Return the checked array of predictions, as `find_roles`. The file may have no targets."""
+    preds, targets = _fitting(reader, _candidates(reader, "preds", given), _candidates(reader, "target", None))
+    if reader.format == "npy" and not preds:
+        preds = _single(name for name, array in reader.arrays.items() if array.dtype in FLOATS)
+    preds = preds or _named_after_a_class(reader)
+    if not preds and len(targets) == 1:
+        preds = _unnamed_classes(reader, targets[0], dict.fromkeys(ROLES))
+    if len(preds) != 1:
+        found = quoted(preds) if preds else _listed(reader)
+        raise InputError(
+            f"`{reader.label}` must contain one array of predictions under a known name (logits, probs, preds ...), "
+            f"got {found}. Choose with preds='NAME'."
+        )
+    _check_arrays(reader, {"preds": preds[0]})
+    return preds[0]
 
 
 def source_of(

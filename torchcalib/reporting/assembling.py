@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
+from torchcalib.display.progress import part
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
 from torchcalib.io.errors import quoted
@@ -35,7 +36,11 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     """Compute a `Report` from accumulated data; `source` is the origin of the predictions."""
     # Names are those of the classes of the input, which are not the classes of the report for `positive_classes`.
     class_names = options.class_names if options.input_format.positive_classes is None else ()
-    evidence, notes = run_tests(data, with_intervals=options.with_intervals)
+    # Shares of the run time of 1,000 samples
+    shares = {"tests": 3.0, "intervals": 3.0 * options.with_intervals, "calibrators": 6.0 * options.with_calibration}
+    shares = {name: share / (sum(shares.values()) + 1.0) for name, share in shares.items()}
+    with part(shares["tests"], "tests"):
+        evidence, notes = run_tests(data, with_intervals=options.with_intervals)
     notes += _notes_on_samples(data)
     warnings = _warnings(data, class_names)
     lines = with_evidence(data.lines(), evidence)
@@ -47,7 +52,8 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     else:
         p, main_bins = data.predictions, next(iter(data.bins.values()))
         why_not = data.why_not if p is None else why_few_events(p, main_bins, effect)
-        lines, notes_on_intervals = with_intervals(lines, data, why_not)
+        with part(shares["intervals"], "intervals"):
+            lines, notes_on_intervals = with_intervals(lines, data, why_not)
         notes += notes_on_intervals
     of_clusters = {}
     if of_main.n_clusters is not None and of_main.effective_clusters is not None:
@@ -56,7 +62,8 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         notes[:0] = _cluster_notes(of_main, data.clusters_determine_label)
     stage = whole = None
     if options.with_calibration:
-        stage, whole, stage_notes = calibration_stage(data.predictions, data.why_not, class_names, **options.bins)
+        with part(shares["calibrators"], "calibrators"):
+            stage, whole, stage_notes = calibration_stage(data.predictions, data.why_not, class_names, **options.bins)
         notes += stage_notes
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None

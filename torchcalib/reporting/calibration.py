@@ -30,6 +30,7 @@ from torchcalib.core.checks import are_counts
 from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, with_noise_row
+from torchcalib.display.progress import in_parts
 from torchcalib.display.words import capitalised, listed
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import is_correct
@@ -161,7 +162,7 @@ def _stage(
     whole = FittedCalibrators({}, {})
     names_by_remark: dict[str, list[str]] = defaultdict(list)
     weights = torch.cat((weights_of_training_parts(p, splits, n_folds), sample_weights(p).unsqueeze(0)))
-    for calibrator in calibrators:
+    for calibrator in in_parts(calibrators, attrgetter("name")):
         fits = calibrator.fit_to(p, weights)
         last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
         found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)

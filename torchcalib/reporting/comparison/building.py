@@ -27,6 +27,7 @@ from torchcalib.core.clusters import cluster_words, effective_number, identifier
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
+from torchcalib.display.progress import in_parts
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.reporting.catalogue import check_size, names_of
 from torchcalib.reporting.comparison.differences import compared_lines
@@ -274,7 +275,8 @@ class ComparisonBuilder:
         baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
         draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
         lines, replicates = [], {}
-        for name, system in systems.items():
+        for name in in_parts(systems, str):
+            system = systems[name]
             data = system.data(has_labels)
             lines.append([line for line in data.lines() if line.name != _OMITTED])
             replicates[name] = system.replicates(draws, data, has_clusters)

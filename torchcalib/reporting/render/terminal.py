@@ -37,7 +37,7 @@ from torchcalib.results.comparison import Comparison, difference_table, system_t
 from torchcalib.results.history import History
 from torchcalib.results.report import WORST_CLASSES, Report, class_table, line_table
 
-_WIDTH = 120  # characters per line of output to a file or pipe
+_WIDTH = 120  # characters per line of output to a file or pipe, unless the variable COLUMNS is set
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
 _NAME_WIDTH = 24  # maximum width of name columns in characters
 _NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
@@ -64,7 +64,8 @@ class _Console(Console):
 
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # stdout is None in a process without a console
-    width = None if stream.isatty() else _WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(columns) if columns.isdecimal() else _WIDTH
     # emoji=False, because file names can contain codes such as ":x:".
     return _Console(file=stream, width=width, highlight=False, emoji=False)
 

@@ -1,0 +1,118 @@
+"""The commands `torchcalib calibrate FILE ... --out PATH` and `torchcalib apply CALIBRATOR FILE ... --out PATH`."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchcalib._lazy import SYNONYMS
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
+from torchcalib.calibration.saving import load_calibrator, save_calibrator
+from torchcalib.cli.files import check_place, print_json, read_builder
+from torchcalib.cli.messages import computing, output, warn, working
+from torchcalib.cli.ranks import on_first
+from torchcalib.display.words import count
+from torchcalib.io.copying import copy_of
+from torchcalib.io.errors import printable, quoted, shown
+from torchcalib.io.names import are_logits
+from torchcalib.io.saved import write_whole
+from torchcalib.reporting.building import ReportBuilder
+
+
+@on_first
+def calibrate(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Fit a calibrator, by default the recommended one, to the predictions in files, and save it."""
+    place = check_place("--out", arguments.out, paths)
+    calibrator = None if arguments.calibrator is None else _named(arguments.calibrator)
+    builder = read_builder(arguments, paths, with_intervals=False)
+    if why_not := builder.why_no_calibration():
+        raise _unsuitable(why_not)
+    reason = ""
+    if calibrator is None:
+        calibrator, reason = _recommended(builder)
+    with working(f"fitting {calibrator.name}"):
+        fit = builder.fit(calibrator)
+    save_calibrator(fit, place)
+    kind, n = type(fit).__name__, 0 if builder.source is None else builder.source.shape[0]
+    if arguments.json:
+        print_json({"path": str(place), "calibrator": kind, "rows": n, "task": fit.task, "reason": reason})
+    else:
+        lines = (f"wrote {place}: {fit.name} ({kind}), fitted to {count(n)} rows", reason)
+        output("\n".join(map(printable, filter(None, lines))))
+
+
+def _recommended(builder: ReportBuilder) -> tuple[Calibrator, str]:
+    """Return the recommended calibrator and the reason, or raise ValueError if none is worthwhile."""
+    with computing("computing"):
+        report = builder.report()
+    stage = report.calibration
+    if stage is None:
+        raise _unsuitable(report.notes[-1].removesuffix("."))
+    if stage.recommendation.best is None:
+        raise ValueError(
+            f"`--calibrator` must be named if none is recommended for the data. {report.decision.action} "
+            "Pass --calibrator TemperatureScaling to fit one in spite of this."
+        )
+    return stage.calibrator, report.decision.action
+
+
+def _unsuitable(reason: str) -> ValueError:
+    return ValueError(f"The data must be such that calibrators can be fitted, got unsuitable data: {reason}.")
+
+
+def _named(name: str) -> Calibrator:
+    """Return a calibrator by the name of its class or its name in reports; case, spaces and hyphens do not matter."""
+    known = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
+    by_name = {_letters(word): kind for kind in known.values() for word in (kind.name, kind.__name__)}
+    if found := by_name.get(_letters(name)):
+        return found()
+    similar = [each for each in known if _letters(name) and _letters(each).startswith(_letters(name))][:1]
+    similar = [SYNONYMS[name]] if SYNONYMS.get(name) in known else similar or get_close_matches(name, known, 1, 0.6)
+    advice = f"Did you mean `{similar[0]}`?" if similar else f"Calibrators are {', '.join(known)}."
+    raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower())
+
+
+@on_first
+def apply(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Copy prediction files with calibrated predictions."""
+    place = check_place("--out", arguments.out, [*paths, Path(arguments.calibrator)])
+    calibrator = load_calibrator(arguments.calibrator)
+    if calibrator.positive_classes is not None:
+        raise ValueError(
+            "`CALIBRATOR` must calibrate all classes, got one for "
+            f"positive_classes={shown(list(calibrator.positive_classes))}. Apply it in Python."
+        )
+
+    def convert(name: str, preds: Tensor) -> Tensor:
+        named = True if arguments.from_logits else False if arguments.from_probs else are_logits(name)
+        if named not in (None, calibrator.from_logits):
+            kinds = [("logits" if each else "probabilities") for each in (calibrator.from_logits, named)]
+            raise ValueError(
+                f"`{name}` must be {kinds[0]}, as in the fit of the calibrator, got {kinds[1]}. Fit a calibrator to "
+                f"{kinds[1]}, or choose other predictions with --preds."
+            )
+        with torch.no_grad():
+            calibrated: Tensor = calibrator(preds)
+        return calibrated
+
+    with working("calibrating"):
+        copied = copy_of(paths, arguments.preds, convert)
+        content, not_stored = copied.content(place)
+        write_whole(place, content)
+    n = len(copied.arrays[copied.preds])
+    if arguments.json:
+        left_out = [*copied.left_out, *not_stored]
+        print_json({"path": str(place), "rows": n, "predictions": copied.preds, "left_out": left_out})
+    else:
+        output(printable(f"wrote {place}: {count(n)} rows, `{copied.preds}` calibrated by {calibrator.name}"))
+    if copied.left_out or not_stored:
+        warn(f"{quoted((*copied.left_out, *not_stored))} cannot be copied to `{place}`, and are left out.")

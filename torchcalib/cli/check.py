@@ -1,0 +1,29 @@
+"""The command `torchcalib check FILE ... --fail-if CONDITION`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchcalib.cli.files import print_json, read_builder
+from torchcalib.cli.messages import computing, output
+from torchcalib.cli.ranks import on_first
+from torchcalib.io.errors import printable
+from torchcalib.results.conditions import DEFAULT, Condition
+
+
+@on_first
+def check(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
+    """Compute a report, print whether the condition of failure holds, and return the exit code."""
+    condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
+    builder = read_builder(arguments, paths, with_calibration=False, with_intervals=condition.needs_intervals)
+    with computing("computing values"):
+        report = builder.report()
+    outcome = condition.outcome(report)
+    if arguments.json:
+        found = {"passed": not outcome.holds, "fail_if": condition.text, "values": outcome.values}
+        print_json({**found, "sentence": report.sentence, "kind": report.decision.kind, "input": report.input_line})
+    else:
+        verdict = "FAILED" if outcome.holds else "passed"
+        lines = (f"{verdict}: fail if {condition.text}", f"with {outcome}", report.sentence, report.input_line)
+        output("\n".join(map(printable, lines)))
+    return int(outcome.holds)

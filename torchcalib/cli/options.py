@@ -1,0 +1,140 @@
+"""Arguments that several commands share, each declared once, and the names of arrays and columns for their help."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, TARGETS, TASKS, WEIGHTS
+from torchcalib.io.paths import check_paths, expanded
+
+Add = Callable[[argparse.ArgumentParser], Any]
+"""Function that adds arguments to the parser of a command."""
+
+
+def _words(names: Sequence[str]) -> str:
+    return fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+NAMES = f"""names that are found without options (case-insensitive):
+  logits:
+{_words(LOGITS)}
+  probabilities:
+{_words(PROBS)}
+  logits or probabilities, with --from-logits or --from-probs:
+{_words(NEUTRAL)}
+  targets:
+{_words([name for name in TARGETS if name not in CORRECT])}
+  weights:
+{_words(WEIGHTS)}
+  Tables may have one column per class: prob_0 .. prob_9, prob_cat prob_dog, 0 .. 9, or the class names in the targets.
+  {CONFIDENCES[0]}, {CORRECT[0]}: the confidence in a prediction or answer, and 1 if it is correct, else 0."""
+"""Names of arrays and columns, for the help of commands."""
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Add the prediction files of one system."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help=".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of "
+        ".npy files; several files are shards of one data set; "
+        "a quoted pattern such as 'shards/*.npz' expands to all matches, sorted by name",
+    )
+
+
+def found_files(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    """Return the checked paths of the prediction files."""
+    return check_paths(expanded(arguments.files))
+
+
+def add_preds(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the option that names the predictions; with `several`, those of each system."""
+    columns = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"
+    if several:
+        columns += "; repeat as [NAME=]COLUMNS to compare systems in a single file"
+    action = "append" if several else "store"
+    parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
+
+
+def add_kind(parser: argparse.ArgumentParser) -> None:
+    """Add the options for logits or probabilities."""
+    logits = parser.add_mutually_exclusive_group()
+    logits.add_argument("--from-logits", action="store_true", help="predictions are logits (default: from the name)")
+    logits.add_argument(
+        "--from-probs", action="store_true", help="predictions are probabilities (default: from the name)"
+    )
+
+
+def add_input(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the options for the content of the files, which `torchcalib.cli.files.opened` passes to the readers."""
+    add_preds(parser, several)
+    for role, kind in (("target", "targets"), ("weights", "weights")):
+        parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
+    parser.add_argument(
+        "--class-names",
+        metavar="A,B,...",
+        help="class names in the order of the predictions; for one probability the negative class, then the positive "
+        "class (default: from column names or text targets)",
+    )
+    add_kind(parser)
+    parser.add_argument(
+        "--normalize", action="store_true", help="divide rounded multi-class probabilities by their sum"
+    )
+    parser.add_argument(
+        "--task",
+        choices=(*TASKS, "confidence"),
+        help="task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
+    )
+    parser.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
+    parser.add_argument(
+        "--nan-policy",
+        choices=("raise", "drop"),
+        default="raise",
+        help="raise an error for rows with NaN, empty cells or invalid infinities, or drop and count such rows "
+        "(default: raise)",
+    )
+
+
+def add_bins(parser: argparse.ArgumentParser) -> None:
+    """Add the options for bins."""
+    parser.add_argument(
+        "--n-bins",
+        type=int,
+        default=15,
+        metavar="B",
+        help="number of equal-width bins, and of equal-mass bins for the adaptive calibration error (default: 15)",
+    )
+    parser.add_argument("--right", action="store_true", help="use bins (a, b] instead of [a, b)")
+
+
+def add_clusters(parser: argparse.ArgumentParser) -> None:
+    """Add the option for clusters of dependent rows."""
+    parser.add_argument(
+        "--clusters",
+        metavar="NAME",
+        help="key or column with the cluster of each row, integers or text, such as a patient, an image or a question; "
+        "only rows of different clusters are independent",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> Any:
+    """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
+    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
+    parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
+    parser.add_argument(
+        "--save-state",
+        metavar="PATH",
+        help="write the state of a part of a larger report for `torchcalib merge`; without --out and "
+        "--save-calibrator, compute no report",
+    )
+    calibration = parser.add_mutually_exclusive_group()
+    calibration.add_argument(
+        "--save-calibrator",
+        metavar="PATH",
+        help="fit the recommended calibrator, if there is one, to all samples, and write it for "
+        "torchcalib.calibration.load_calibrator",
+    )
+    return calibration
