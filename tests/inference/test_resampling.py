@@ -85,7 +85,6 @@ def test_few_replicates_equal_the_first_of_many():
     [
         (partial(F.optimal_threshold_cost, average="macro"), {"task": "multilabel"}),
         (partial(F.optimal_threshold_cost, average=None), {"task": "multilabel"}),
-        (partial(F.bayes_risk_area, average="macro"), {"task": "multilabel"}),
         (partial(score_divergence, score="brier", n_repeats=1), {"task": "binary"}),
         (partial(score_divergence, score=F.nll, n_repeats=1), {"task": "binary"}),
     ],
