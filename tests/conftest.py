@@ -24,6 +24,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # index. Such a kernel may round differently.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache" / worker))
 os.environ["SOURCE_DATE_EPOCH"] = "1767225600"  # reports are created on 2026-01-01, also at midnight
+os.environ.pop("COLUMNS", None)  # the width of output to a pipe
 # On small tensors and busy cores several threads are slower than one.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
 
