@@ -40,6 +40,7 @@ def test_error_of_every_kind_of_bins_and_distance_equals_slow_loop(bins, norm):
 
 
 def test_table_has_the_errors_of_bins():
+    pytest.importorskip("pandas")
     given = {**BINARY, "bins": [0, 0.5, 0.6, 0.8, 1], "weights": torch.tensor([1, 1, 3, 1])}
     given["target"] = torch.tensor([1, 1, 0, 1])
     errors = torch.tensor([0.75 * 0.25, math.nan, 0, 0], dtype=F64)

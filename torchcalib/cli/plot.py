@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def _to_pdf(ax: "Axes") -> bytes:
     content = BytesIO()
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    figure.savefig(content, format="pdf", bbox_inches="tight", metadata={"CreationDate": None})
+    ax.figure.canvas.figure.savefig(content, format="pdf", bbox_inches="tight", metadata={"CreationDate": None})
     return content.getvalue()
 
 
