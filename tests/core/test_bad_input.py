@@ -40,7 +40,7 @@ CALLS = [
     ("weights too short", lambda f: f(P2, Y2, weights=t(1.0), **binary), ValueError, ["`weights`", "(2,)", "(1,)"]),
     # types and dtypes
     ("text", lambda f: f(["0.2"], t(1), **binary), TypeError, ["`preds`", "must contain numbers", "'0.2'"]),
-    ("rows of several lengths", lambda f: f([[0.2], []], t(1), **binary), TypeError, ["`preds`", "equal len"]),
+    ("rows of several lengths", lambda f: f([[0.2], [0.3, 0.7]], t(1), **binary), TypeError, ["`preds`", "equal len"]),
     ("nothing", lambda f: f(None, t(1), **binary), TypeError, ["`preds`", "got None"]),
     ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "decisions"]),
     ("float8", lambda f: f(P2.to(torch.float8_e4m3fn), Y2, **binary), TypeError, ["`preds`", "preds.float()"]),

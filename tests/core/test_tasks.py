@@ -156,7 +156,7 @@ def test_pandas_objects_keep_values_and_column_names():
         ({"class_names": [0, 1, 2]}, TypeError, r"`class_names` must be a list of strings, got \(0, 1, 2\)"),
         ({"class_names": ["a", "b", "a"]}, ValueError, "got 'a' more than once"),
         (
-            {"preds": [[0.1, 0.9], []]},
+            {"preds": [[0.1, 0.9], [1.0]]},
             TypeError,
             "`preds` must be a tensor, an array or a list of numbers, got list",
         ),
@@ -198,21 +198,6 @@ def test_texts_for_outcomes_need_no_class_names(words):
     assert prepare(probs, [words[1]] * N).class_names == (words[0].lower(), words[1])
     with pytest.raises(ValueError, match="if classes have no names, got text: 'maybe', 'yes'"):
         F.ece(probs, ["maybe", "yes"] * 3)
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_rows_with_different_numbers_of_choices_are_padded_with_a_warning(from_logits):
-    rows = [[0.5, 0.5], [0.2, 0.3, 0.5], [1.0]] if not from_logits else [[0.2, -1.0], [2.0, 0.0, 1.0], [0.3]]
-    fill = -torch.inf if from_logits else 0.0
-    padded = torch.full((3, 3), fill, dtype=torch.float64)
-    for row, values in zip(padded, rows, strict=True):
-        row[: len(values)] = torch.tensor(values)
-    words = "rows of 1 to 3 choices. Missing choices have " + ("logit -inf" if from_logits else "probability 0")
-    with pytest.warns(UserWarning, match=words):
-        found = F.nll(rows, [1, 2, 0], from_logits=from_logits)
-    torch.testing.assert_close(
-        found, F.nll(padded, torch.tensor([1, 2, 0]), from_logits=from_logits), rtol=1e-6, atol=0
-    )
 
 
 IMAGES = torch.rand(4, C, 5, 6, generator=torch.Generator().manual_seed(0)).softmax(1)

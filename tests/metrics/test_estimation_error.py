@@ -39,6 +39,11 @@ def test_error_of_every_kind_of_bins_and_distance_equals_slow_loop(bins, norm):
         assert metric.compute().item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_edges_without_data_are_nan():
+    for function in (F.optimal_bins, F.near_optimal_bins):
+        assert function(torch.zeros(0), torch.zeros(0).long(), task="binary").isnan().tolist() == [True, True]
+
+
 def test_table_has_the_errors_of_bins():
     pytest.importorskip("pandas")
     given = {**BINARY, "bins": [0, 0.5, 0.6, 0.8, 1], "weights": torch.tensor([1, 1, 3, 1])}

@@ -176,6 +176,7 @@ def both_scores(
     return raw, fitting.by_replicates(calibrated_score)
 
 
+@infers_task
 def expected_score(
     preds: Tensor,
     target: Tensor,

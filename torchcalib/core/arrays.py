@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import weights_from
-from torchcalib.io.errors import first_of, shown, warn
+from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
 """Prefixes that are removed from the column names of predictions."""
-_SUM_TOLERANCE = 1e-3  # largest distance from 1 of the sum of probabilities in a list
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -66,9 +65,10 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
             array = np.asarray(array.tolist(), dtype=np.float64 if _has_missing(array) else None)
     except (TypeError, ValueError, RuntimeError) as error:
         is_ragged = "inhomogeneous" in str(error)
-        if is_ragged and name == "preds" and (padded := _padded(x)) is not None:
-            return torch.as_tensor(padded, device=device)
-        advice = "Rows must have equal lengths." if is_ragged else "Convert it to a tensor with torch.as_tensor."
+        advice = "Convert it to a tensor with torch.as_tensor."
+        if is_ragged:
+            pad = " Pad missing choices with probability 0, or logit -inf." if name == "preds" else ""
+            advice = f"Rows must have equal lengths.{pad}"
         raise TypeError(
             f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: "
             f"{str(error).rstrip('.')}. {advice}"
@@ -141,27 +141,6 @@ def _stacked(name: str, rows: Sequence[Any], device: torch.device | None) -> Ten
         raise TypeError(
             f"`{name}` must have tensors of equal shape and device in a list, got shapes {shapes}. Pass one tensor."
         ) from error
-
-
-def _padded(rows: Iterable[Any]) -> NDArray[np.float64] | None:
-    """Return rows of different numbers of choices as one array, and warn. None if they are not rows of numbers.
-
-    The probability of a choice that a row does not have is 0, and its logit is -inf.
-    """
-    try:
-        given = [np.asarray(row, dtype=np.float64) for row in rows]
-    except (TypeError, ValueError):
-        return None
-    if any(row.ndim != 1 or not row.size for row in given):
-        return None
-    are_probs = all(row.min() >= 0 and abs(row.sum() - 1) <= _SUM_TOLERANCE for row in given)
-    sizes = [len(row) for row in given]
-    padded = np.full((len(given), max(sizes)), 0.0 if are_probs else -np.inf)
-    for k, row in enumerate(given):
-        padded[k, : len(row)] = row
-    fill = "probability 0" if are_probs else "logit -inf"
-    warn(f"`preds` has rows of {min(sizes)} to {max(sizes)} choices. Missing choices have {fill}.")
-    return padded
 
 
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:

@@ -110,9 +110,10 @@ def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
 
     A text that does not occur is completed.
     """
-    given = {text.lower(): text for text in texts}
+    distinct = set(texts)
+    given, n_texts = {text.lower(): text for text in distinct}, len(distinct)
     for pair in OUTCOMES:
-        if given and set(given) <= set(pair):
+        if given and set(given) <= set(pair) and len(given) == n_texts:
             return tuple(given.get(name, name) for name in pair)
     return ()
 

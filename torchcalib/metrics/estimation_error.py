@@ -216,5 +216,5 @@ def _edges(
     is_new = torch.cat((torch.ones_like(edges[..., :1], dtype=torch.bool), edges.diff(dim=-1) > 0), -1)
     is_new = is_new & (bins.total > 0).unsqueeze(-1)
     edges = edges.masked_fill(~is_new, torch.inf).sort(-1).values
-    count = largest(is_new.sum(-1), edges.shape[-1])
+    count = max(2, largest(is_new.sum(-1), edges.shape[-1]))
     return edges[..., :count].masked_fill(edges[..., :count] == torch.inf, torch.nan)

@@ -178,7 +178,20 @@ class Report(Results[float]):
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
             names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters}
+            for name, column in names.items():
+                if not isinstance(column, str | None):
+                    raise TypeError(
+                        f"`{name}` must be the name of a column of the DataFrame, got {shown(column)}. Pass names, or "
+                        "predictions and targets as separate arguments."
+                    )
+            for name, value in (("group_names", group_names), ("class_axis", options.pop("class_axis", None))):
+                if value is not None:
+                    raise TypeError(
+                        f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
+                        "predictions and targets as separate arguments."
+                    )
             opening = {**names, "frame": preds, "from_logits": options.pop("from_logits", None), "task": task}
+            opening |= {"nan_policy": options.get("nan_policy", "raise")}
             builder = above("torchcalib.reporting.reading:builder_of")(
                 (),
                 {**opening, "class_names": class_names},
@@ -186,6 +199,7 @@ class Report(Results[float]):
                 right=right,
                 with_calibration=with_calibration,
                 with_intervals=with_intervals,
+                safe_threshold=safe_threshold,
                 **options,
             )
             of_frame: Report = replace(builder.report(), task_is_inferred=task is None)

@@ -82,7 +82,7 @@ def by_group(
     groups = groups.reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
     if num_groups is None and names is not None:
-        num_groups = len(names)
+        num_groups = max(1, len(names))
     if num_groups is None:
         num_groups = max(1, int(groups.max()) + 1 if groups.numel() else 1)
     check_count("num_groups", num_groups)
