@@ -148,8 +148,8 @@ def test_function_as_test_has_the_decisions_of_the_test_of_that_name(options):
     ("test", "found"),
     [
         (lambda k, n, p: p.tolist(), "got list"),
-        (lambda k, n, p: p[:2], r"got \(2,\)"),
-        (lambda k, n, p: p.mean(), r"got \(\)"),
+        (lambda k, n, p: p[:2], r"got shape \(2,\)"),
+        (lambda k, n, p: p.mean(), r"got shape \(\)"),
         (lambda k, n, p: p - 1, "got -0.8"),
         (lambda k, n, p: p + 0.2, "got 1.1"),
         (lambda k, n, p: p * math.nan, "got nan"),

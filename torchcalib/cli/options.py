@@ -59,6 +59,13 @@ def add_preds(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
 
 
+def add_mode(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the kind of confidence."""
+    parser.add_argument(
+        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
+    )
+
+
 def add_kind(parser: argparse.ArgumentParser) -> None:
     """Add the options for logits or probabilities."""
     logits = parser.add_mutually_exclusive_group()

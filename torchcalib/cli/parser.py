@@ -124,9 +124,7 @@ def _metric(parser: argparse.ArgumentParser) -> None:
 
 
 def _metric_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
-    )
+    options.add_mode(parser)
     parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
@@ -169,9 +167,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
         default="reliability.svg",
         help="file for the diagram: .svg, .png or .pdf (default: reliability.svg)",
     )
-    parser.add_argument(
-        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
-    )
+    options.add_mode(parser)
     parser.add_argument("--logit", action="store_true", help="use a logit scale, to show probabilities near 0 and 1")
     parser.add_argument("--title", help="title of the diagram")
 

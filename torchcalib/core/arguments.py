@@ -274,7 +274,7 @@ def check_choice_or_function(name: str, value: object, allowed: Sequence[str], a
 def check_result(name: str, value: object, shape: Sequence[int], meaning: str, advice: str) -> Tensor:
     """Return the result of the function that is the argument `name`. Raise ValueError unless it has the shape."""
     if not isinstance(value, Tensor) or value.shape != shape:
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"`{name}` must return a tensor with {meaning}, shape {tuple(shape)}, got {found}. {advice}")
     return value
 

@@ -66,6 +66,8 @@ class Reader(ABC):
     """
 
     format: ClassVar[str]
+    advice: ClassVar[str] = "Pass preds='NAME' and target='NAME'."
+    """How to choose predictions and targets."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths

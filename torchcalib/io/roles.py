@@ -95,13 +95,13 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | Non
         if not found[role]:
             raise InputError(
                 f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
-                f"{_listed(reader)}. Pass preds='NAME' and target='NAME'."
+                f"{_listed(reader)}. {reader.advice}"
             )
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
-            f"got {quoted(roles.values())}. Pass preds='NAME' and target='NAME'."
+            f"got {quoted(roles.values())}. {reader.advice}"
         )
     preds, target = roles["preds"], roles["target"]
     may_be_confidence = given["preds"] is None and task is None and _key(reader, preds) in CONFIDENCES

@@ -361,6 +361,7 @@ class Frame(_Table):
     """Reader of a DataFrame of pandas, polars or pyarrow."""
 
     format = "DataFrame"
+    advice = "Pass them separately: report(df[['NAME', ...]], df['NAME'])."
 
     def __init__(self, frame: Any) -> None:
         if hasattr(frame, "to_arrow"):  # polars

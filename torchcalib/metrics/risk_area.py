@@ -25,6 +25,7 @@ from torchcalib.core.arguments import (
     Task,
     check_choice,
     check_count,
+    check_result,
     check_seed,
     task_read_as,
 )
@@ -103,14 +104,9 @@ class _WeightFunction:
 
     def checked(self, points: Tensor, shape: torch.Size) -> Tensor:
         """Return the weights of operating points. Raise an error if their shape or values are wrong."""
-        weights = self.function(points)
-        if not isinstance(weights, Tensor) or weights.shape != shape:
-            got = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
-            kind = "rows of class probabilities" if self.rows else "numbers"
-            raise ValueError(
-                f"`weight` must return a tensor of shape {tuple(shape)} for operating points of shape "
-                f"{tuple(points.shape)}, got {got}. Operating points are {kind}."
-            )
+        kind = "rows of class probabilities" if self.rows else "numbers"
+        advice = f"Operating points are {kind}, shape {tuple(points.shape)}."
+        weights = check_result("weight", self.function(points), shape, "the weight of each operating point", advice)
         if is_true_without_sync(~(weights >= 0).all()):
             raise ValueError("`weight` must return numbers of at least 0, got a negative number or NaN. Use a density.")
         return weights.to(points.dtype)

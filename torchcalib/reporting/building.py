@@ -33,7 +33,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.core.tasks import check_name_count
+from torchcalib.core.tasks import check_name_count, per_sample
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
@@ -143,6 +143,7 @@ class ReportBuilder:
             if name == _GROUPS:
                 if groups is not None:
                     numbers, names = numbered_groups(groups, group_names, preds.device)
+                    numbers = per_sample("groups", numbers, preds)
                     check_groups(numbers, preds.device, samples)
                     batch[name] = kind.from_groups(p, numbers, names)
             elif (are_whole or not isinstance(kind, SampleOrSketchState)) and (

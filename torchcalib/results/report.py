@@ -12,7 +12,6 @@ from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_pos
 from torchcalib.core.arrays import is_frame
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
-from torchcalib.core.groups import numbered_groups
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
@@ -32,6 +31,22 @@ RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), s
 
 WORST_CLASSES = 10
 """Number of classes in the tables of a terminal, of a notebook and of `str`."""
+
+
+def _check_columns(names: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Raise TypeError unless arguments for a DataFrame with all columns are names of columns, and others are None."""
+    for name, value in names.items():
+        if not isinstance(value, str | None):
+            raise TypeError(
+                f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
+                "predictions and targets as separate arguments."
+            )
+    for name, value in others.items():
+        if value is not None:
+            raise TypeError(
+                f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
+                "predictions and targets as separate arguments."
+            )
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -177,40 +192,34 @@ class Report(Results[float]):
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
-            names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters}
-            for name, column in names.items():
-                if not isinstance(column, str | None):
-                    raise TypeError(
-                        f"`{name}` must be the name of a column of the DataFrame, got {shown(column)}. Pass names, or "
-                        "predictions and targets as separate arguments."
-                    )
-            for name, value in (("group_names", group_names), ("class_axis", options.pop("class_axis", None))):
-                if value is not None:
-                    raise TypeError(
-                        f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
-                        "predictions and targets as separate arguments."
-                    )
-            opening = {**names, "frame": preds, "from_logits": options.pop("from_logits", None), "task": task}
-            opening |= {"nan_policy": options.get("nan_policy", "raise")}
-            builder = above("torchcalib.reporting.reading:builder_of")(
+            _check_columns(
+                {"target": target, "weights": weights, "groups": groups, "clusters": clusters},
+                {"group_names": group_names, "class_axis": options.pop("class_axis", None)},
+            )
+            return cls._read(
                 (),
-                {**opening, "class_names": class_names},
+                {
+                    "frame": preds,
+                    "target": target,
+                    "weights": weights,
+                    "groups": groups,
+                    "clusters": clusters,
+                    "from_logits": options.pop("from_logits", None),
+                    "task": task,
+                    "class_names": class_names,
+                    "nan_policy": options.get("nan_policy", "raise"),
+                },
                 n_bins=n_bins,
                 right=right,
+                safe_threshold=safe_threshold,
                 with_calibration=with_calibration,
                 with_intervals=with_intervals,
-                safe_threshold=safe_threshold,
                 **options,
             )
-            of_frame: Report = replace(builder.report(), task_is_inferred=task is None)
-            return of_frame
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
         p = prepare(preds, target, task, class_names=class_names, positive_classes=options.get("positive_classes"))
-        numbers = None
-        if groups is not None:
-            numbers, group_names = numbered_groups(groups, group_names, p.preds.device)
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=task if task == "confidence" else p.task,
             class_names=p.class_names,
@@ -225,7 +234,7 @@ class Report(Results[float]):
             p.preds,
             p.target,
             weights=None if weights is None else per_sample("weights", weights, p.preds),
-            groups=None if numbers is None else per_sample("groups", numbers, p.preds),
+            groups=groups,
             group_names=group_names,
             clusters=None if clusters is None else cluster_ids(clusters, p.preds),
         )
@@ -350,7 +359,7 @@ class Report(Results[float]):
             ('binary', 3.0)
         """
         names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
-        builder = above("torchcalib.reporting.reading:builder_of")(
+        return cls._read(
             paths,
             {**names, "from_logits": from_logits, "task": task, "class_names": class_names},
             n_bins=n_bins,
@@ -361,7 +370,12 @@ class Report(Results[float]):
             ignore_index=ignore_index,
             nan_policy=nan_policy,
         )
-        found: Report = replace(builder.report(), task_is_inferred=task is None)
+
+    @classmethod
+    def _read(cls, paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> "Report":
+        """Return the report of files or of a table; for the arguments see `torchcalib.reporting.reading.builder_of`."""
+        builder = above("torchcalib.reporting.reading:builder_of")(paths, opening, **settings)
+        found: Report = replace(builder.report(), task_is_inferred=opening["task"] is None)
         return found
 
     @property
