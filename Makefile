@@ -8,12 +8,17 @@
 #   make speed      compare a few ratios of times with the stored ones; never fails
 #   make dist       build the wheel and the source distribution in dist/, and check them
 #   make coverage   measure line and branch coverage of `make test`
+#   make pages | test-engines | test-logs   test pages on MONAI and Evidently; Ray, Spark and Dask; lm-eval and Inspect,
+#                   in environments of their own
 #   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+PAGES := .venv-pages
+ENGINES := .venv-engines
+LOGS := .venv-logs
 PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
@@ -23,12 +28,13 @@ NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 VALUES := tests/ops tests/special tests/contract/test_oracles.py tests/contract/test_recorded.py
 # Tests of code that calls other packages than torch
 DEPENDENT := tests/cli tests/core tests/display tests/io tests/metrics tests/ops tests/plots tests/project \
-    tests/reporting tests/contract/test_oracles.py
+    tests/reporting tests/contract/test_oracles.py tests/integrations/test_ignite.py \
+    tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py
 
 # The tests start many processes, which share their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint types extended matrix lowest wheel-test speed docs dist coverage soak fuzz statistics mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest test-engines test-logs wheel-test pages speed docs dist coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -40,7 +46,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test-all: types extended matrix lowest wheel-test
+test-all: types extended matrix lowest test-engines wheel-test
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -51,9 +57,8 @@ extended: $(VENV)/.dev
 
 # Other instruction sets, another number of threads, and no numba
 matrix: $(VENV)/.dev
-	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=x86-64-v3 $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
+	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=x86-64-v3 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
 	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
-	TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
 	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 
 # Lowest versions allowed by pyproject.toml, except for torch, whose older builds install several GB of CUDA packages.
@@ -62,6 +67,19 @@ LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning $(DEPENDENT)
+
+# Both packages have many requirements, and Evidently needs an older pandas.
+pages: $(PAGES)/.installed
+	$(PAGES)/bin/python -m pytest $(QUIET) -W ignore -m extended tests/project/test_snippets.py -k "monai or evidently"
+
+# Ray, Spark and Dask on this machine. Without Java, the tests of Spark are skipped.
+test-engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pytest $(QUIET) --timeout 900 tests/engines/test_engines.py
+	$(ENGINES)/bin/python -m pytest $(QUIET) --timeout 900 tests/engines/test_page.py
+
+# Logs that lm-eval and Inspect write, and their metrics
+test-logs: $(LOGS)/.installed
+	$(LOGS)/bin/python -m pytest $(QUIET) -W ignore tests/logs
 
 # A short benchmark that lists ratios of times above the stored ones, and never fails
 speed: $(VENV)/.dev
@@ -145,8 +163,26 @@ $(VENV)/.release: $(VENV)/.demo
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH),--constraint constraints.txt torch)
-	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[report,data,demo,fast,test]"
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[report,pandas,data,demo,fast,ignite,tensorboard,test]"
+	touch $@
+
+$(PAGES)/.installed: pyproject.toml
+	test -x $(PAGES)/bin/python || $(PYTHON) -m venv $(PAGES)
+	$(PAGES)/bin/python $(PIP_INSTALL) torch
+	$(PAGES)/bin/python -m pip install --quiet --editable ".[pages]"
+	touch $@
+
+$(ENGINES)/.installed: pyproject.toml constraints.txt
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python $(PIP_INSTALL) torch
+	$(ENGINES)/bin/python $(PIP_INSTALL) --editable ".[engines]"
+	touch $@
+
+$(LOGS)/.installed: pyproject.toml constraints.txt
+	test -x $(LOGS)/bin/python || $(PYTHON) -m venv $(LOGS)
+	$(LOGS)/bin/python $(PIP_INSTALL) torch
+	$(LOGS)/bin/python $(PIP_INSTALL) --editable ".[log-tools]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .venv-wheel .venv-sdist build dist demo-report docs/_build fuzz
+	rm -rf $(VENV) $(LOWEST) $(PAGES) $(ENGINES) $(LOGS) .venv-wheel .venv-sdist build dist demo-report docs/_build fuzz

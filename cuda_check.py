@@ -1,4 +1,4 @@
-"""Check torchcalib on a GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed]`.
+"""Check torchcalib on a GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed] [--jobs N]`.
 
 - Every operation of `torchcalib.ops`, in float32, bfloat16, float16 and float64, for rows of 2 to 128,256 classes with
   ties, saturation and infinite logits: outputs and gradients compared with float64.
@@ -7,6 +7,9 @@
 - Every function and streaming class compared with float64 on the CPU.
 - Speed of every operation relative to a device-to-device copy, beside eager torch and torchmetrics, and the goals.
 
+`python -m benchmarks.run everyday --device cuda` measures everyday calls on the GPU, with the time of the host.
+
+The checks run in several processes, because most of their time is spent in compiling kernels. Speed is measured alone.
 Prints a table and writes JSON, by default to `benchmarks/results/cuda-<GPU>.json`. The exit code is 1 after a failed
 check: a wrong value or gradient, a synchronisation, a difference between runs, or an exception. A missed speed goal
 gives exit code 1 only with `--strict`, because goals are for one type of GPU. Without a GPU nothing runs and the exit
@@ -18,23 +21,53 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import torchcalib as tc
+from benchmarks.cuda import metrics, ops
 from benchmarks.cuda.behaviour import check_behaviour
 from benchmarks.cuda.check import Check
-from benchmarks.cuda.metrics import metrics
-from benchmarks.cuda.ops import ON_GPU, ops
 from benchmarks.cuda.speed import Speed, speeds
 from benchmarks.job import version_of
 
 RESULTS = Path(__file__).parent / "benchmarks" / "results"
 BEHAVIOUR_SHAPES = ((1000, 10), (300, 1001), (40, 40_000))
+
+
+def sections() -> list[Callable[[torch.device], Iterator[Check]]]:
+    """Return the checks in parts, the longest ones first."""
+    of_ops = [
+        partial(ops.ops, dtypes=[dtype], inputs=[from_logits])
+        for dtype in reversed(ops.DTYPES)
+        for from_logits in (True, False)
+    ]
+    return [*of_ops, *(partial(metrics.metrics, dtypes=[dtype]) for dtype in metrics.DTYPES), metrics.fits, behaviour]
+
+
+def behaviour(device: torch.device) -> Iterator[Check]:
+    """Yield the checks of synchronisation, graphs and reproducibility."""
+    return check_behaviour(device, BEHAVIOUR_SHAPES)
+
+
+def listed(section: Callable[[torch.device], Iterator[Check]], device: torch.device) -> list[Check]:
+    """Return the checks of a section, in a process of its own."""
+    torch.set_num_threads(1)
+    return list(section(device))
+
+
+def check_all(device: torch.device, jobs: int) -> Iterator[Check]:
+    """Yield the checks of all sections, as soon as a section ends."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(listed, section, device) for section in sections()]):
+            yield from done.result()
 
 
 def print_checks(checks: Iterable[Check]) -> list[Check]:
@@ -75,11 +108,12 @@ def exit_code(checks: list[Check], measured: list[Speed], strict: bool) -> int:
 
 
 def content(machine: dict[str, Any], checks: list[Check], measured: list[Speed]) -> str:
-    """Return all results as JSON. Errors are strings, because they may be infinite."""
+    """Return speeds, the number of checks and the failed ones as JSON. Errors are strings: they may be infinite."""
     found = {
         **machine,
         "speed": [{**asdict(speed), "met": speed.met} for speed in measured],
-        "checks": [{**asdict(check), "error": str(check.error), "passed": check.passed} for check in checks],
+        "n_checks": len(checks),
+        "failed": [{**asdict(check), "error": str(check.error)} for check in checks if not check.passed],
     }
     return json.dumps(found, indent=1)
 
@@ -90,6 +124,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--strict", action="store_true", help="exit with code 1 if a speed goal is missed")
     parser.add_argument("--no-speed", action="store_true", help="run the checks without measuring speed")
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes for the checks")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was run.")
@@ -107,9 +142,7 @@ def main() -> int:
         "torchcalib": tc.__version__,
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    checks = print_checks(ops(device, ON_GPU))
-    checks += print_checks(check_behaviour(device, BEHAVIOUR_SHAPES))
-    checks += print_checks(metrics(device))
+    checks = print_checks(check_all(device, arguments.jobs))
     measured = [] if arguments.no_speed else print_speeds(speeds(device))
     slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     out = arguments.out or RESULTS / f"cuda-{slug}.json"

@@ -9,7 +9,8 @@ from typing import Any
 Call = Callable[[], object]
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
-FAMILIES = ("one_pass", "ranks", "ranked", "canonical", "calibration", "reports")
+EVERYDAY = "everyday"
+FAMILIES = (EVERYDAY, "one_pass", "ranks", "ranked", "canonical", "calibration", "reports", "vocabulary")
 """Modules with a list `JOBS`, in the order of the table."""
 
 
@@ -32,6 +33,10 @@ class Sides:
         error: function that returns the error of our result.
         states: function that returns the state size of a side in bytes after a number of updates.
         result_bytes: size of the result (a gradient), which does not count as additional memory.
+        repeats: number of calls in a measurement, for short calls. Times are divided by it.
+        tolerance: largest allowed difference of the values of the sides, relative to the largest value of the peer;
+            None if they compute different things.
+        values: functions that return the values to compare, by side. Without one, the result of the call is compared.
     """
 
     ours: Call
@@ -40,9 +45,15 @@ class Sides:
     error: Callable[[], float] | None = None
     states: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
     result_bytes: int = 0
+    repeats: int = 1
+    tolerance: float | None = None
+    values: Mapping[str, Call] = field(default_factory=dict)
 
     def call(self, side: str) -> Call:
         return self.ours if side == OURS else self.peers[side]
+
+    def value(self, side: str) -> object:
+        return self.values.get(side, self.call(side))()
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class Job:
         numba: whether our call may import numba.
         rounds: number of measurements.
         why: reason for a missed goal.
+        alone: whether the job gets a process of its own. Other jobs of a family share one, which saves their imports.
+        on_device: whether `prepare` has an argument `device`, and all sides run there.
     """
 
     name: str
@@ -89,6 +102,13 @@ class Job:
     numba: bool = True
     rounds: int = 9
     why: str = ""
+    alone: bool = True
+    on_device: bool = False
+
+    @property
+    def process(self) -> tuple[bool, str]:
+        """Key of the process in which the job runs."""
+        return self.numba, self.name if self.alone else ""
 
     @property
     def sides(self) -> list[str]:

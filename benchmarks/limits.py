@@ -3,14 +3,15 @@
 A kernel that reads B bytes and computes E exponentials takes at least max(B / bandwidth, E / rate): the roofline model
 (Williams, Waterman, Patterson 2009, doi:10.1145/1498765.1498785). Bandwidth and rate are measured on all threads of
 torch. `exp` is the function of `ops.numba_math`, on data in the level-1 cache. The results are written to the results
-file of the machine. They require numba.
+file of the machine. They require numba. The page of results states the reason for every kernel below 40% of its limit.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,66 +21,158 @@ from benchmarks.job import Call
 from benchmarks.measure import seconds
 from benchmarks.one_pass import network_logits
 from benchmarks.run import machine, path_of
-from benchmarks.samples import like_imagenet_dogs
+from benchmarks.samples import like_imagenet_dogs, overconfident_logits
 from torchcalib.ops import bin_sums, largest, softmax_stats
+from torchcalib.ops.binary_scores import score_sums
+from torchcalib.ops.counter_rng import multinomial_counts
+from torchcalib.ops.dispatch import Op
+from torchcalib.ops.equal_mass import equal_mass_sums
+from torchcalib.ops.isotonic import augmented_means, block_ends
+from torchcalib.ops.log_odds import log_odds
+from torchcalib.ops.newton.regression import fit_logistic_regression
+from torchcalib.ops.risk_sums import risk_sums
+from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
 from torchcalib.ops.threads import in_threads
 
 ROUNDS = 9
-SIZE = 50_000, 1_000
-EVENTS = 10_000_000
+ENOUGH = 0.4
+"""Share of the limit below which a kernel needs a reason."""
+UNEXPLAINED = "not explained"
 REPEATS = 20_000  # passes over a block that fits into the level-1 cache, on each thread
 
 
 class Kernel(NamedTuple):
-    """A call, the number of bytes that it reads and writes at least, and its number of exponentials or logarithms."""
+    """A call, the number of bytes that it reads and writes at least, and its number of exponentials or logarithms.
 
+    `op` is the name of the operation in `ops.dispatch`.
+    """
+
+    op: Op
     name: str
     call: Call
     n_bytes: int
-    n_exps: int
+    n_exps: int = 0
 
 
-def kernels() -> Iterator[Kernel]:
-    logits, target = network_logits(*SIZE)
-    probs = logits.softmax(-1)
+REASONS = {
+    "statistics of rows of 10 logits": "a quarter of the time is that of the operating system, for the new results",
+    "statistics of rows of probabilities": "float64 sums of p and p log p, and a logarithm for each probability",
+    "gradient of logits": "a third or more of the time is that of the operating system, for the new result",
+    "gradient of probabilities": "a third or more of the time is that of the operating system, for the new result",
+    "bin sums of every class": "two float64 sums for each logit, to which every row is added",
+    "gradient of the bin sums of every class": "a third of the time is that of the operating system, for the result",
+    "5 largest entries of rows": "four passes over each row: NaN, infinity, largest entries and rank",
+    "bin sums of binary events": "a conversion to float64 and a comparison with the bin edge for each event",
+    "bin sums of weighted events": "three float64 sums for each event, one event after the other",
+    "bin sums of 1,000 groups": "each event is added to sums that do not fit into the level-1 cache",
+    "cells of the smooth error": "seven roundings for each confidence, and a third of the time for the new result",
+    "sums of the smooth error": "seven products and roundings for each confidence, and five sums in the cache",
+    "log loss of binary probabilities": "a float64 logarithm, and the rounding error of 1 - p, for each probability",
+    "sums of risk-coverage curves": "a sequential loop over groups of equal scores, with a division for each sample",
+    "log-odds of the top class": "float64 exponentials, so that equal rows are tied and probabilities near 1 are not",
+    "random resampling counts": "a hash of 64 bits for each draw, and a sum at a random place of the cache",
+    "equal-mass bins": "each event is counted at a random place of the level-2 cache, and read twice",
+    "isotonic blocks": "a sequential loop, in which each step depends on the previous one",
+    "isotonic blocks of bounded size": "a sequential loop, in which each step depends on the previous one",
+    "isotonic means at all test scores": "a sequential loop, in which each step depends on the previous one",
+    "logistic regression": "several Newton steps in float64, each of which reads the samples from the cache again",
+}
+"""Why a kernel reaches less than `ENOUGH` of its limit, by name."""
+
+
+def kernels(n: int = 50_000, num_classes: int = 1_000, n_events: int = 10_000_000) -> Iterator[Kernel]:
+    yield from row_kernels(n, num_classes)
+    yield from event_kernels(n_events)
+    yield from sequential_kernels(n_events // 10)
+
+
+def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
+    values, target = network_logits(n, num_classes)
+    few, few_targets = overconfident_logits(n * num_classes // 10, 10)
+    n_bytes, n_exps = values.nbytes, values.numel()
     given = {"from_logits": True}
-    rows = softmax_stats.rows(logits, target, **given)
-    n_bytes, n = logits.nbytes, logits.numel()
-    yield Kernel("statistics of rows of logits", lambda: softmax_stats.rows(logits, target, **given), n_bytes, n)
+    rows = softmax_stats.rows(values, target, **given)
     yield Kernel(
-        "statistics of rows of probabilities",
-        lambda: softmax_stats.rows(probs, target, from_logits=False, tolerance=1e-3),
-        n_bytes,
-        n,
+        "rows", "statistics of rows of logits", partial(softmax_stats.rows, values, target, **given), n_bytes, n_exps
     )
-    leaf = logits.detach().requires_grad_()
-    loss = softmax_stats.rows(leaf, target, **given).log_prob.mean()
+    call = partial(softmax_stats.rows, few, few_targets, **given)
+    few_bytes = sum(x.nbytes for x in (few, few_targets, *call()))  # the results are about as large as the rows
+    yield Kernel("rows", "statistics of rows of 10 logits", call, few_bytes, few.numel())
+    probs = values.softmax(-1)
+    call = partial(softmax_stats.rows, probs, target, from_logits=False, tolerance=1e-3)
+    yield Kernel("rows", "statistics of rows of probabilities", call, n_bytes, n_exps)
+    bins = {"n_bins": 15, "noise": True}
+    call = partial(bin_sums.class_bins, values, target, None, rows, **given, **bins)
+    yield Kernel("classes", "bin sums of every class", call, n_bytes, n_exps)
+    for name, given_values, from_logits in (("logits", values, True), ("probabilities", probs, False)):
+        leaf = given_values.detach().requires_grad_()
+        found = softmax_stats.rows(leaf, target, from_logits=from_logits)
+        loss = found.log_prob.mean() + found.squared_error.mean()
+        yield Kernel("rows", f"gradient of {name}", partial(backward, loss, leaf), 2 * n_bytes, n_exps * from_logits)
+    leaf = values.detach().requires_grad_()
+    loss = bin_sums.class_bins(leaf, target, None, rows, **given, **bins)[:, 1].square().sum()
+    yield Kernel(
+        "classes", "gradient of the bin sums of every class", partial(backward, loss, leaf), 2 * n_bytes, n_exps
+    )
+    call = partial(largest.largest, values, target, 5, **given)
+    yield Kernel("largest", "5 largest entries of rows", call, n_bytes)
+    call = partial(log_odds, values, rows.top.unsqueeze(-1))
+    yield Kernel("log_odds", "log-odds of the top class", call, n_bytes, n_exps)
 
-    def backward() -> Tensor:
-        (found,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-        return found
 
-    yield Kernel("gradient of the statistics", backward, 2 * n_bytes, n)
-    yield Kernel(
-        "bin sums of every class",
-        lambda: bin_sums.class_bins(logits, target, None, rows, from_logits=True, n_bins=15, right=False, noise=True),
-        n_bytes,
-        n,
-    )
-    yield Kernel("5 largest entries of rows", lambda: largest.largest(logits, target, 5, **given), n_bytes, 0)
-    preds, labels = like_imagenet_dogs(EVENTS)
-    preds = preds.float()
-    yield Kernel(
-        "bin sums of binary events",
-        lambda: bin_sums.event_bins(preds, labels, None, None, n_bins=15, right=False, noise="labels"),
-        preds.nbytes + labels.nbytes,
-        0,
-    )
+def backward(loss: Tensor, leaf: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+    return found
+
+
+def event_kernels(n: int) -> Iterator[Kernel]:
+    p, y = like_imagenet_dogs(n)
+    p = p.float()
+    n_bytes = p.nbytes + y.nbytes
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(n, generator=generator, dtype=torch.float64)
+    groups = torch.randint(1_000, (n,), generator=generator)
+    call = partial(bin_sums.event_bins, p, y, n_bins=15, noise="labels")
+    yield Kernel("events", "bin sums of binary events", call, n_bytes)
+    call = partial(bin_sums.event_bins, p, y, weights, n_bins=15)
+    yield Kernel("events", "bin sums of weighted events", call, n_bytes + weights.nbytes)
+    call = partial(bin_sums.event_bins, p, y, n_bins=15, groups=groups, n_groups=1_000)
+    yield Kernel("events", "bin sums of 1,000 groups", call, n_bytes + groups.nbytes)
+    yield Kernel("smoothing", "cells of the smooth error", partial(cell_index, p), p.nbytes + 8 * n)
+    yield Kernel("smoothing", "sums of the smooth error", partial(smoothing_sums, p, y), n_bytes)
+    call = partial(score_sums, p, y, "log", from_logits=False)
+    yield Kernel("binary_scores", "log loss of binary probabilities", call, n_bytes, 2 * n)
+    labels = y.to(torch.uint8)
+    yield Kernel("equal_mass", "equal-mass bins", partial(equal_mass_sums, p, labels, 15), p.nbytes + labels.nbytes)
+    call = partial(multinomial_counts, 0, torch.arange(1_000), n // 1_000, torch.float64)
+    yield Kernel("random", "random resampling counts", call, 8 * n)
+
+
+def sequential_kernels(n: int) -> Iterator[Kernel]:
+    """Yield kernels of sorted samples, and of iterations."""
+    p, y = like_imagenet_dogs(n)
+    order = p.argsort()
+    score, positives = p[order], y[order]
+    call = partial(risk_sums, score, positives.to(torch.uint8), torch.tensor(n))
+    yield Kernel("risk_sums", "sums of risk-coverage curves", call, score.nbytes + n)
+    size, begins = torch.ones_like(positives), torch.ones_like(positives, dtype=torch.bool)
+    n_bytes = positives.nbytes + size.nbytes
+    names: dict[Literal["pava", "pava_bc"], str] = {
+        "pava": "isotonic blocks",
+        "pava_bc": "isotonic blocks of bounded size",
+    }
+    for op, name in names.items():
+        yield Kernel(op, name, partial(block_ends, op, begins, positives, size), n_bytes)
+    call = partial(augmented_means, score, begins, positives, size, torch.tensor(n))
+    yield Kernel("augmented", "isotonic means at all test scores", call, n_bytes + 2 * 8 * n)
+    x, weights = p.clamp(1e-12, 1 - 1e-12).logit().view(1, 1, n), torch.ones(1, 1, n, dtype=torch.float64)
+    call = partial(fit_logistic_regression, x, y.view(1, n), weights)
+    yield Kernel("regression", "logistic regression", call, x.nbytes + y.nbytes + weights.nbytes, n)
 
 
 def read_bandwidth() -> float:
     """Return the number of bytes per second that torch reads when it sums a large tensor."""
-    x = torch.ones(SIZE)
+    x = torch.ones(50_000, 1_000)
     return x.nbytes / typical(x.sum)
 
 

@@ -1,10 +1,11 @@
-"""Measure one quantity of one job in this process, and print it as JSON.
+"""Measure one quantity of jobs in this process, and print a line of JSON for each job.
 
-    python -m benchmarks.measure FAMILY JOB times [--rounds K]   seconds of all sides in turn; error; size of the state
-    python -m benchmarks.measure FAMILY JOB memory --side SIDE   additional bytes of one call
-    python -m benchmarks.measure FAMILY JOB growth [--rounds K]  seconds of our side at other sizes
+    python -m benchmarks.measure FAMILY times JOB ... [--rounds K]   seconds of all sides in turn; error; size of states
+    python -m benchmarks.measure FAMILY memory JOB ... --side SIDE   additional bytes of one call
+    python -m benchmarks.measure FAMILY growth JOB ... [--rounds K]  seconds of our side at other sizes
 
-`benchmarks.run` starts a process for each quantity, so that they share no memory, caches or imports.
+`benchmarks.run` starts a process for each quantity, so that they share no memory, caches or imports. Only jobs that are
+not `alone` share a process.
 """
 
 import argparse
@@ -13,34 +14,83 @@ import json
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import OURS, Call, Job, jobs_of, named
+import torch
+from torch import Tensor
+
+from benchmarks.job import OURS, Call, Job, Sides, jobs_of, named
 
 FEW_ROWS = 64  # enough for a call that compiles and imports all required code
 
 
-def seconds(call: Call) -> float:
+def seconds(call: Call, repeats: int = 1, device: str = "cpu") -> float:
+    """Return the mean time of repeated calls, until the device has finished."""
+    synchronize(device)
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    for _ in range(repeats):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - start) / repeats
 
 
-def times(job: Job, rounds: int) -> dict[str, Any]:
-    """Return seconds by side, the error, and the sizes of states. The first round (compilation, caches) is dropped."""
-    sides = job.prepare()
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def times(job: Job, rounds: int, device: str = "cpu") -> dict[str, Any]:
+    """Return seconds by side, differences of values, the error, and the sizes of states.
+
+    The first round (compilation, caches) is dropped.
+
+    Raises:
+        ValueError: if the values of the sides differ by more than the tolerance.
+    """
+    sides = job.prepare(device=device) if job.on_device else job.prepare()
     taken: dict[str, list[float]] = {side: [] for side in job.sides}
     for _ in range(rounds + 1):
         for side, so_far in taken.items():
-            so_far.append(seconds(sides.call(side)) / sides.shares.get(side, 1))
+            so_far.append(seconds(sides.call(side), sides.repeats, device) / sides.shares.get(side, 1))
     measured = [side for side in job.sides if side in sides.states]
     return {
+        "differences": differences(job, sides),
         "seconds": {side: so_far[1:] for side, so_far in taken.items()},
         "shares": dict(sides.shares),
         "error": None if sides.error is None else sides.error(),
         "state_bytes": {side: {updates: sides.states[side](updates) for updates in job.updates} for side in measured},
     }
+
+
+def differences(job: Job, sides: Sides) -> dict[str, float]:
+    """Return the difference of our value from that of every peer; no differences without a tolerance."""
+    if sides.tolerance is None:
+        return {}
+    ours, found = sides.value(OURS), {}
+    for side in job.sides[1:]:
+        found[side] = difference(ours, sides.value(side))
+        if not found[side] <= sides.tolerance:
+            raise ValueError(
+                f"`{job.name}`: the values must agree to {sides.tolerance:g} with {side}, got {found[side]:.2g}."
+            )
+    return found
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """Return the largest difference of numbers, divided by the largest number of the peer.
+
+    Values are numbers, arrays, tensors, or dictionaries of them. The peer may have further keys.
+    """
+    expected = vector({name: theirs[name] for name in ours} if isinstance(ours, Mapping) else theirs)
+    return ((vector(ours) - expected).abs().max() / expected.abs().max()).item()
+
+
+def vector(value: Any) -> Tensor:
+    if isinstance(value, Mapping):
+        return torch.cat([vector(each) for each in value.values()])
+    return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().flatten()
 
 
 def extra_bytes(job: Job, side: str) -> int | None:
@@ -80,20 +130,24 @@ def growth(job: Job, rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family")
-    parser.add_argument("job")
     parser.add_argument("what", choices=("times", "memory", "growth"))
+    parser.add_argument("jobs", nargs="+")
     parser.add_argument("--side", default=OURS)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args()
-    job = named(jobs_of(chosen.family), chosen.job)
-    if not job.numba:
+    jobs = [named(jobs_of(chosen.family), name) for name in chosen.jobs]
+    if not all(job.numba for job in jobs):
         sys.modules["numba"] = None  # type: ignore[assignment]  # makes its import fail
-    rounds = chosen.rounds or job.rounds
-    if chosen.what == "memory":
-        found: Any = extra_bytes(job, chosen.side)
-    else:
-        found = (times if chosen.what == "times" else growth)(job, rounds)
-    print(json.dumps(found))
+    for job in jobs:
+        rounds = chosen.rounds or job.rounds
+        if chosen.what == "memory":
+            found: Any = extra_bytes(job, chosen.side)
+        elif chosen.what == "growth":
+            found = growth(job, rounds)
+        else:
+            found = times(job, rounds, chosen.device)
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Write the tables of performance from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
-The README gets four lines. `benchmarks/results/README.md` gets all results with their goals. Goals, and reasons for
-missed goals, are defined by the jobs. Jobs without results, and a GPU without results of `cuda_check.py`, are "not yet
-measured".
+The README gets four lines, chosen by a rule: the best, median and worst everyday job, and the worst one without numba.
+`benchmarks/results/README.md` gets all results with their goals. Goals, and reasons for missed goals, are defined by
+the jobs. Jobs without results, and a GPU without results of `cuda_check.py`, are "not yet measured".
 """
 
 import json
@@ -12,16 +12,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.job import FAMILIES, OURS, WITHOUT_NUMBA, Job, jobs_of
-from benchmarks.record import MISSED, NOT_YET, Record, clock, figure, lines, megabytes, missed
-from benchmarks.run import RESULTS
+from benchmarks.job import EVERYDAY, FAMILIES, WITHOUT_NUMBA, Job, jobs_of
+from benchmarks.limits import ENOUGH, REASONS, UNEXPLAINED
+from benchmarks.record import MISSED, NOT_YET, Compared, Record, clock, compared, figure, lines, missed, share
+from benchmarks.run import RESULTS, is_gpu
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN = "<!-- benchmarks: begin -->"
 END = "<!-- benchmarks: end -->"
 SHORT_HEAD = """\
-| job | torchcalib | alternative | ratio |
-|---|---|---|---|"""
+| | job | torchcalib | alternative | |
+|---|---|---|---|---|"""
 ALL = RESULTS / "README.md"
 ALL_HEAD = """\
 # Results of the benchmarks
@@ -34,12 +35,16 @@ maximum, differences, products and sums. Python and small tensors take half of t
 HEAD = """\
 | job | against | ours | theirs | ratio | goal | | without numba |
 |---|---|---|---|---|---|---|---|"""
+EVERYDAY_HEAD = """\
+Everyday jobs: median time of torchcalib / median time of the alternative in `benchmarks/by_hand.py` = ratio, and the
+range of ratios of single rounds. The values of both sides agree to the tolerance of the job. Goals of ratios without
+numba are at least 1."""
 LIMITS_HEAD = """\
-| kernel | time | limited by | share of this limit |
-|---|---|---|---|"""
+| kernel | time | limited by | share of this limit | reason below 40% |
+|---|---|---|---|---|"""
 GPU_HEAD = """\
-| job | dtype | shape | share of a copy's speed | goal | |
-|---|---|---|---|---|---|"""
+| job | dtype | shape | time | share of a copy's speed | goal | |
+|---|---|---|---|---|---|---|"""
 
 
 def results() -> list[dict[str, Any]]:
@@ -48,78 +53,94 @@ def results() -> list[dict[str, Any]]:
 
 
 def short(content: dict[str, Any]) -> str:
-    """Return the section of the README: four lines from the results of one machine."""
-    by_name = {record["job"]: record for records in content["families"].values() for record in records}
-    rows = [
-        _faster(
-            by_name["ECE, 50,000 x 1,000"],
-            "torchmetrics",
-            "ECE of 50,000 predictions of 1,000 classes",
-            "torchmetrics",
-        ),
-        _faster(
-            by_name["NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000"],
-            "probmetrics",
-            "eight metrics of the same predictions in one pass",
-            "probmetrics, four metrics",
-        ),
-        _faster(
-            by_name["TCE, 50,000"],
-            "scipy",
-            "test-based calibration error (TCE) of 50,000 binary predictions",
-            "one SciPy test per prediction",
-        ),
-        _states(by_name["ECE in batches of 256, 50,000 x 1,000"], "state of the streaming ECE after 50,000 samples"),
-    ]
+    """Return the section of the README: the best, median and worst everyday job, and the worst one without numba."""
+    records = content["families"].get(EVERYDAY, [])
+    fast, plain = (compared(records, numba=numba) for numba in (True, False))
+    if not (fast and plain):
+        return f"Everyday jobs: {NOT_YET}."
+    chosen = {"best": fast[0], "median": fast[len(fast) // 2], "worst": fast[-1], "worst without numba": plain[-1]}
     machine = content["machine"]
-    packages = ("torch", "numba", "torchmetrics", "probmetrics", "scipy")
-    versions = ", ".join(f"{package} {machine[package]}" for package in packages)
-    note = f"Median times and peak extra memory on {machine['cpu']}, {machine['cores']} cores, with {versions}."
-    return "\n".join((SHORT_HEAD, *(f"| {' | '.join(row)} |" for row in rows), "", *wrap(note, 120)))
+    versions = ", ".join(
+        f"{package} {machine[package]}" for package in ("torch", "numba", "torchmetrics", "scikit-learn")
+    )
+    counts = " and ".join(
+        f"{sum(found.ratio <= 1 for found in some)} of {len(some)} {how} numba"
+        for some, how in ((fast, "with"), (plain, "without"))
+    )
+    note = (
+        f"Median times of everyday jobs against ten lines of torch, numpy, scikit-learn or torchmetrics. torchcalib is "
+        f"at least as fast in {counts}. Measured on {machine['cpu']}, {machine['cores']} cores, with {versions}."
+    )
+    return "\n".join((SHORT_HEAD, *(short_row(*item) for item in chosen.items()), "", *wrap(note, 120)))
 
 
-def _faster(record: Record, package: str, title: str, alternative: str) -> tuple[str, ...]:
-    """Return a line with times, memory, and the ratio to the peer whose name contains `package`."""
-    name, peer = next((name, peer) for name, peer in record["peers"].items() if package in name)
-
-    def cell(seconds: float, side: str) -> str:
-        extra = record["extra_bytes"].get(side)
-        return clock(seconds) + ("" if extra is None else f", {megabytes(extra)}")
-
-    ours = cell(record["seconds"]["median"], OURS)
-    theirs = cell(peer["seconds"]["median"], name)
-    if peer["measured_on_share"] < 1:
-        theirs += f", extrapolated from {peer['measured_on_share']:.0%} of the predictions"
-    return title, ours, f"{alternative}: {theirs}", f"{figure(1 / peer['ratio'])} times faster"
-
-
-def _states(record: Record, title: str) -> tuple[str, ...]:
-    """Return a line with the sizes of the states after the last update."""
-    sizes = {side: list(after.values()) for side, after in record["state_bytes"].items()}
-    ours, theirs = sizes[OURS], next(sizes[side] for side in sizes if side != OURS)
-
-    def cell(sizes: list[int]) -> str:
-        return f"{sizes[-1]:,} bytes, {'constant' if sizes[0] == sizes[-1] else 'growing'}"
-
-    cells = cell(ours), f"torchmetrics: {cell(theirs)}"
-    return title, *cells, f"{figure(theirs[-1] / ours[-1])} times smaller"
+def short_row(rank: str, found: Compared) -> str:
+    faster = found.ratio <= 1
+    ratio = f"{figure(1 / found.ratio if faster else found.ratio)} times {'faster' if faster else 'slower'}"
+    name = found.job.removesuffix(WITHOUT_NUMBA)
+    return f"| {rank} | {name} | {clock(found.ours)} | {found.peer}: {clock(found.theirs)} | {ratio} |"
 
 
 def section(files: Sequence[dict[str, Any]]) -> str:
     """Return all results with their goals: a table for each machine."""
-    cpus = [content for content in files if "families" in content] or [{"machine": {}, "families": {}}]
+    machines = [content for content in files if "families" in content] or [{"machine": {}, "families": {}}]
     gpus = [content for content in files if "device" in content]
-    parts = [cpu_table(content) for content in cpus]
+    parts = [everyday_table(machines), *(cpu_table(content) for content in machines if not is_gpu(content["machine"]))]
     parts += [gpu_table(content) for content in gpus] or [f"On a GPU (`cuda_check.py`): {NOT_YET}."]
     return "\n\n".join(parts)
 
 
-def cpu_table(content: dict[str, Any]) -> str:
-    machine = content["machine"]
+def everyday_table(machines: Sequence[dict[str, Any]]) -> str:
+    """Return the ratios of everyday jobs: a column for each machine, and for a CPU one without numba."""
+    jobs = {job.name: job for job in jobs_of(EVERYDAY)}
+    measured = [content for content in machines if EVERYDAY in content["families"]] or machines[:1]
+    columns = [
+        (
+            f"{name(content['machine'])}{variant}",
+            {each["job"]: each for each in content["families"].get(EVERYDAY, [])},
+            variant,
+        )
+        for content in measured
+        for variant in (("",) if is_gpu(content["machine"]) else ("", WITHOUT_NUMBA))
+    ]
+    rows = [("job", "against", "goal", *(title for title, _, _ in columns)), ("---",) * (3 + len(columns))]
+    for job in jobs.values():
+        if job.numba:
+            goals = [line.goal for line in lines(job, None)]
+            cells = (
+                everyday_cell(jobs[f"{job.name}{how}"], found.get(f"{job.name}{how}")) for _, found, how in columns
+            )
+            rows.append((job.name, job.peers[0].name, ", ".join(filter(None, goals)), *cells))
+    return "\n".join((f"{EVERYDAY_HEAD}\n", *(f"| {' | '.join(row)} |" for row in rows)))
+
+
+def everyday_cell(job: Job, record: Record | None) -> str:
+    """Return both times, their ratio with its range, missed goals, and the reason."""
+    if record is None:
+        return NOT_YET
+    found = lines(job, record, with_spread=False)
+    spread = next(iter(record["peers"].values()))["ratios"]
+    times = f"{found[-1].ours} / {found[-1].theirs} = {found[-1].ratio}"
+    cell = f"{times} [{share(spread['least'])}, {share(spread['most'])}]" if spread else found[-1].verdict
+    misses = [line.verdict for line in found if line.verdict.startswith(MISSED)]
+    return ", ".join((cell, *misses, *([job.why] if misses and job.why else ())))
+
+
+def name(machine: dict[str, Any]) -> str:
+    """Return a machine and its main versions."""
+    if not machine:
+        return "no machine yet"
     versions = ", ".join(f"{package} {machine[package]}" for package in ("torch", "numba") if machine.get(package))
-    title = f"On {machine['cpu']}, {machine['cores']} cores, {versions}" if machine else "On no machine yet"
-    rows = [row for family in FAMILIES for row in rows_of(family, content["families"].get(family, []))]
-    return "\n".join((f"{title}:\n", HEAD, *(f"| {' | '.join(row)} |" for row in rows), *limits(content)))
+    title = machine.get("device") or f"{machine['cpu']}, {machine['cores']} cores"
+    return f"{title}, {versions}"
+
+
+def cpu_table(content: dict[str, Any]) -> str:
+    others = [family for family in FAMILIES if family != EVERYDAY]
+    rows = [row for family in others for row in rows_of(family, content["families"].get(family, []))]
+    return "\n".join(
+        (f"On {name(content['machine'])}:\n", HEAD, *(f"| {' | '.join(row)} |" for row in rows), *limits(content))
+    )
 
 
 def limits(content: dict[str, Any]) -> Iterator[str]:
@@ -131,7 +152,9 @@ def limits(content: dict[str, Any]) -> Iterator[str]:
     yield f"\nLimits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second.\n"
     yield LIMITS_HEAD
     for kernel in found["kernels"]:
-        yield f"| {kernel['kernel']} | {clock(kernel['seconds'])} | {kernel['limit']} | {kernel['share']:.0%} |"
+        why = REASONS.get(kernel["kernel"], UNEXPLAINED) if kernel["share"] < ENOUGH else ""
+        cells = kernel["kernel"], clock(kernel["seconds"]), kernel["limit"], f"{kernel['share']:.0%}", why
+        yield f"| {' | '.join(cells)} |"
 
 
 def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
@@ -161,9 +184,8 @@ def in_plain_torch(job: Job, record: Record | None) -> dict[str, str]:
 
 def gpu_table(content: dict[str, Any]) -> str:
     """Return the speed of every operation on one GPU, and whether all checks passed."""
-    checks = content["checks"]
-    failed = sum(not check["passed"] for check in checks)
-    head = f"On {content['device']}, torch {content['torch']}: {len(checks):,} checks, {failed} failed"
+    found = f"{content['n_checks']:,} checks, {len(content['failed'])} failed"
+    head = f"On {content['device']}, torch {content['torch']}: {found}"
     if not content["speed"]:
         return f"{head}; speed {NOT_YET}."
     return "\n".join((f"{head}:\n", GPU_HEAD, *(gpu_row(speed) for speed in content["speed"])))
@@ -171,10 +193,13 @@ def gpu_table(content: dict[str, Any]) -> str:
 
 def gpu_row(speed: dict[str, Any]) -> str:
     of_copy, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
-    found = f"{figure(ratio)} of the row op" if ratio is not None else figure(of_copy) or speed["how"]
+    found = f"{figure(ratio)} of the row op's time" if ratio is not None else figure(of_copy)
+    # The time of a graph excludes the host.
+    time = speed["how"] if speed["seconds"] is None else f"{1e6 * speed['seconds']:,.0f} us"
+    job = f"{speed['job']}, eager" if speed["how"] == "eager" else speed["job"]
     off = abs((of_copy if ratio is None else ratio) - goal) if speed["met"] is False else 0
     verdict = {None: "", True: "met", False: f"{MISSED} by {off:.2g}"}[speed["met"]]
-    cells = (speed["job"], speed["dtype"], speed["shape"], found, figure(goal), verdict)
+    cells = (job, speed["dtype"], speed["shape"], time, found, figure(goal), verdict)
     return f"| {' | '.join(cells)} |"
 
 
@@ -193,7 +218,7 @@ def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"`{README.name}` must have the lines {BEGIN!r} and {END!r}, got one without. Put them back.")
-    content = next(content for content in files if "families" in content)
+    content = next(content for content in files if "families" in content and not is_gpu(content["machine"]))
     return f"{before}{BEGIN}\n\n{short(content)}\n\n{END}{after}"
 
 

@@ -27,7 +27,9 @@ def recorded(
                 "missing": peer.missing,
                 "seconds": seconds.get(peer.name),
                 "measured_on_share": times["shares"].get(peer.name, 1.0),
+                "difference": times["differences"].get(peer.name),
                 "ratio": None if peer.missing else ours / seconds[peer.name]["median"],
+                "ratios": None if peer.missing else summary(ratios(times["seconds"], peer.name)),
             }
             for peer in job.peers
         },
@@ -38,9 +40,36 @@ def recorded(
     }
 
 
+def ratios(taken: dict[str, list[float]], peer: str) -> list[float]:
+    """Return the ratio of each round."""
+    return [ours / theirs for ours, theirs in zip(taken[OURS], taken[peer], strict=True)]
+
+
 def summary(taken: list[float]) -> dict[str, float]:
     """Return the median and the range."""
     return {"median": median(taken), "least": min(taken), "most": max(taken), "rounds": len(taken)}
+
+
+class Compared(NamedTuple):
+    """Job and alternative, with median times in seconds. `ratio` is our time divided by theirs."""
+
+    job: str
+    peer: str
+    ours: float
+    theirs: float
+    ratio: float
+
+
+def compared(records: Iterable[Record], *, numba: bool) -> list[Compared]:
+    """Return all comparisons with numba or without it, in the order of their ratios."""
+    found = [
+        Compared(record["job"], name, record["seconds"]["median"], peer["seconds"]["median"], peer["ratio"])
+        for record in records
+        if record["numba"] == numba
+        for name, peer in record["peers"].items()
+        if peer["ratio"] is not None
+    ]
+    return sorted(found, key=lambda each: each.ratio)
 
 
 class Line(NamedTuple):

@@ -5,12 +5,14 @@
     python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
     python -m benchmarks.run --check            list ratios that are worse than the stored ones; writes nothing
+    python -m benchmarks.run --device cuda      jobs that can run on a GPU, in a results file of its own
 
-Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
-are not. Memory and growth are measured in further processes. `python -m benchmarks.limits` then compares kernels with
-the limits of the machine, and `python -m benchmarks.readme` writes the tables of the README and of
-`benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a
-ratio is more than 20% above the stored one. Stored ratios are those of this processor, or of all others.
+Every job runs all its sides in turn, in a separate process unless it shares one. Ratios of times are comparable between
+machines, but times are not. Memory and growth are measured in further processes. `python -m benchmarks.limits` then
+compares kernels with the limits of the machine, and `python -m benchmarks.readme` writes the tables of the README and
+of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a ratio is more than
+20% above the stored one. Stored ratios are those of this processor, or of all others. Without a GPU, `--device cuda`
+runs nothing, and the exit code is 0.
 """
 
 import argparse
@@ -20,7 +22,10 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +40,10 @@ RESULTS = Path(__file__).parent / "results"
 WIDTHS = {"ours": 32, "theirs": 32, "ratio": 10, "goal": 10, "verdict": 30}
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """Return the properties of the machine that affect times, without the host name."""
-    here = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
+    gpu = {} if device == "cpu" else {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    here = gpu | {"cpu": cpu_model(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
     versions = {package: version_of(package) for package in BASE_PACKAGES + PEER_PACKAGES}
     return here | {"python": platform.python_version()} | versions
 
@@ -48,22 +54,33 @@ def cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def run(family: str, job: Job, trial: int | None = None) -> Record:
+def run(family: str, jobs: list[Job], trial: int | None = None, device: str = "cpu") -> Iterator[Record]:
+    """Yield the record of each job as soon as it is measured."""
     rounds = ["--rounds", str(trial)] if trial else []
-    times = measured(family, job, "times", *rounds)
-    sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
-    extra_bytes = {side: measured(family, job, "memory", "--side", side) for side in sides}
-    growth = measured(family, job, "growth", *rounds) if job.grows else []
-    return recorded(job, times, extra_bytes, growth)
+    for _, together in groupby(jobs, key=lambda job: job.process):
+        some = list(together)
+        for job, times in zip(some, measured(family, some, "times", "--device", device, *rounds), strict=True):
+            sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not need numba
+            extra_bytes = {side: next(measured(family, [job], "memory", "--side", side)) for side in sides}
+            growth = next(measured(family, [job], "growth", *rounds)) if job.grows else []
+            yield recorded(job, times, extra_bytes, growth)
 
 
-def measured(family: str, job: Job, what: str, *options: str) -> Any:
-    """Measure one quantity in a new process."""
-    command = [sys.executable, "-m", "benchmarks.measure", family, job.name, what, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{job.name}: {done.stderr}")
-    return json.loads(done.stdout)
+def measured(family: str, jobs: list[Job], what: str, *options: str) -> Iterator[Any]:
+    """Measure one quantity of jobs in a new process, and yield it for each job as soon as it is known."""
+    command = [sys.executable, "-m", "benchmarks.measure", family, what, *(job.name for job in jobs), *options]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            yield from map(json.loads, process.stdout)
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"benchmarks.measure {family} {what} failed:\n{errors.read()}")
+
+
+def runnable(jobs: list[Job], device: str) -> list[Job]:
+    """Return the jobs that run on a device. On a GPU, numba makes no difference."""
+    return jobs if device == "cpu" else [job for job in jobs if job.on_device and job.numba]
 
 
 def show(job: Job, record: Record) -> None:
@@ -82,28 +99,31 @@ def columns(line: Line) -> str:
 
 def path_of(here: dict[str, Any]) -> Path:
     """Return the results file of a machine."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
+    title = here.get("device") or f"{here['cpu']} {here['cores']} cores"
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     return RESULTS / f"{name}.json"
 
 
 def stored_records(here: dict[str, Any]) -> list[Record]:
-    """Return the records of this machine, or of all others if there are none."""
+    """Return the records of this machine, or of all others of its kind (CPU or GPU) if there are none."""
     own = path_of(here)
     paths = [own] if own.is_file() else sorted(RESULTS.glob("*.json"))
     files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return [record for file in files for records in file.get("families", {}).values() for record in records]
+    alike = [file["families"] for file in files if "families" in file and is_gpu(file["machine"]) == is_gpu(here)]
+    return [record for families in alike for records in families.values() for record in records]
 
 
-def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -> int:
+def is_gpu(machine: dict[str, Any]) -> bool:
+    return "device" in machine
+
+
+def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None, device: str) -> int:
     """Measure ratios, compare them with the stored ones, and return 1 if one is worse."""
     stored, worse, n_compared = stored_records(here), [], 0
     for family, some in jobs.items():
-        for job in some:
-            if job.sides == [OURS]:
-                continue
-            only_times = replace(job, extra_bytes=None, grows=())
-            record = run(family, only_times, trial)
-            show(only_times, record)
+        only_times = [replace(job, extra_bytes=None, grows=()) for job in some if job.sides != [OURS]]
+        for job, record in zip(only_times, run(family, only_times, trial, device), strict=True):
+            show(job, record)
             more, n = compared_ratios(record, stored)
             worse, n_compared = worse + more, n_compared + n
     limit = f"{WORSE - 1:.0%} above the stored one"
@@ -112,11 +132,14 @@ def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -
 
 
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
-    """Write records of this machine. Keep records of jobs that did not run, and drop those of removed jobs."""
+    """Write records of this machine. Keep records of jobs that did not run, and drop those of removed jobs.
+
+    Also keep versions of packages that are not installed now, because kept records depend on them.
+    """
     path = path_of(here)
     kept = json.loads(path.read_text()) if path.is_file() else {"families": {}}
     by_name = {record["job"]: record for record in (*kept["families"].get(family, []), *records)}
-    kept["machine"] = here
+    kept["machine"] = kept.get("machine", {}) | {key: value for key, value in here.items() if value is not None}
     kept["families"][family] = [by_name[job.name] for job in jobs_of(family) if job.name in by_name]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n")
@@ -129,28 +152,32 @@ def main() -> int:
     parser.add_argument("--job", default="", help="run only jobs whose names contain this text")
     parser.add_argument("--trial", type=int, metavar="ROUNDS", help="rounds of each job; writes nothing")
     parser.add_argument("--check", action="store_true", help="compare ratios with the stored ones; writes nothing")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the data")
     chosen = parser.parse_args()
     if unknown := [family for family in chosen.families if family not in FAMILIES]:
         parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
     if chosen.trial is not None and chosen.trial < 1:
         parser.error(f"--trial must be at least 1, got {chosen.trial}")
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        print(f"benchmarks.run: no CUDA device (torch {torch.__version__}). Nothing was run.")
+        return 0
     jobs = {
-        family: [job for job in jobs_of(family) if chosen.job.lower() in job.name.lower()]
+        family: [job for job in runnable(jobs_of(family), chosen.device) if chosen.job.lower() in job.name.lower()]
         for family in chosen.families or FAMILIES
     }
     if not any(jobs.values()):
         parser.error(f"no job with {chosen.job!r} in its name")
-    here = machine()
+    here = machine(chosen.device)
     print(", ".join(f"{key} {value}" for key, value in here.items()))
     print(columns(Line("held against", "ours: median [least, most]", "theirs", "ratio", "goal", "")))
     if chosen.check:
-        return check(here, jobs, chosen.trial)
+        return check(here, jobs, chosen.trial, chosen.device)
     any_missed = False
     for family, some in jobs.items():
         records = []
-        for job in some:
-            records.append(run(family, job, chosen.trial))
-            show(job, records[-1])
+        for job, record in zip(some, run(family, some, chosen.trial, chosen.device), strict=True):
+            records.append(record)
+            show(job, record)
         if records and not chosen.trial:
             print(f"\nwritten to {save(here, family, records)}")
         any_missed |= any(map(missed, some, records))

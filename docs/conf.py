@@ -1,11 +1,14 @@
 """Configuration of the documentation, built by `make docs`."""
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1])]  # extensions; benchmarks
+
+os.environ.setdefault("TORCHCALIB_DATA", str(Path(__file__).parents[2] / "shared" / "data"))  # of the examples
 
 import torchcalib  # noqa: E402
 
@@ -24,6 +27,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "api_reference",
     "cli_pages",
+    "gallery_downloads",
     "metric_pages",
     "shared_arguments",
     "source_terms",
@@ -50,6 +54,8 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "download_all_examples": False,
     "remove_config_comments": True,
+    "first_notebook_cell": "# Packages, if they are not installed\n"
+    "%pip install --quiet 'torchcalib[demo] @ git+https://github.com/torchcalib/torchcalib'",
     "show_memory": False,
     "write_computation_times": False,
     "show_signature": False,
@@ -66,10 +72,32 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = f"torchcalib {release}"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt", "../torchcalib/results/report.schema.json"]
 html_css_files = ["custom.css", "gallery.css"]
 html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
+
+
+navigation: dict[tuple[str, ...], str] = {}
+
+
+def simplify_navigation(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:  # noqa: ARG001
+    """Leave the pages of single objects out of the navigation. It takes most of the time of a page, and is then shared.
+
+    It depends on the page only by the relative links and by the marked parents.
+    """
+    if complete := context.get("toctree"):
+        is_listed = not pagename.startswith("api/objects/")
+        key = pagename if is_listed else "api/objects", *(parent["link"] for parent in context.get("parents", ()))
+
+        def toctree(**options: Any) -> str:
+            if key not in navigation:
+                navigation[key] = str(complete(**options | {"maxdepth": 2}))
+            return navigation[key]
+
+        context["toctree"] = toctree
 
 
 def setup(app: Any) -> None:
     """Display formulas without a network. As an extension, this package would prevent parallel builds."""
     import_module("sphinx-mathjax-offline").setup(app)
+    app.connect("html-page-context", simplify_navigation, priority=400)  # before the theme

@@ -5,8 +5,10 @@ from torchcalib import integrations as integrations
 from torchcalib import io as io
 from torchcalib import losses as losses
 from torchcalib import plots as plots
+from torchcalib import sklearn as sklearn
 from torchcalib import special as special
 from torchcalib import testing as testing
+from torchcalib import torchmetrics as torchmetrics
 from torchcalib._version import __version__ as __version__
 from torchcalib.calibration.affine import AffineScaling as AffineScaling
 from torchcalib.calibration.affine import BiasCorrection as BiasCorrection
@@ -38,6 +40,8 @@ from torchcalib.calibration.structured import VectorScaling as VectorScaling
 from torchcalib.core.events import TopK as TopK
 from torchcalib.inference.resampling import bootstrap as bootstrap
 from torchcalib.integrations.evaluation import evaluate as evaluate
+from torchcalib.metrics.all_classes import FullECE as FullECE
+from torchcalib.metrics.all_classes import full_ece as full_ece
 from torchcalib.metrics.binned import ACE as ACE
 from torchcalib.metrics.binned import ECE as ECE
 from torchcalib.metrics.binned import ESCE as ESCE
@@ -66,6 +70,7 @@ from torchcalib.metrics.gaussian import nees_interval as nees_interval
 from torchcalib.metrics.groups.clustered import Clustered as Clustered
 from torchcalib.metrics.groups.function import by_group as by_group
 from torchcalib.metrics.groups.streaming import ByGroup as ByGroup
+from torchcalib.metrics.hidden import from_hidden as from_hidden
 from torchcalib.metrics.integrated_index import ICI as ICI
 from torchcalib.metrics.integrated_index import ici as ici
 from torchcalib.metrics.kernel import SKCE as SKCE
@@ -145,6 +150,7 @@ from torchcalib.plots.reliability import confidence_histogram as confidence_hist
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
 from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
 from torchcalib.plots.tce import tce_diagram as tce_diagram
+from torchcalib.reporting.audit import audit as audit
 from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
 from torchcalib.reporting.monitoring.monitor import Monitor as Monitor

@@ -1,12 +1,15 @@
 """Import public names at their first use, which makes `import torchcalib` faster."""
 
 import ast
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from opcode import opname
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 
@@ -34,7 +37,39 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
     return names, import_name, lambda: names
 
 
-_NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations")
+def defer_torchmetrics() -> None:
+    """Make `torchmetrics` importable without running its `__init__`, which then runs at the first use of a name in it.
+
+    It imports all metrics of torchmetrics, and scipy and transformers if they are installed, which takes longer than
+    importing torch. This package only requires the submodules that define `Metric` and `MetricCollection`. The module
+    in `sys.modules` is the same before and after. Nothing happens if torchmetrics is already imported.
+    """
+    spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
+    if spec is None or spec.loader is None:
+        return
+    package, run, lock = module_from_spec(spec), spec.loader.exec_module, RLock()
+
+    def import_name(name: str) -> Any:
+        with lock:
+            if vars(package).pop("__getattr__", None) is not None:
+                del package.__dir__
+                try:
+                    run(package)
+                except BaseException:
+                    package.__dict__.update(__getattr__=import_name, __dir__=names)
+                    raise
+        return getattr(package, name)
+
+    def names() -> list[str]:
+        import_name("__all__")
+        return dir(package)
+
+    package.__dict__.update(__getattr__=import_name, __dir__=names, _logger=logging.getLogger("torchmetrics"))
+    sys.modules["torchmetrics"] = package
+    import_module("torchmetrics.utilities")  # before `torchmetrics.metric`, which it imports
+
+
+_NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations", "sklearn")
 
 SYNONYMS = {
     "assert_calibrated": "testing.assert_calibrated",
@@ -43,17 +78,15 @@ SYNONYMS = {
     "adaptive_ece": "ace",
     "AdaptiveCalibrationError": "ACE",
     "AdaptiveECE": "ACE",
-    "BinaryCalibrationError": "ECE",
-    "binary_calibration_error": "ece",
+    "BinaryCalibrationError": "torchmetrics.BinaryCalibrationError",
+    "binary_calibration_error": "torchmetrics.binary_calibration_error",
     "Brier": "BrierScore",
     "brier": "brier_score",
     "brier_score_loss": "brier_score",
-    "CalibratedClassifier": "cross_val_calibrate",
-    "CalibratedClassifierCV": "cross_val_calibrate",
-    "calibration_error": "ece",
+    "CalibratedClassifierCV": "sklearn.CalibratedClassifier",
+    "calibration_error": "torchmetrics.calibration_error",
     "CalibrationCallback": "integrations.CalibrationMonitor",
-    "CalibrationDisplay": "reliability_diagram",
-    "CalibrationError": "ECE",
+    "CalibrationError": "torchmetrics.CalibrationError",
     "classwise_ece": "ece",
     "ClasswiseECE": "ECE",
     "CrossEntropy": "NLL",
@@ -68,8 +101,8 @@ SYNONYMS = {
     "maximum_calibration_error": "mce",
     "MaximumCalibrationError": "MCE",
     "MetricCollection": "CalibrationCollection",
-    "multiclass_calibration_error": "ece",
-    "MulticlassCalibrationError": "ECE",
+    "multiclass_calibration_error": "torchmetrics.multiclass_calibration_error",
+    "MulticlassCalibrationError": "torchmetrics.MulticlassCalibrationError",
     "negative_log_likelihood": "nll",
     "NegativeLogLikelihood": "NLL",
     "PlattScaling": "AffineScaling",
@@ -89,10 +122,6 @@ SYNONYMS = {
 _LONG = 6  # smallest length of a name that is compared with similar names
 _PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the training loss."
 _REGRESSION = "It is an error of regression models. `torchcalib.nees` measures their consistency."
-_SCORER = (
-    "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.ece(p, y)), "
-    "response_method='predict_proba', greater_is_better=False)."
-)
 _ADVICE = {
     "AUROC": "Use `torchcalib.CorrectnessAUROC` for confidences, and torchmetrics.AUROC for classes.",
     "auroc": "Use `torchcalib.correctness_auroc` for confidences, and torchmetrics for classes.",
@@ -100,10 +129,12 @@ _ADVICE = {
     "ence": _REGRESSION,
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
-    "make_scorer": _SCORER,
+    "soft_ece": _PENALTIES,
+    "SoftECE": _PENALTIES,
+    "make_scorer": "Use torchcalib.sklearn.get_scorer('neg_ece'), or sklearn.metrics.make_scorer(torchcalib.ece, "
+    "response_method='predict_proba', greater_is_better=False).",
     "MatrixScaling": "torchcalib does not have this calibrator; the closest is "
     "`torchcalib.StructuredMatrixScaling`: a matrix with ridge penalties.",
-    "sklearn": _SCORER,
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from torchcalib._lazy import unknown_name
 from torchcalib.core.arguments import InputOptions
 from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.metrics.all_classes import full_ece
 from torchcalib.metrics.binned import ace, calibration_curve, ece, esce, mce, rmsce
 from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_cost
@@ -12,6 +13,7 @@ from torchcalib.metrics.estimation_error import estimation_error, near_optimal_b
 from torchcalib.metrics.gaussian import Density, nees, nees_interval
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.hidden import from_hidden
 from torchcalib.metrics.integrated_index import ici
 from torchcalib.metrics.kernel import skce
 from torchcalib.metrics.label_distribution import (
@@ -77,6 +79,8 @@ __all__ = [
     "esce",
     "estimation_error",
     "expected_cost",
+    "from_hidden",
+    "full_ece",
     "gce",
     "ici",
     "kl_divergence",

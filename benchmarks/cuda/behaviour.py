@@ -1,5 +1,6 @@
 """Behaviour of operations and collections on a device: synchronisation, CUDA graphs, reproducibility."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +36,9 @@ def forbid_synchronisation(device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.synchronize(device)
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

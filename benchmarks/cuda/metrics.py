@@ -4,7 +4,7 @@ Values and gradients; samples stored exactly and as a sketch; updates without sy
 `compute` must report; calibrators and the bootstrap. Tests marked `cuda` check the isotonic kernels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -128,13 +128,19 @@ def check_setting(
     yield Check(name, label, "value", relative_error(value, expected), tolerance)
     stream = cls(**options, **own).to(device)
     if stream.is_differentiable:
-        expected.backward()  # type: ignore[no-untyped-call]
-        value.backward()  # type: ignore[no-untyped-call]
+        expected.sum().backward()  # type: ignore[no-untyped-call]
+        value.sum().backward()  # type: ignore[no-untyped-call]
         assert gpu.grad is not None
         assert reference.grad is not None
-        yield Check(
-            name, label, "gradient", relative_error(gpu.grad, reference.grad, 0.1 / N), GRADIENT_TOLERANCE[dtype]
-        )
+        rows = torch.ones(len(preds), dtype=torch.bool)
+        tolerance_of_gradient = GRADIENT_TOLERANCE[dtype]
+        if options.get("mode") is TOP_5:
+            # Any of the entries with equal rank can have the gradient of that rank. A gradient in logits is the sum of
+            # two gradients of opposite sign, and autograd rounds both to the dtype of the input.
+            rows = preds.double().sort(-1).values.diff().ne(0).all(-1)
+            tolerance_of_gradient *= 4
+        error = relative_error(gpu.grad.cpu()[rows], reference.grad[rows], 0.1 / N)
+        yield Check(name, label, "gradient", error, tolerance_of_gradient)
     # The stream has two copies of the batch, which doubles every block and increases the power of the test of TCE.
     doubled = preds.double().repeat(2, *[1] * (preds.dim() - 1)), torch.cat((target, target))
     twice = function(*doubled, validate_args=False, **options)
@@ -208,11 +214,15 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
     yield Check("bootstrap", "float64", "stream, no host sync", error, VALUE_TOLERANCE)
 
 
-def metrics(device: torch.device) -> Iterator[Check]:
-    for dtype in DTYPES:
+def metrics(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Check]:
+    for dtype in dtypes:
         for name, metric, options, own in settings():
             work = partial(check_setting, device, name, metric, options, own, dtype)
             yield from guarded(name, label_of(dtype), work)
+
+
+def fits(device: torch.device) -> Iterator[Check]:
+    """Check invalid rows, calibrators and the bootstrap."""
     yield from guarded("bad rows", "float32", partial(check_bad_rows, device))
     for from_logits in (False, True):
         yield from guarded("calibrators", "float64", partial(check_calibrators, device, from_logits))

@@ -1,6 +1,6 @@
 """Outputs and gradients of `torchcalib.ops`, compared with plain torch in float64, by dtype and shape."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ SCORE_FLOOR = {torch.float64: 1e-4}  # the reference is float64, too
 SUM_TOLERANCE = {torch.float64: 1e-11}
 EVENT_TOLERANCE = 1e-11
 # A gradient has the dtype of the input. Its error is relative to the largest entry of its row, or to the resolution.
+# A gradient is a sum of terms that can cancel: its error is relative to the size of these terms.
 GRADIENT_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 GRADIENT_FLOOR = {torch.float64: 1e-5, torch.float32: 1e-6, torch.float16: 2**-14, torch.bfloat16: 1e-6}
 _NEAR = 1e-5  # entries this close to a bin edge may be rounded into the next bin
@@ -48,17 +49,24 @@ class Sizes:
 ON_GPU = Sizes(ROWS, ROWS, (1, 1000, 10**6 + 1))
 
 
-def ops(device: torch.device, sizes: Sizes, backend: Backend = "auto") -> Iterator[Check]:
-    for dtype in DTYPES:
+def ops(
+    device: torch.device,
+    sizes: Sizes = ON_GPU,
+    backend: Backend = "auto",
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    inputs: Sequence[bool] = (True, False),
+) -> Iterator[Check]:
+    """Check all operations for some dtypes, and for logits (True) or probabilities (False)."""
+    for dtype in dtypes:
         label = label_of(dtype)
-        for from_logits in (True, False):
+        for from_logits in inputs:
             kind = "logits" if from_logits else "probs"
             shapes = [("rows", check_rows, shape) for shape in sizes.rows]
             shapes += [("class bins", check_class_bins, shape) for shape in sizes.by_class]
             for what, check, (n, c) in shapes:
                 name = f"{what} {n} x {c} {kind}"
                 yield from guarded(name, label, partial(check, name, device, dtype, n, c, from_logits, backend))
-        for n in sizes.events:
+        for n in sizes.events if False in inputs else ():
             name = f"event bins {n}"
             yield from guarded(name, label, partial(check_event_bins, name, device, dtype, n, backend))
 
@@ -96,9 +104,13 @@ def generator_of(device: torch.device, seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def gradient_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """Return the largest difference, relative to the largest entry of each row."""
-    size = expected.detach().double().abs().amax(-1, keepdim=True)
+def largest_entry(gradient: Tensor) -> Tensor:
+    return gradient.detach().double().abs().amax(-1, keepdim=True)
+
+
+def gradient_error(found: Tensor, expected: Tensor, size: Tensor, floor: float = 0.0) -> float:
+    """Return the largest difference, relative to `size`. Entries that overflow the dtype must be infinite."""
+    expected = torch.where(expected.to(found.dtype).isinf(), expected.to(found.dtype).double(), expected)
     return elementwise_error(found, expected, size, max(floor, GRADIENT_FLOOR[found.dtype]))
 
 
@@ -118,8 +130,16 @@ def check_rows(
         yield Check(name, label, column, elementwise_error(got, wanted, floor=floor), tolerance)
     yield Check(name, label, "top", float((found.top != expected.top).sum()), 0)
     (gradient,) = torch.autograd.grad([*found[:4]], leaf, upstream)
-    (wanted,) = torch.autograd.grad([*expected[:4]], exact, upstream)
-    yield Check(name, label, "gradient", gradient_error(gradient, wanted), GRADIENT_TOLERANCE[dtype])
+    wanted = torch.zeros_like(exact)
+    size = (
+        expected.confidence.detach() * sum(x.abs() for x in upstream) if from_logits else torch.zeros_like(upstream[0])
+    )
+    size = size.unsqueeze(-1).nan_to_num()
+    for score, of_score in zip(expected[:4], upstream, strict=True):
+        (part,) = torch.autograd.grad(score, exact, of_score, retain_graph=True)
+        wanted += part
+        size += largest_entry(part)
+    yield Check(name, label, "gradient", gradient_error(gradient, wanted, size), GRADIENT_TOLERANCE[dtype])
 
 
 def check_event_bins(
@@ -149,7 +169,7 @@ def check_event_bins(
                 torch.autograd.grad(expected, [x for x in exact if x.requires_grad], upstream),
                 strict=True,
             )
-            error = max(elementwise_error(a, b, floor=1e-6) for a, b in pairs)
+            error = max(elementwise_error(a, b, floor=GRADIENT_FLOOR[dtype]) for a, b in pairs)
             yield Check(name, label_of(dtype), f"gradients of {what}", error, GRADIENT_TOLERANCE[dtype])
 
 
@@ -187,5 +207,6 @@ def check_class_bins(
             (gradient,) = torch.autograd.grad(found[:, 1], leaf, upstream)
             (wanted,) = torch.autograd.grad(expected[:, 1], exact, upstream)
             # A gradient is a difference of numbers of size 1, like `upstream`.
-            error = gradient_error(gradient, wanted, floor=1e-2)
+            size = of_exact.confidence.unsqueeze(-1).nan_to_num() if from_logits else largest_entry(wanted)
+            error = gradient_error(gradient, wanted, size, floor=1e-2)
             yield Check(name, label, f"gradient, {what}", error, GRADIENT_TOLERANCE[dtype])

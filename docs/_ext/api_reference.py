@@ -16,7 +16,8 @@ from sphinx.environment import BuildEnvironment
 from torchcalib.calibration import Calibrator
 from torchcalib.core.ranked import LogitCells
 from torchcalib.core.sums import BinStats
-from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.io.opening import PredictionFiles
+from torchcalib.io.rows import Rows
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.wrappers import WrappedMetric
 
@@ -43,7 +44,9 @@ INTERNAL = {
 
 _COLON = "\ue000"  # private character that stands for a colon
 
-NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations", "results")
+NAMESPACES = (
+    *("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations", "sklearn", "results"),
+)
 
 
 MODULES = ("metrics.base", "core.sums", "core.ranked")
@@ -74,7 +77,7 @@ def shown_members(cls: type) -> list[str]:
         return [*CALIBRATOR, *SUBCLASSING]
     if issubclass(cls, Calibrator):
         extra = [name for name in ("temperature", "predict_interval") if hasattr(cls, name)]
-        return [*CALIBRATOR, *extra]
+        return [*CALIBRATOR, *(name for name in ("fit_from_hidden",) if name in vars(cls)), *extra]
     if issubclass(cls, CalibrationMetric) and cls is not CalibrationMetric:
         has_test = issubclass(cls, WrappedMetric) or cls.test_from is not CalibrationMetric.test_from
         return list(dict.fromkeys([*METRIC[:2], *(["test"] if has_test else []), *own_members(cls), *METRIC[2:]]))

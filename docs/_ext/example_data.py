@@ -1,8 +1,7 @@
 """Predictions of image and text classifiers for the example gallery.
 
-Recorded predictions are read from the folder `$TORCHCALIB_DATA` (default `../shared/data` beside the checkout). They
-are not part of the repository. Without them, a system with the same number of rows and classes, and with a similar
-accuracy and confidence, is simulated.
+Recorded predictions are read from the folder `$TORCHCALIB_DATA`. They are not part of the repository. Without them, a
+system with the same number of rows and classes, and with a similar accuracy and confidence, is simulated.
 """
 
 import math
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-FOLDER = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+FOLDER = Path(os.environ.get("TORCHCALIB_DATA", "data"))
 
 
 @dataclass(frozen=True)

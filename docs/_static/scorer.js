@@ -1,4 +1,4 @@
-// Order of search results with equal scores: explanations first, then the API reference and tables of results.
+// Order of search results: classes and functions with the name, explanations, the API reference, and tables of results.
 const BONUS = [
   ["guide/", 20],
   ["metrics/", 15],
@@ -9,12 +9,18 @@ const BONUS = [
   ["results/", -10],
   ["api/", -15],
 ];
+const NAMED = { "Python class": 1002, "Python function": 1001 }; // whose last name is the query
+const SIMILAR = 15; // for their other matches
 
 Scorer = {
   // result: [page, title, anchor, description, score, file, kind]
-  score: (result) => {
-    const found = BONUS.find(([prefix]) => result[0].startsWith(prefix));
-    return result[4] + (found ? found[1] : 0);
+  score: ([page, , , description, score, , kind]) => {
+    if (kind === "object") {
+      const bonus = NAMED[description.split(",")[0]] || 0;
+      return score + (bonus && score < Scorer.objNameMatch + Scorer.objPrio[1] ? SIMILAR : bonus);
+    }
+    const found = BONUS.find(([prefix]) => page.startsWith(prefix));
+    return score + (found ? found[1] : 0);
   },
   // The other values are the defaults of Sphinx.
   objNameMatch: 11,

@@ -14,11 +14,14 @@ import math
 
 import matplotlib.pyplot as plt
 
-from benchmarks.job import OURS
-from benchmarks.run import RESULTS
+from benchmarks.job import EVERYDAY, OURS, WITHOUT_NUMBA, jobs_of
+from benchmarks.limits import ENOUGH, REASONS, UNEXPLAINED
+from benchmarks.record import compared
+from benchmarks.run import RESULTS, is_gpu
 
 files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-processors = [content for content in files if "families" in content]
+machines = [content for content in files if "families" in content]
+processors = [content for content in machines if not is_gpu(content["machine"])]
 gpus = [content for content in files if content.get("speed")]
 
 # sphinx_gallery_start_ignore
@@ -61,14 +64,42 @@ PEERS = {
 
 
 def records(content):
-    """Return all measured jobs of a machine that use compiled code."""
-    return [record for family in content["families"].values() for record in family if record["numba"]]
+    """Return all measured jobs of a machine that use compiled code, except everyday jobs."""
+    families = [records for family, records in content["families"].items() if family != EVERYDAY]
+    return [record for records in families for record in records if record["numba"]]
 
 
 def name(content):
     """Return a machine and its main versions."""
     machine = content["machine"]
-    return f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, numba {machine['numba']}"
+    title = machine.get("device") or f"{machine['cpu']}, {machine['cores']} cores"
+    return f"{title}, torch {machine['torch']}, numba {machine['numba']}"
+
+
+def draw_everyday():
+    """Ratios of everyday jobs, with a marker for each machine, with numba and without."""
+    measured = [content for content in machines if EVERYDAY in content["families"]]
+    if not measured:
+        print("Not yet measured.")
+        return
+    records = {id(content): content["families"][EVERYDAY] for content in measured}
+    order = [each.job for each in reversed(compared(records[id(measured[0])], numba=True))]
+    _, ax = plt.subplots(figsize=(9, 0.26 * len(order) + 1.4), layout="constrained")
+    for k, content in enumerate(measured):
+        for numba, marker in ((True, "o"), (False, "x")):
+            some = compared(records[id(content)], numba=numba)
+            found = [(each.ratio, order.index(each.job.removesuffix(WITHOUT_NUMBA))) for each in some]
+            if found:
+                label = f"{name(content)}{'' if numba else WITHOUT_NUMBA}"
+                ax.plot(*zip(*found, strict=True), marker, color=f"C{k}", label=label)
+    goals = {job.name: job.peers[0].goal for job in jobs_of(EVERYDAY)}
+    ax.plot([goals[job] for job in order], range(len(order)), "|", color="0.5", markersize=12, label="goal with numba")
+    ax.axvline(1, color="0.3", linewidth=0.8)
+    ax.set(xscale="log", xlabel="time of torchcalib / time of the alternative (log scale)", yticks=range(len(order)))
+    ax.set_yticklabels(order, fontsize=8)
+    ax.grid(axis="x", alpha=0.3)
+    ax.margins(y=0.01)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), frameon=False, fontsize=8)
 
 
 def draw_times():
@@ -188,7 +219,8 @@ def print_limits():
         print(f"{name(content)}: {bandwidth:.3g} GB/s, {rate:.3g} billion exponentials per second")
         for kernel in found["kernels"]:
             share = f"{kernel['share']:.0%} of the limit by {kernel['limit']}"
-            print(f"  {kernel['kernel']}: {1000 * kernel['seconds']:.3g} ms, {share}")
+            why = f" ({REASONS.get(kernel['kernel'], UNEXPLAINED)})" if kernel["share"] < ENOUGH else ""
+            print(f"  {kernel['kernel']}: {1000 * kernel['seconds']:.3g} ms, {share}{why}")
 
 
 def print_machines():
@@ -211,8 +243,19 @@ def print_machines():
 # sphinx_gallery_end_ignore
 
 # %%
-# Time
-# ----
+# Everyday jobs
+# -------------
+#
+# Each point is the time of torchcalib divided by that of an alternative, which a person would write in ten lines of
+# torch, numpy, scikit-learn or torchmetrics. Below 1, torchcalib is faster. The values of both sides agree.
+# The alternatives are in `benchmarks/by_hand.py
+# <https://github.com/torchcalib/torchcalib/blob/main/benchmarks/by_hand.py>`_.
+
+draw_everyday()
+
+# %%
+# Large jobs
+# ----------
 #
 # Each bar is the time of the alternative divided by the time of torchcalib. Above 1, torchcalib is faster.
 # Some alternatives are lower bounds that compute less, such as `torch.softmax` alone.

@@ -191,7 +191,7 @@ CASES = {
                                      says="--ignore-index -100"),
     "-100 beside 255": fails({**PROB, "y": np.where(RARE, 255, np.where(OFTEN, -100, LABELS))}, "--ignore-index -100"),
     "two marks": fails({**PROB, "y": np.where(RARE, 255, np.where(OFTEN, -1, LABELS))}, "Number the classes"),
-    "swapped columns": fails({"prob": Y, "y": P}, "decisions, labels or percentages"),
+    "swapped columns": fails({"prob": Y, "y": P}, "decisions, labels or ratings"),
     "swapped columns of floats": fails({"prob": Y * 1.0, "y": P}, "seem to be swapped"),
     "swapped columns of named labels": fails({"y_prob": Y.astype(bool), "y_true": P}, "predict_proba"),
     "decisions": fails({"prob": (P > 0.5) * 1, "y": Y}, "Store probabilities (predict_proba"),
@@ -203,7 +203,8 @@ CASES = {
     "rounded percentages": multi({**by_number("prob_", 100.0 * ROUNDED), "y": LABELS}, says="Divide them by 100",
                                  truth={"preds": ROUNDED / ROUNDED.sum(1, keepdims=True)}),
     "percentages of yes": binary({"prob": 100 * P, "y": Y}, says="Divide percentages by 100"),
-    "whole percentages": fails({"prob": (100 * P).astype(int), "y": Y}, "divide percentages by 100"),
+    # a warning, which is an error in tests
+    "whole percentages": fails({"prob": (100 * P).astype(int), "y": Y}, "which are divided by 100"),
     "whole percentages of classes": fails({**by_number("prob_", (100 * PROBS).round().astype(int)), "y": LABELS},
                                           "divide percentages by 100"),
     "small percentages of yes": binary({"prob": 9 * P, "y": Y}, says="Divide percentages by 100",

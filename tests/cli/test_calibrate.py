@@ -10,7 +10,9 @@ from helpers.prediction_files import WRITERS
 from helpers.reports import realistic
 
 from torchcalib.calibration import AffineScaling, TemperatureScaling, load_calibrator, save_calibrator
+from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.cli import main
+from torchcalib.cli.parser import _named_calibrator, calibrators
 from torchcalib.io.opening import open_predictions
 
 
@@ -66,6 +68,22 @@ def test_apply_copies_files_of_every_format_with_calibrated_predictions(before, 
     assert files.source.from_logits
     np.testing.assert_allclose(rows.preds, calibrator(data[0]), rtol=1e-12)
     assert rows.target.tolist() == (target % 2).tolist()
+
+
+def test_apply_copies_an_array_with_the_name_of_an_argument_of_numpy(data):
+    pytest.importorskip("pyarrow")
+    probs = data[0].softmax(-1)
+    save_calibrator(TemperatureScaling().fit(probs, data[1]), "c.pt")
+    rows = [f"{','.join(map(str, row))},{k}\n" for k, row in enumerate(probs[:4].tolist())]
+    Path("a.csv").write_text("prob_x,prob_y,prob_z,prob_v,prob_w,file\n" + "".join(rows))
+    assert main(["apply", "c.pt", "a.csv", "--out", "a.npz"]) == 0
+    assert np.load("a.npz")["file"].tolist() == [0, 1, 2, 3]
+
+
+def test_calibrators_of_the_command_line_are_those_of_python():
+    kinds = (*CALIBRATORS, *ON_REQUEST)
+    assert calibrators() == sorted(kind.__name__ for kind in kinds)
+    assert [_named_calibrator(kind.name) for kind in kinds] == [kind.__name__ for kind in kinds]
 
 
 def test_apply_keeps_other_columns_and_their_order_and_needs_no_target(data, capsys):

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers.logs import write_lines
 from helpers.reports import QUICK_COMMAND, realistic
 
 from torchcalib.cli import main
@@ -25,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["ece", "a.npz"], "torchcalib metric ece"),
+        (["ece"], "torchcalib metric ece"),
         (["Brier", "a.npz"], "torchcalib metric brier_score"),
         (["reprot", "a.npz"], "torchcalib report"),
         (["fit", "a.npz"], "torchcalib calibrate"),
@@ -52,6 +53,7 @@ JSON = {
     "report": (["a.npz", *QUICK_COMMAND], {"lines", "decision"}),
     "metric": (["ece", "a.npz"], {"metric", "value"}),
     "check": (["a.npz", "--fail-if", "ece > 2"], {"passed", "values"}),
+    "audit": (["log.jsonl", "--no-calibration"], {"confidences", "sentence"}),
     "plot": (["a.npz"], {"path", "line"}),
     "compare": (["a.npz", "b.npz"], {"lines", "systems"}),
     "calibrate": (["a.npz", "--out", "c.pt", "--calibrator", "temperature scaling"], {"path", "calibrator"}),
@@ -64,6 +66,8 @@ JSON = {
 def test_every_command_prints_json(folder, capsys, monkeypatch):
     assert list(JSON) == list(COMMANDS)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)
+    lines = ({"item_id": k, "gold": "ab"[k % 2], "probs": {"a": 0.9 - k / 40, "b": 0.1 + k / 40}} for k in range(20))
+    write_lines(folder / "log.jsonl", lines)
     assert main(["report", "a.npz", *QUICK_COMMAND, "--save-state", "s.pt", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"state": "s.pt"}
     for command, (arguments, keys) in JSON.items():
@@ -88,6 +92,10 @@ def test_diagrams_are_written_in_the_format_of_the_suffix(folder, capsys):
         assert main(["plot", "a.npz", "--out", name, "--mode", "top_label", "--logit"]) == 0
         assert (folder / name).read_bytes().startswith(start)
     assert "wrote r.pdf\nECE 0." in capsys.readouterr().out
+    logits, target = realistic("multiclass", n=60)
+    np.savez("c.npz", logits=logits.numpy(), targets=target.numpy())
+    assert main(["plot", "c.npz", "--mode", "TopK(2)"]) == 0
+    assert "\nECE, 2 most probable classes: 0." in capsys.readouterr().out
     for arguments, words in (
         (["--out", "r.gif"], "`--out` must end in .svg, .png, .pdf"),
         (["--mode", "classwise"], "`--mode` must be one of positive, top_label for task binary"),

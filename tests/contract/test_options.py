@@ -23,7 +23,13 @@ MULTICLASS = {"preds": Q, "target": torch.tensor([1, 0, 2, 1]), "task": "multicl
 MULTILABEL = {"preds": Q, "target": (Q > 0.3).long(), "task": "multilabel"}
 
 FUNCTIONS = {name: f for name in F.__all__ if inspect.isfunction(f := getattr(F, name))}
-WITHOUT_TASK = {"by_group", "expected_cost", "nees", "nees_interval"}  # these are tested in tests/metrics
+WITHOUT_TASK = {
+    "by_group",
+    "expected_cost",
+    "from_hidden",
+    "nees",
+    "nees_interval",
+}  # these are tested in tests/metrics
 CLASSES = {
     name: cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, CalibrationMetric)
 }

@@ -7,6 +7,8 @@ import pytest
 import torch
 from helpers.refusals import check_each
 from helpers.reports import QUICK
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, make_scorer
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -155,11 +157,7 @@ def test_pandas_objects_keep_values_and_column_names():
         ({"class_names": "abc"}, TypeError, "`class_names` must be a list of strings, got 'abc'"),
         ({"class_names": [0, 1, 2]}, TypeError, r"`class_names` must be a list of strings, got \(0, 1, 2\)"),
         ({"class_names": ["a", "b", "a"]}, ValueError, "got 'a' more than once"),
-        (
-            {"preds": [[0.1, 0.9], [1.0]]},
-            TypeError,
-            "`preds` must be a tensor, an array or a list of numbers, got list",
-        ),
+        ({"preds": [[0.1, 0.9], [1.0]]}, TypeError, "`preds` must have rows of equal length"),
         ({"preds": np.array([["x"] * C] * N)}, TypeError, "`preds` must contain numbers, got text such as 'x'"),
         ({"preds": PROBS + 1j}, TypeError, "`preds` must contain numbers, got complex128"),
     ],
@@ -198,6 +196,47 @@ def test_texts_for_outcomes_need_no_class_names(words):
     assert prepare(probs, [words[1]] * N).class_names == (words[0].lower(), words[1])
     with pytest.raises(ValueError, match="if classes have no names, got text: 'maybe', 'yes'"):
         F.ece(probs, ["maybe", "yes"] * 3)
+
+
+@pytest.mark.parametrize("from_logits", [False, True, None])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_rows_with_different_numbers_of_choices_are_padded_with_a_warning(from_logits, kind):
+    rows = [[0.2, -1.0], [2.0, 0.0, 1.0], [-0.3]] if from_logits is not False else [[0.5, 0.5], [0.2, 0.3, 0.5], [1.0]]
+    fill = 0.0 if from_logits is False else -torch.inf
+    words = "rows of 1 to 3 choices. Missing choices have " + ("logit -inf" if from_logits is not False else "prob")
+    with pytest.warns(UserWarning, match=words):
+        found = prepare([kind(row) for row in rows], [1, 2, 0], from_logits=from_logits)
+    assert found.task == "multiclass"
+    expected = torch.tensor([[*row, *[fill] * (3 - len(row))] for row in rows], dtype=found.preds.dtype)
+    assert torch.equal(found.preds, expected)
+    if from_logits is not None:
+        with pytest.warns(UserWarning, match=words):
+            value = F.nll([kind(row) for row in rows], [1, 2, 0], from_logits=from_logits)
+        log_probs = expected.log_softmax(-1) if from_logits else expected.log()
+        torch.testing.assert_close(value, -log_probs[[0, 1, 2], [1, 2, 0]].mean())
+
+
+@pytest.mark.parametrize("outcomes", [[1, 0, 1], [True, False, True], ["correct", "incorrect", "correct"]])
+def test_whole_percentages_of_outcomes_are_divided_by_100_with_a_warning(outcomes):
+    for percent in ([90, 5, 100], np.array([90, 5, 100], np.uint8)):
+        with pytest.warns(UserWarning, match="contains percentages, which are divided by 100"):
+            assert F.brier_score(percent, outcomes) == pytest.approx((0.1**2 + 0.05**2) / 3)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "options"),
+    [
+        ([90, 5, 100], [1, 0, 1], {"from_logits": True}),
+        ([30, 5, 10], [1, 0, 1], {}),  # ratings
+        ([90, 5, 101], [1, 0, 1], {}),
+        ([90, -5, 100], [1, 0, 1], {}),
+        ([90, 5, 100], [90, 0, 1], {"task": "binary"}),  # classes
+        (torch.tensor([90, 5, 100]), [1, 0, 1], {}),
+    ],
+)
+def test_other_whole_numbers_are_not_percentages(preds, target, options):
+    with pytest.raises(TypeError, match="`preds` must be float16, bfloat16, float32 or float64, got"):
+        F.brier_score(preds, target, **options)
 
 
 IMAGES = torch.rand(4, C, 5, 6, generator=torch.Generator().manual_seed(0)).softmax(1)
@@ -311,12 +350,41 @@ def test_sample_weight_means_weights_everywhere():
         metric.update(preds, target, weights, sample_weight=weights)
 
 
+def test_functions_accept_the_names_of_scikit_learn():
+    preds, target = PROBS[:, 0], LABELS == 0
+    by_name, both = {"y_true": target, "y_proba": preds}, {"y_true": target, "target": target, "preds": preds}
+    assert F.ece(**by_name, sample_weight=LABELS) == F.ece(preds, target, weights=LABELS)
+    for call in (F.optimal_bins, F.canonical_error, F.ecd):
+        torch.testing.assert_close(call(**by_name, task="binary"), call(preds, target, task="binary"))
+    assert tc.report(**by_name, **QUICK)["ece"] == tc.report(preds, target, **QUICK)["ece"]
+    for call in (F.optimal_bins, tc.report):
+        with pytest.raises(TypeError, match="`y_true` must be omitted if `target` is given, got both"):
+            call(**both)
+    with pytest.raises(TypeError, match="`target` must be a tensor, an array or a list of numbers, got None"):
+        F.ece(y_proba=preds)
+    with pytest.raises(ValueError, match="The arguments seem to be swapped"):
+        F.ece(target.astype(int).repeat(5), preds.repeat(5))
+
+
+def test_scorers_of_scikit_learn_pass_labels_first():
+    scorer = make_scorer(tc.nll, response_method="predict_proba", greater_is_better=False)
+    features = np.arange(60.0)[:, None] / 30 - 1
+    for labels in (np.arange(60) // 7 % 2, np.array(["incorrect", "correct"])[np.arange(60) // 7 % 2]):
+        model = LogisticRegression().fit(features, labels)  # columns of probabilities have the order of the labels
+        probs, weights = model.predict_proba(features), np.arange(60) % 3
+        assert float(scorer(model, features, labels)) == pytest.approx(-log_loss(labels, probs), rel=1e-12)
+        expected = -log_loss(labels, probs, sample_weight=weights)
+        assert float(scorer(model, features, labels, sample_weight=weights)) == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ValueError, match="`y_true` must contain all 2 classes if they are text, got 'correct'"):
+        scorer(model, features[:1], labels[7:8])
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: tc.compare(PROBS, PROBS, LABELS), "compare({'a': preds, 'b': other_preds}, target)"),
         (lambda: tc.evaluate(None, PROBS, LABELS), "torchcalib.Report.from_estimator(clf, X, y)"),
-        (lambda: tc.inference.calibration_test(PROBS, LABELS), "Pass an error such as ECE(task='binary')"),
+        (lambda: tc.inference.calibration_test(tc.ECE, PROBS, LABELS), "Pass an error such as ECE(task='binary')"),
         (
             lambda: tc.inference.bootstrap(F.ece, PROBS, LABELS, "multiclass", n_bootstrap=9),
             "Did you mean `n_replicates`",

@@ -120,6 +120,7 @@ FUNCTIONS = {
     "by_group": Call(
         lambda x, y, g: F.by_group(F.ece, x, y, g, **multi), 10, "4: groups and their sizes; rows of all, and 5 groups"
     ),
+    "from_hidden": Call(lambda x, y, g: F.from_hidden(F.ece, x, torch.eye(4).to(x), y), 1, ROWS),
     "spiegelhalter": Call(lambda x, y, g: F.spiegelhalter(x, y, **binary), 1, ROWS, "binary"),
     "nees_interval": Call(lambda x, y, g: F.nees_interval(50, dimension=2), 0),
     "nees": Call(

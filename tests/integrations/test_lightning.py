@@ -215,6 +215,21 @@ def test_logged_metrics_equal_the_functions_of_the_logits(pl, tmp_path, precisio
     assert net.ece.state.sum() == 0, "Lightning resets logged metrics"
 
 
+def test_monitor_accepts_logits_that_are_never_written(pl, tmp_path):
+    head, histories = torch.nn.Linear(N_CLASSES, 5), []
+    for make in (head, lambda x: tc.integrations.linear_logits(x, head.weight, bias=head.bias)):
+        watched, net = tc.integrations.CalibrationMonitor(**GIVEN, num_classes=5, threshold=math.inf), model(pl)
+
+        def step(batch, batch_idx, make=make, net=net):
+            return {"logits": make(net.linear(batch[0])), "target": batch[1]}
+
+        net.validation_step = step
+        trainer(pl, tmp_path, watched).validate(net, loader(N_VALID, 1))
+        histories.append(watched.history.rows[0].values if watched.history.rows else None)
+    written, linear = histories
+    assert linear == pytest.approx(written, abs=1e-6)
+
+
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_resumed_training_continues_its_history_and_calibrator(pl, tmp_path):

@@ -111,3 +111,25 @@ def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
     with pytest.raises(ValueError, match="`statistic` must contain sums of noise, got bins without"):
         run_error_test(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))
+
+
+def test_a_test_without_a_metric_is_that_of_ece():
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(80, 3, generator=generator)
+    target = torch.randint(3, (80,), generator=generator)
+    metric = tc.ECE(task="multiclass", from_logits=True, n_bins=7)
+    expected = calibration_test(metric, logits, target, **FEW)
+    options = {"from_logits": True, "n_bins": 7, **FEW}
+    for found in (
+        calibration_test(logits, target, **options),
+        calibration_test(logits, target=target, task="multiclass", **options),
+        calibration_test(preds=logits.numpy(), target=target.tolist(), **options),
+        calibration_test(y_true=target, y_proba=logits, **options),
+        calibration_test(metric, logits, target, task="multiclass", **FEW),
+    ):
+        assert str(found) == str(expected)
+    for options in ({"task": "binary"}, {"n_bins": 7}):
+        with pytest.raises(TypeError, match=rf"`{next(iter(options))}` must be an option of the metric"):
+            calibration_test(metric, logits, target, **options)
+    with pytest.raises(TypeError, match="`target` must be a tensor"):
+        calibration_test(logits)

@@ -504,3 +504,17 @@ def test_update_never_synchronises_the_device():
         metric = tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS).to("meta")
         metric.update(preds, target, groups=groups, weights=weights)
         assert metric.state.device.type == "meta"
+
+
+def test_groups_with_different_numbers_of_bins_have_nan_at_the_end():
+    generator = torch.Generator().manual_seed(0)
+    preds, groups = torch.rand(90, generator=generator), torch.arange(90) % 4 % 3
+    target = torch.bernoulli(preds, generator=generator).long()
+    edges = F.by_group(F.optimal_bins, preds, target, groups)
+    alone = [F.optimal_bins(preds[groups == k], target[groups == k]) for k in range(3)]
+    assert len({len(each) for each in alone}) > 1
+    for found, expected in zip(edges, alone, strict=True):
+        torch.testing.assert_close(found[: len(expected)], expected)
+        assert found[len(expected) :].isnan().all()
+    with pytest.raises(TypeError, match=r"got BinTable\. Call it with the rows of each group"):
+        F.by_group(F.calibration_curve, preds, target, groups)

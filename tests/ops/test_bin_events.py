@@ -150,3 +150,20 @@ def test_sums_are_the_same_in_every_run_and_on_any_number_of_threads(backend, n_
     # Two sums of n terms in different orders differ by at most 2 n 2^-53 times the sum of magnitudes.
     magnitude = bin_sums(index, [x.abs() for x in wide], 15)
     assert ((whole - bin_sums(index, wide, 15)).abs() <= 1.6e-10 * magnitude).all()
+
+
+@of_backends
+@pytest.mark.parametrize("noise", ["none", "labels"])
+@pytest.mark.parametrize("n_series", [2, 7, 80])
+def test_columns_of_a_matrix_have_the_sums_of_separate_series(backend, n_series, noise):
+    """Multi-label input is a transposed view. Sums of at most n terms have a relative error below n eps."""
+    generator = torch.Generator().manual_seed(n_series)
+    for n in (1, 5, 3000):
+        confidence = torch.rand(n, n_series, generator=generator)
+        confidence[0, 0] = torch.nan
+        outcome = torch.randint(0, 2, (n, n_series), generator=generator)
+        outcome[-1, 1] = 3
+        given = {"n_bins": 15, "noise": noise, "backend": backend}
+        found = event_bins(confidence.T, outcome.T, **given)
+        expected = [event_bins(confidence[:, k].clone(), outcome[:, k].clone(), **given) for k in range(n_series)]
+        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=0, equal_nan=True)

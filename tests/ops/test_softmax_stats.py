@@ -257,13 +257,53 @@ def test_unused_rows_do_not_affect_derivatives_of_any_order(from_logits, unreada
         assert (derivative[1] == 0).all()
 
 
-def test_float64_input_raises_an_error_for_numba():
+def test_float64_input_raises_an_error_for_class_bins_in_numba():
     values, target = sample(3, 4, True, torch.float64)
     found = rows(values, target, from_logits=True)
     for backend in NUMBA:
-        for read in (rows, partial(class_bins, weights=None, rows=found, n_bins=5)):
-            with pytest.raises(ValueError, match="must be 'auto' or 'torch' for float64 on the CPU, got 'numba'"):
-                read(values, target=target, from_logits=True, backend=backend)
+        with pytest.raises(ValueError, match="must be 'auto' or 'torch' for float64 on the CPU, got 'numba'"):
+            class_bins(values, target, None, found, from_logits=True, n_bins=5, backend=backend)
+
+
+@of_backends
+@of_either_input
+@pytest.mark.parametrize("n_classes", [1, 2, 10, 48, 49, 1500])
+def test_float64_rows_are_exact(backend, from_logits, n_classes):
+    """All errors are a few units of 1e-16, and grow with the logarithm of the number of classes at most."""
+    values, target = sample(130, n_classes, from_logits, torch.float64, scale=10)
+    if from_logits and n_classes > 2:
+        values[1, 1:], values[2, 1], values[3, :2] = -INF, INF, INF
+    values[4, 0] = torch.nan
+    target[5] = n_classes
+    found, gradient = with_gradient(values, target, from_logits, backend)
+    wide = values.clone().requires_grad_()
+    expected = definition(wide, target, from_logits)
+    valid = [k for k in range(130) if k not in (4, 5)]
+    for name in Rows._fields:
+        a, b = getattr(found, name)[valid], getattr(expected, name)[valid]
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15, msg=lambda text, name=name: f"{name}: {text}")
+    assert found.neg_entropy[4].isnan()
+    assert found.log_prob[5].isnan()
+    weights = torch.tensor([0.3, -0.7, 0.5, 0.9], dtype=torch.float64)
+    sum(w * x.sum() for w, x in zip(weights, expected[:4], strict=True)).backward()
+    error = (gradient - wide.grad)[6:].norm(dim=-1)
+    assert (error <= 1e-12 * wide.grad[6:].norm(dim=-1) + 1e-14).all()
+
+
+@of_backends
+@pytest.mark.parametrize("n_classes", [2, 20, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_statistics_do_not_depend_on_the_entropy(backend, n_classes, dtype):
+    values, target = sample(130, n_classes, False, dtype)
+    values[1, 0], values[2, 1], values[3] = torch.nan, -0.5, values[3] * 2
+    for tolerance in (INF, 1e-3):
+        given = {"from_logits": False, "tolerance": tolerance, "backend": backend}
+        expected, found = rows(values, target, **given), rows(values, target, detail="squares", **given)
+        valid = torch.arange(130) > (0 if tolerance < INF else 2)  # without tolerance, other backends may give q_h
+        for name in ("log_prob", "squared_error", "confidence"):
+            a, b = getattr(expected, name)[valid], getattr(found, name)[valid]
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0, equal_nan=True)
+        assert torch.equal(expected.top[4:], found.top[4:])
 
 
 @of_backends

@@ -196,6 +196,12 @@ def esce(rows):
     return sum(n / total * (f - c) for _, n, c, f, _ in rows) if rows else math.nan
 
 
+def fullece(rows):
+    """Sum of n |gap| over bins of all classes, divided by the number of samples, each of which has one true class."""
+    total = sum(n * f for _, n, _, f, _ in rows)
+    return sum(n * abs(f - c) for _, n, c, f, _ in rows) / total if rows else math.nan
+
+
 def mce(rows):
     """Maximum |gap|."""
     return max(abs(f - c) for _, _, c, f, _ in rows) if rows else math.nan

@@ -475,6 +475,8 @@ def values_of(call, rows):
     mode = call.settings.get("mode", modes_of(call.metric, call.read_as)[0])
     mode = "positive" if call.read_as == "multilabel" and mode == "classwise" else mode
     columns = events(rows, "binary" if binary else "multiclass", mode)
+    if call.metric == "fullece":
+        columns = [[(0, q, t, r.w, r.exact) for r in rows for q, t in zip(r.q, r.t, strict=True)]]
     columns = columns or [[]] * (call.n_classes if mode == "classwise" else 1)
     guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5
     size = 100.0 if call.metric == "tce" else 1.0

@@ -36,7 +36,8 @@ def test_bayes_risk_diagram_is_the_weighted_risk_with_its_area(weight):
     p, q = torch.rand(2, 200, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 2, (200,), generator=generator)
     ax = plots.bayes_risk_diagram({"first": p, "second": q}, y, weight=weight)
-    first, second = (line for line in ax.lines if not line.get_label().startswith("_"))
+    first, second = (line for line in ax.lines if "area" in line.get_label())
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "better constant decision"
     c = torch.arange(1, 512, dtype=torch.float64) / 512
     w = {"uniform": torch.ones_like(c), "beta22": 2 * c * (1 - c)}.get(weight, c.sqrt())
     for line, preds in ((first, p), (second, q)):
@@ -52,7 +53,7 @@ def test_bayes_risk_diagram_is_the_weighted_risk_with_its_area(weight):
     labels = plots.bayes_risk_diagram(
         torch.stack((p, q), -1), torch.stack((y, 1 - y), -1), task="multilabel", class_names=["a", "b"]
     )
-    assert [line.get_label().split("\n")[0] for line in labels.lines[1:]] == ["a", "b"]
+    assert [line.get_label().split("\n")[0] for line in labels.lines[1:3]] == ["a", "b"]
     assert "no data" in texts(plots.bayes_risk_diagram(p[:0], y[:0], task="binary"))
 
 

@@ -60,7 +60,7 @@ def test_bins_with_few_samples_are_grey_and_hollow():
     assert [tuple(color) for color in marks.get_edgecolors()] == [below, muted, below]
     assert [tuple(color) for color in marks.get_facecolors()] == [below, to_rgba(LIGHT.paper), below]
     assert lines.get_linewidths()[1] < min(lines.get_linewidths()[0], lines.get_linewidths()[2])
-    assert [box.get_alpha() for box in ax.patches] == [0.28, 0.28, 0.1], "the pale box of few samples is drawn last"
+    assert [box.get_alpha() for box in ax.patches] == [0.28, 0.28, 0.16], "the pale box of few samples is drawn last"
     curve = next(line for line in reliability_diagram({"a": table}).lines if line.get_label().startswith("a"))
     np.testing.assert_allclose(curve.get_xdata(), [0.1, 0.9])
     # With few samples in all bins, none is grey.

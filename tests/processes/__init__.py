@@ -48,6 +48,7 @@ def _server():
         pytest.skip("processes are started by a fork server, which this system does not have")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "cases", "torchcalib", "torchcalib.cli"])
+    os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it for child processes only
     with mock.patch.dict(os.environ, quick_environment(PYTHONWARNINGS="ignore")):
         forkserver.ensure_running()
     return context
@@ -132,5 +133,5 @@ def run_again_in_tritons_interpreter(path):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
     # pytest cannot rewrite the assertions of modules that a forked process has already imported.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
-    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
+    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT, timeout=840)
     assert codes == [0], output

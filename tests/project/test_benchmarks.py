@@ -1,34 +1,48 @@
 """Published tables have the numbers of the results files, and compare them with goals. Nothing is timed."""
 
+import ast
+import inspect
+import json
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
 import pytest
 import torch
 import torchmetrics
 
 import torchcalib as tc
-from benchmarks import diagnosis, one_pass, peers, readme
-from benchmarks.job import FAMILIES, OURS, Job, Peer, Sides, jobs_of
-from benchmarks.record import Line, figure, growth_lines, lines, missed, recorded, share
+from benchmarks import by_hand, diagnosis, everyday, limits, measure, one_pass, peers, readme, run
+from benchmarks.job import EVERYDAY, FAMILIES, OURS, Job, Peer, Sides, jobs_of
+from benchmarks.record import Line, compared, figure, growth_lines, lines, missed, recorded, share
+from torchcalib.ops.dispatch import Op
 
 PEER = "a peer"
 FILES = readme.results()
-TIMES = {"seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]}, "shares": {}, "error": None, "state_bytes": {}}
+TIMES = {
+    "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},
+    "shares": {},
+    "differences": {},
+    "error": None,
+    "state_bytes": {},
+}
 
 
 def test_readme_contains_the_results():
     assert FILES
     text = readme.README.read_text(encoding="utf-8")
     assert text == readme.with_section(text, FILES)
-    metric = tc.ECE(task="multiclass", num_classes=3)
-    assert f"{metric.state.nbytes} bytes, constant" in text
     assert readme.ALL.read_text(encoding="utf-8") == readme.all_results(FILES)
     with pytest.raises(ValueError, match="benchmarks: begin"):
         readme.with_section("A page without markers", FILES)
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)
-    rows = [row for row in readme.section([{"machine": {}, "families": {}}]).splitlines() if row.startswith("| ")][1:]
+    rows = [row for row in readme.section([{"machine": {}, "families": {}}]).splitlines() if row.startswith("| ")]
+    rows = [row for row in rows if not row.startswith(("| job |", "| ---"))]
     assert rows
     assert all("not yet measured" in row for row in rows)
+    assert limits.UNEXPLAINED not in readme.section(FILES)
 
 
 def test_decisions_of_benchmarks_equal_those_of_reports():
@@ -72,6 +86,105 @@ def test_medians_memory_errors_and_states_are_compared_with_goals():
     assert {line.what for line in lines(given, None)} == {line.what for line in lines(given, record)}
     assert [figure(x) for x in (0.12345, 999.4, 12345.6)] == ["0.123", "999", "12,346"]
     assert [share(x) for x in (0.75, 0.2, 1 / 7, 1 / 1234, None)] == ["0.75", "0.2", "1/7", "1/1,234", ""]
+
+
+@pytest.mark.parametrize("job", everyday.WITH_NUMBA, ids=lambda job: job.name)
+def test_everyday_jobs_compute_the_values_of_their_alternatives(job):
+    assert job.on_device == (
+        "device" in inspect.signature(job.prepare).parameters and job.peers[0].name.startswith("torch")
+    )
+    sides = job.prepare(n=200)
+    for side in job.sides:
+        sides.call(side)()
+    assert measure.differences(job, sides).keys() == set(job.sides[1:])
+
+
+@pytest.mark.cuda
+def test_everyday_jobs_on_a_gpu_compute_the_values_of_their_alternatives():
+    for job in run.runnable(everyday.JOBS, "cuda"):
+        small = replace(job, prepare=partial(job.prepare, n=200))
+        assert measure.times(small, 1, "cuda")["seconds"].keys() == set(job.sides)
+
+
+def test_alternatives_of_everyday_jobs_have_at_most_ten_lines():
+    used = {peer.name for job in everyday.JOBS for peer in job.peers}
+    functions = [node for node in ast.parse(inspect.getsource(by_hand)).body if isinstance(node, ast.FunctionDef)]
+    for node in functions:
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        lines = sum(
+            each.end_lineno - each.lineno + 1 for each in body if not isinstance(each, ast.ImportFrom | ast.Import)
+        )
+        assert lines <= 10, node.name
+    assert used - {everyday.ECE_ALONE} <= {node.name.replace("_", " ") for node in functions}
+
+
+def test_measurements_of_different_values_fail():
+    sides = Sides(lambda: {"a": 1.0}, {PEER: lambda: {"a": torch.tensor([1.1]), "b": 7}}, tolerance=0.01, repeats=2)
+    job = Job("a job", lambda: sides, (Peer(PEER),))
+    with pytest.raises(ValueError, match=r"`a job`: the values must agree to 0\.01 with a peer, got 0\.091"):
+        measure.times(job, 1)
+    different = Sides(lambda: 0, {PEER: lambda: 0}, tolerance=0.0, values={OURS: lambda: [2.0], PEER: lambda: [2.0]})
+    assert measure.times(Job("a job", lambda: different, (Peer(PEER),)), 1)["differences"] == {PEER: 0}
+
+
+def test_everyday_jobs_are_shown_side_by_side():
+    """Also a GPU, whose results have a file of their own and no column without numba."""
+    cpu = {"cpu": "a CPU", "cores": 2, "torch": "2", "numba": "1", "torchmetrics": "1", "scikit-learn": "1"}
+    gpu = cpu | {"device": "A GPU 80GB"}
+    records = []
+    for k, job in enumerate(everyday.JOBS):
+        peer = job.peers[0].name
+        records.append(recorded(job, TIMES | {"seconds": {OURS: [1.0 + k] * 3, peer: [40.0, 41.0, 39.0]}}, {}, []))
+    files = [{"machine": gpu, "families": {EVERYDAY: records}}, {"machine": cpu, "families": {EVERYDAY: records}}]
+    rows = readme.everyday_table(files).splitlines()[-len(everyday.WITH_NUMBA) :]
+    assert "| A GPU 80GB, torch 2, numba 1 | a CPU, 2 cores, torch 2, numba 1 |" in readme.everyday_table(files)
+    assert rows[0].count("1 s / 40 s = 1/40 [1/41, 1/39]") == 2
+    assert "41 s / 40 s = 1.02 [1, 1.05], MISSED by 2.5 %" in rows[0]
+    shown = readme.with_section(f"{readme.BEGIN}{readme.END}", files).splitlines()
+    ranks = [row.split(" | ")[0] for row in shown if row.startswith("| ")]
+    assert ranks == ["|", "| best", "| median", "| worst", "| worst without numba"]
+    assert [each.ratio for each in compared(records, numba=True)][-1] == 1
+    assert run.path_of(gpu).name == "a-gpu-80gb.json"
+    assert run.path_of(cpu).name == "a-cpu-2-cores.json"
+    assert run.runnable(everyday.JOBS, "cpu") == everyday.JOBS
+    assert all(job.on_device and job.numba for job in run.runnable(everyday.JOBS, "cuda"))
+
+
+def test_jobs_that_share_a_process_are_recorded_in_turn(monkeypatch):
+    """Each job is a line of the process, and other jobs have processes of their own."""
+    started = []
+
+    def measured(family, jobs, what, *options):
+        started.append(([job.name for job in jobs], what, options))
+        return iter([TIMES for _ in jobs])
+
+    monkeypatch.setattr(run, "measured", measured)
+    peers_ = (Peer(PEER),)
+    jobs = [
+        Job(name, Sides, peers_, alone=alone) for name, alone in (("a", False), ("b", False), ("c", True), ("d", True))
+    ]
+    assert [record["job"] for record in run.run("a family", jobs, 2)] == ["a", "b", "c", "d"]
+    assert [names for names, *_ in started] == [["a", "b"], ["c"], ["d"]]
+    assert started[0][1:] == ("times", ("--device", "cpu", "--rounds", "2"))
+
+
+def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    first, second, *_ = everyday.JOBS
+    here = {"cpu": "a CPU", "cores": 2, "relplot": "1"}
+    run.save(here, EVERYDAY, [{"job": first.name}, {"job": "a removed job"}])
+    path = run.save(here | {"relplot": None}, EVERYDAY, [{"job": second.name}])
+    found = {"machine": here, "families": {EVERYDAY: [{"job": first.name}, {"job": second.name}]}}
+    assert json.loads(path.read_text()) == found
+
+
+def test_every_operation_has_a_limit_and_every_reason_a_kernel():
+    kernels = list(limits.kernels(n=40, num_classes=20, n_events=400))
+    assert {kernel.op for kernel in kernels} == set(get_args(Op))
+    assert limits.REASONS.keys() <= {kernel.name for kernel in kernels}
+    for kernel in kernels:
+        kernel.call()
+        assert kernel.n_bytes > 0
 
 
 @pytest.mark.extended

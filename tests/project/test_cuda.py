@@ -38,12 +38,12 @@ def test_cuda_check_does_nothing_without_a_device(tmp_path):
 @pytest.mark.filterwarnings("ignore:the fitted scale is 0")
 def test_checks_pass_on_the_cpu(monkeypatch):
     monkeypatch.setattr(metrics, "N", 300)
-    monkeypatch.setattr(metrics, "DTYPES", (torch.float32,))
     some = list(metrics.settings())[::9]
     monkeypatch.setattr(metrics, "settings", lambda: some)
     monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises the error
     sizes = ops.Sizes(((33, 2), (17, 10), (9, 1001)), ((33, 2), (17, 10), (9, 301)), (1, 500))
-    found = [*ops.ops(CPU, sizes, "torch"), *behaviour.check_behaviour(CPU, ((40, 5),), "torch"), *metrics.metrics(CPU)]
+    found = [*ops.ops(CPU, sizes, "torch"), *behaviour.check_behaviour(CPU, ((40, 5),), "torch")]
+    found += [*metrics.metrics(CPU, (torch.float32,)), *metrics.fits(CPU)]
     assert [check for check in found if not check.passed] == []
     assert {"float16", "bfloat16", "float32", "float64"} <= {check.dtype for check in found}
     assert "ClasswiseECE after replays" in {check.what for check in found}

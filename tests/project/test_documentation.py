@@ -9,6 +9,7 @@ import pytest
 from processes import ROOT
 
 import torchcalib as tc
+import torchcalib.torchmetrics
 from torchcalib.cli.parser import make_parser
 
 pytest.importorskip("matplotlib")  # for torchcalib.plots
@@ -22,8 +23,24 @@ NAMESPACES = (
     tc.special,
     tc.testing,
     tc.integrations,
+    tc.sklearn,
+    torchcalib.torchmetrics,
 )
-FORWARDING = {"bootstrap", "by_group", "Bootstrapped", "ByGroup", "Clustered", "CalibrationCollection"}
+FORWARDING = {
+    "BinaryCalibrationError",
+    "CalibrationError",
+    "MulticlassCalibrationError",
+    "IgniteMetric",
+    "bootstrap",
+    "by_group",
+    "from_hidden",
+    "calibration_test",
+    "get_scorer",
+    "Bootstrapped",
+    "ByGroup",
+    "Clustered",
+    "CalibrationCollection",
+}
 """What hands other arguments on to a metric of the caller, or to torchmetrics."""
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 from processes import ROOT, run_python
 
@@ -11,7 +12,9 @@ import torchcalib as tc
 
 OPTIONAL = {
     *("matplotlib", "rich", "jinja2", "pyarrow", "safetensors", "sklearn", "scipy", "pandas", "hypothesis"),
-    *("numba", "triton", "lightning", "pytorch_lightning", "transformers", "accelerate"),
+    *("numba", "triton", "lightning", "pytorch_lightning", "transformers", "accelerate", "ignite"),
+    *("mlflow", "wandb", "tensorboard"),
+    *("ray", "pyspark", "dask"),
 }
 EXTRAS = {  # module: (package, extra that installs it)
     "plots": ("matplotlib", "plot"),
@@ -19,6 +22,12 @@ EXTRAS = {  # module: (package, extra that installs it)
     "reporting.render.terminal": ("rich", "report"),
     "cli.demo": ("sklearn", "demo"),
     "integrations.huggingface": ("accelerate", "huggingface"),
+    "sklearn": ("sklearn", "sklearn"),
+    "integrations.ignite": ("ignite", "ignite"),
+    "integrations.arrow": ("pyarrow", "data"),
+    "integrations.ray": ("ray", "ray"),
+    "integrations.spark": ("pyspark", "spark"),
+    "integrations.dask": ("dask", "dask"),
 }
 # torchmetrics imports optional packages if they are installed. Here it must find none.
 PROCESS = """
@@ -56,7 +65,7 @@ print(json.dumps([sorted(by_import), errors, code, output.getvalue(), sorted(uns
 
 
 def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_path):
-    (tmp_path / "x.npz").touch()
+    np.savez(tmp_path / "x.npz", probs=np.array([0.2, 0.7]), labels=np.array([0, 1]))
     done = run_python("-c", PROCESS, json.dumps(EXTRAS), tmp_path / "x.npz")
     assert done.returncode == 0, done.stderr
     loaded, errors, code, output, unseen = json.loads(done.stdout)
@@ -73,7 +82,8 @@ def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_
 @pytest.mark.parametrize(
     ("module", "name", "meant"),
     [
-        (tc, "CalibrationError", "ECE"),
+        (tc, "CalibrationError", "torchmetrics.CalibrationError"),
+        (tc, "ExpectedCalibrationError", "ECE"),
         (tc.functional, "expected_calibration_error", "ece"),
         (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"),
@@ -123,6 +133,26 @@ def test_import_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+DEFERRED = """
+import sys, torchcalib
+from torchcalib._lazy import defer_torchmetrics
+defer_torchmetrics()
+torchcalib.ECE
+assert not {"scipy", "transformers", "torchmetrics.functional", "torchmetrics.classification"} & set(sys.modules)
+import torchmetrics
+assert issubclass(torchcalib.ECE, torchmetrics.Metric)
+assert issubclass(torchcalib.CalibrationCollection, torchmetrics.MetricCollection)
+from torchmetrics import *
+assert "__getattr__" not in vars(torchmetrics)
+print(Accuracy(task="binary"), torchmetrics.utilities.data.dim_zero_cat.__name__)
+"""
+
+
+def test_torchmetrics_is_imported_completely_at_its_first_use():
+    done = run_python("-c", DEFERRED)
+    assert done.stdout.split() == ["BinaryAccuracy()", "dim_zero_cat"], done.stderr
+
+
 REPORT = """
 import sys, torch, torchmetrics
 before = set(sys.modules)
@@ -142,6 +172,6 @@ def test_package_data_is_installed():
     package = ROOT / "torchcalib"
     installed = {path for pattern in settings["package-data"]["torchcalib"] for path in package.glob(pattern)}
     there = {
-        path for path in package.rglob("*") if path.suffix in (".pyi", ".jinja", ".typed") or path.name == "py.typed"
+        path for path in package.rglob("*") if path.suffix in (".pyi", ".jinja", ".json") or path.name == "py.typed"
     }
     assert there == installed

@@ -68,8 +68,16 @@ def test_actions_of_workflows_are_pinned_by_commit_and_have_the_least_permission
     granted = {
         line.strip() for text in WORKFLOWS.values() for line in text.splitlines() if re.search(r": write\b", line)
     }
-    assert {line.partition("  #")[0] for line in granted} == {"id-token: write", "attestations: write"}
-    assert "write" not in WORKFLOWS["docs.yml"] + WORKFLOWS["tests.yml"]
+    assert {line.partition("  #")[0] for line in granted} == {
+        "id-token: write",
+        "attestations: write",
+        "contents: write",
+    }
+    build, _, notebooks = WORKFLOWS["docs.yml"].partition("\n  notebooks:\n")
+    assert "write" not in build + WORKFLOWS["tests.yml"]
+    # The job that writes runs no code of the repository, and not for pull requests.
+    assert "if: github.ref == 'refs/heads/main'" in notebooks
+    assert "checkout" not in notebooks
 
 
 def test_a_release_is_built_with_known_hashes_only_and_attested():

@@ -1,7 +1,7 @@
 """Code blocks of README.md and of the pages in docs/ run. Their language and first line determine how.
 
-- The Python blocks of a page run in order, in one namespace and one temporary folder. A `text` block directly below a
-  Python block must contain what it prints; `...` stands for any text.
+- The Python blocks of a page run in order, in one namespace and one temporary folder. Those of the README run alone.
+  A `text` block directly below a Python block must contain what it prints; `...` stands for any text.
 - A Python block whose first line is `# name.py` or `# name.py: torchrun ...` is a script. It is written to `name.py`
   and run as the main program, and by that command.
 - In a shell block `torchcalib`, `torchrun` and `python` are run on generated prediction files. The extras of
@@ -30,16 +30,27 @@ INCLUDED = (str(Path("docs/contributing.md")),)  # a page without text of its ow
 SOURCES = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
 OWN_TEXT = [str(path) for path in SOURCES if set(path.parts).isdisjoint(GENERATED) and str(path) not in INCLUDED]
 PAGES = ["README.md", *OWN_TEXT]
+ELSEWHERE = {str(Path("docs/guide/engines.md"))}  # run by tests/engines
 SITE = re.compile(r"https://torchcalib\.readthedocs\.io/(?:en/\w+/)?(.*?)(?:#.*)?")
 HOSTS = r"github\.com/torchcalib/torchcalib/(?:blob|tree|raw)|raw\.githubusercontent\.com/torchcalib/torchcalib"
 REPOSITORY = re.compile(rf"https://(?:{HOSTS})/main/([^#]*)(?:#.*)?")
 OWN = ("git clone https://github.com/torchcalib/torchcalib", "cd torchcalib")  # how to make a checkout
 SCRIPT = re.compile(r"# (\w+\.py)(?:: (torchrun .+))?\n")
 # Pages with processes, frameworks, commands or training take seconds.
-OPTIONAL = {"lightning", "matplotlib", "pandas", "sklearn", "transformers"}  # packages of extras
-EXTENDED = re.compile(
-    r"torchrun|(?:import|from) (?:lightning|transformers)|^ *torchcalib |optimizer\.step", flags=re.MULTILINE
-)
+OPTIONAL = {
+    "evidently",
+    "ignite",
+    "lightning",
+    "matplotlib",
+    "mlflow",
+    "monai",
+    "pandas",
+    "sklearn",
+    "transformers",
+    "wandb",
+}  # packages of extras
+FRAMEWORKS = "evidently|ignite|lightning|mlflow|monai|transformers|wandb"
+EXTENDED = re.compile(rf"torchrun|(?:import|from) (?:{FRAMEWORKS})|^ *torchcalib |optimizer\.step", flags=re.MULTILINE)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 OUTPUTS = ("--out", "--save")  # prefixes of options for output paths
 
@@ -187,7 +198,7 @@ def run_page(name, folder, monkeypatch, capsys):
             if block.script:
                 run_script(block.script[2], code, monkeypatch, capsys)
             else:
-                exec(code, namespace)
+                exec(code, {"__name__": "__main__"} if name == "README.md" else namespace)
             if block.shown is not None:
                 assert_agrees(capsys.readouterr().out, block.shown, f"{name}:{block.line}")
 
@@ -227,6 +238,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("WANDB_MODE", "offline")
     return tmp_path
 
 
@@ -235,6 +249,7 @@ def folder(tmp_path, monkeypatch):
     [
         pytest.param(name, marks=[pytest.mark.extended] if name != "README.md" and EXTENDED.search(page(name)) else [])
         for name in PAGES
+        if name not in ELSEWHERE
     ],
 )
 # Lightning warns about worker processes for tiny data and a deprecated name of torch, transformers about a missing GPU.
@@ -295,6 +310,12 @@ def test_readme_is_short_and_its_links_resolve():
     targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", text)
     missing = [target for target in map("".join, targets) if not target_exists(target)]
     assert not missing
+
+
+def test_links_of_the_index_for_language_models_resolve():
+    targets = re.findall(r"\]\(([^)\s]+)\)", page("docs/llms.txt"))
+    assert len(targets) >= 20
+    assert not [target for target in targets if not target_exists(target)]
 
 
 def target_exists(target):

@@ -1,7 +1,9 @@
 """Tests of each class and of each label in reports."""
 
 import math
+import re
 from dataclasses import replace
+from html import escape
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from helpers.reports import QUICK, full_report, miscalibrated_data
 
 import torchcalib as tc
 from torchcalib.core.events import NamedMode
+from torchcalib.display.tables import to_html
 from torchcalib.inference import calibration_test
 from torchcalib.reporting.assembling import _adjusted
 from torchcalib.reporting.render.contents import key_numbers
@@ -105,3 +108,37 @@ def test_classes_without_data_or_tests_have_no_direction():
     assert replace(line, gap_p_value=math.nan).direction == "not significant"
     assert full_report("binary").class_lines == ()
     assert full_report("binary").classes is None
+
+
+def slow_ece(preds, outcomes, n_bins):
+    """ECE of a label: sum over bins of n_b / n |mean outcome - mean confidence|, by a loop over samples."""
+    bins = [[0.0, 0.0] for _ in range(n_bins)]
+    for p, y in zip(preds.tolist(), outcomes.tolist(), strict=True):
+        k = min(int(p * n_bins), n_bins - 1)
+        bins[k][0] += p
+        bins[k][1] += y
+    return sum(abs(outcome - confidence) for confidence, outcome in bins) / len(preds)
+
+
+def test_multilabel_values_are_those_of_each_label_wherever_they_are_shown():
+    plots = pytest.importorskip("torchcalib.plots")
+    preds, target = miscalibrated_data("multilabel")
+    report = full_report("multilabel")
+    stage, labels = report.calibration, range(preds.shape[1])
+    eces = [slow_ece(preds[:, k], target[:, k], report.settings["n_bins"]) for k in labels]
+    mean = sum(eces) / len(eces)
+    assert [line.value for line in report.class_lines] == pytest.approx(eces, abs=1e-12)
+    assert (report.main_line.value, stage.raw.ece) == (pytest.approx(mean, abs=1e-12),) * 2
+    shown = f"{mean:.3g}"
+    assert {number.name: number for number in key_numbers(report)}["ECE"].value.startswith(shown)
+    legend = plots.reliability_diagram(report).get_legend().get_texts()[0].get_text()
+    assert legend.startswith(f"mean ECE of labels {shown}")
+
+    # Every label has the parameters of a fit to it alone. The accuracy of fits limits that of the numbers in the words.
+    page = to_html(report.classes)
+    for k in labels:
+        words = stage.label_parameters[k]
+        alone = type(stage.calibrator)().fit(preds[:, k], target[:, k], task="binary").in_words()
+        numbers = [[float(x) for x in re.findall(r"[-+]?\d+\.?\d*", text)] for text in (words, alone)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.01)
+        assert escape(words) in page

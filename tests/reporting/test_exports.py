@@ -17,6 +17,7 @@ import torchcalib as tc
 from torchcalib.display.tables import Cell, Column, Table, number
 from torchcalib.reporting.render.html import render
 from torchcalib.results.history import History, HistoryRow
+from torchcalib.results.schema import PATH, report_schema
 
 HOSTILE = "<b>|_%$&#{}~^\\"
 HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25, "ece": 0.125})))
@@ -224,3 +225,65 @@ def test_class_names_are_in_text_page_tables_and_diagrams():
     binary = tc.report([0.1, 0.7, 0.8], ["ham", "spam", "spam"], class_names=["ham", "spam"], **QUICK)
     assert "positive class (spam)" in render(binary)
     assert tc.report(probs, target, positive_classes=[1], class_names=names, **QUICK).class_names == ()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_flat_contains_every_number_of_the_lines(task):
+    report = full_report(task)
+    flat = report.flat()
+    assert flat.pop("n") == report.n
+    for line in report.lines:
+        assert flat.pop(line.key) == pytest.approx(line.value, nan_ok=True)
+        ends = {} if line.interval is None else {"low": line.interval.low, "high": line.interval.high}
+        evidence = {"noise_floor": line.noise_floor, "p_value": line.p_value, **ends}
+        for name, value in evidence.items():
+            assert value is None or flat.pop(f"{line.key}/{name}") == value
+    assert not flat
+
+
+def assert_valid(value, schema, definitions, where="report"):
+    """Check a value against the keywords of JSON Schema that `report_schema` uses."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].removeprefix("#/$defs/")]
+    if "anyOf" in schema:
+        errors = []
+        for one in schema["anyOf"]:
+            try:
+                return assert_valid(value, one, definitions, where)
+            except AssertionError as error:
+                errors.append(str(error))
+        raise AssertionError(f"{where}: {errors}")
+    assert value in schema.get("enum", [value]), where
+    assert value == schema.get("const", value), where
+    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+    kinds |= {"integer": int, "number": int | float}
+    if kind := schema.get("type"):
+        assert isinstance(value, kinds[kind]), f"{where}: {value!r} is not of type {kind}"
+        assert kind == "boolean" or not isinstance(value, bool), where
+    if schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        assert set(schema.get("required", ())) <= set(value), where
+        assert set(value) <= set(properties) or "additionalProperties" in schema, f"{where}: {set(value)}"
+        for name, item in value.items():
+            assert_valid(item, properties.get(name, schema.get("additionalProperties")), definitions, f"{where}.{name}")
+    if schema.get("type") == "array":
+        assert schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf), where
+        for k, item in enumerate(value):
+            items = schema["prefixItems"][k] if "prefixItems" in schema else schema["items"]
+            assert_valid(item, items, definitions, f"{where}[{k}]")
+    return None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_json_of_a_report_agrees_with_its_schema(task):
+    schema = json.loads(PATH.read_text(encoding="utf-8"))
+    assert schema == report_schema(), "`python -m torchcalib.results.schema` writes the file"
+    reports = [full_report(task), replace(quick_report(task), history=HISTORY)]
+    if task == "binary":
+        reports += [replace(quick_report("binary"), groups=grouped()), calibrated_report("binary")]
+    for report in reports:
+        assert_valid(json.loads(report.to_json()), schema, schema["$defs"])
+    wrong = {"schema_version": 0, "task": "regression", "n": "many", "lines": [{}], "decision": None}
+    for name, value in wrong.items():
+        with pytest.raises(AssertionError):
+            assert_valid(json.loads(reports[0].to_json()) | {name: value}, schema, schema["$defs"])

@@ -19,8 +19,9 @@ from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
 from torchcalib.reporting import buffer, testing
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.saving import VERSION, state_bytes
+from torchcalib.reporting.saving import state_bytes
 
+VERSION = ReportBuilder.FORMAT[1]
 SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 
 
@@ -303,6 +304,8 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
             ReportBuilder.load("bad.pt")
         assert str(e.value).endswith("`ReportBuilder.save`.")
         assert str(e.value).isprintable()
+        with pytest.raises(ValueError, match="`content` must be a complete report state, got"):
+            ReportBuilder.from_bytes(Path("bad.pt").read_bytes())
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
@@ -318,6 +321,7 @@ def test_states_before_the_hostile_changes_are_valid(tmp_path):
         write = sketch() if task == "sketch" else changed("version", to=VERSION, task=task)
         write(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
+        assert_same(ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).report().to_dict(), report.to_dict())
         weighted = task in ("multiclass", "binary", "sketch")
         assert report.n == (data_set(report.task, 12, "counts")["weights"].sum() if weighted else 12)
 

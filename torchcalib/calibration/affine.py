@@ -5,7 +5,8 @@ Ensemble temperature scaling mixes temperature scaling, the predictions, and the
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from torchcalib.calibration.likelihood import (
     temperature_fit,
     temperature_in_words,
 )
+from torchcalib.core.checks import HiddenRule, LabelRule, enforce
+from torchcalib.core.linear_logits import LinearLogits, linear_logits
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import listed
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
@@ -28,6 +31,7 @@ from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import fit_affine, fit_bias
 from torchcalib.ops.newton.mixture import fit_mixture
 from torchcalib.ops.newton.scores import PIECE
+from torchcalib.ops.newton.temperature import solve_by_moments
 
 _REMARKS = {
     AT_ZERO: "the fitted scale is 0: no positive scale improves on predictions that ignore the input.",
@@ -38,6 +42,7 @@ _REMARKS = {
 }
 
 _SMALLEST = -1e30  # replaces log 0, because differences of infinite values would be NaN
+_FEW_ROWS = 32  # number of hidden states from which the first estimate of a temperature is computed
 _SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
 
 
@@ -159,6 +164,82 @@ class TemperatureScaling(_Affine):
     name = "temperature scaling"
     zeros = "never"
     with_bias = False
+
+    def fit_from_hidden(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        *,
+        bias: Tensor | None = None,
+        logit_scale: float | None = None,
+        softcap: float | None = None,
+        vocab_group: Any = None,
+        weights: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Fit the temperature to hidden states and a linear head, without writing the logits.
+
+        The fit takes about four passes over the blocks of logits. The first one evaluates several temperatures, from
+        which an interpolation starts Newton steps. The last step changes T by less than a factor of 1e-5. `grad_norm`
+        is the gradient before this step. The fitted calibrator is that of `fit` to the logits. Call it with logits, or
+        pass its temperature to `torchcalib.functional.from_hidden`.
+
+        Args:
+            hidden: Input of the head `(..., N, H)`.
+            weight: Weight of the head `(V, H)`.
+            target: Labels `(..., N)`.
+            bias, logit_scale, softcap, vocab_group: See `torchcalib.functional.from_hidden`.
+            weights: Non-negative weight of each sample `(..., N)`, or None for 1.
+            ignore_index: Rows with this label are ignored.
+
+        Returns:
+            The calibrator itself.
+
+        Raises:
+            TypeError, ValueError: for invalid input, as in `torchcalib.functional.from_hidden`.
+
+        Warns:
+            UserWarning: see `fit`.
+
+        Example:
+            >>> hidden, weight = torch.randn(200, 8), torch.randn(1000, 8)
+            >>> labels = torch.distributions.Categorical(logits=hidden @ weight.T / 2).sample()
+            >>> calibrator = TemperatureScaling().fit_from_hidden(hidden, weight, labels)
+            >>> torch.allclose(calibrator.alpha, TemperatureScaling().fit(hidden @ weight.T, labels).alpha)
+            True
+        """
+        preds = linear_logits(
+            hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, vocab_group=vocab_group
+        )
+        # The first pass of the fit checks the values.
+        how = {"from_logits": True, "ignore_index": ignore_index, "weights": weights, "validate_args": False}
+        return self.adopt(self.fit_to(self.read(preds, target, task="multiclass", options=how)))
+
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return the fitted parameters; see `Calibrator.parameters_for`."""
+        if not isinstance(p.input_preds, LinearLogits):
+            return super().parameters_for(p, weights)
+        w = sample_weights(p, weights)
+        used = w != 0
+        logits, target, w = p.input_preds.detach()[used], p.input_target[used], w[used]
+        enforce([LabelRule(target, p.num_classes)], None, None, False)
+
+        def moments(rows: slice, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            found = logits[rows].moments(target[rows], alpha)
+            enforce([HiddenRule(found.mean[0])], None, None, False)
+            return found.label, found.mean, found.variance
+
+        every, few = slice(None), slice(None, None, max(1, len(w) // _FEW_ROWS))
+        estimate = torch.ones_like(w.sum())
+        for rows in (few, every):
+            alpha, grad_norm, outcome, lost = solve_by_moments(partial(moments, rows), w[rows], estimate)
+            estimate = torch.where(outcome == CONVERGED, alpha, estimate)
+        converged = (outcome == CONVERGED) | (outcome == AT_ZERO)
+        beta = torch.zeros(p.num_classes, dtype=alpha.dtype, device=alpha.device)
+        beta = beta.masked_fill(outcome == NO_DATA, torch.nan)
+        found = {"alpha": alpha, "beta": beta, "grad_norm": grad_norm, "outcome": outcome, "lost": lost}
+        return {**found, "converged": converged}
 
 
 class AffineScaling(_Affine):

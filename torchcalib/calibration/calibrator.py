@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, is_int, task_of, with_weights
+from torchcalib.core.arguments import Task, is_int, task_of, with_own_names
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
@@ -136,15 +136,20 @@ class Calibrator(nn.Module, ABC):
         if any(options.get(name) is not None for name in ("num_classes", "num_labels")):
             task = task_of(task, **options)
         if "sample_weight" in options:
-            options = with_weights(options)
-        given = prepare(preds, target, task, class_names=class_names, positive_classes=positive_classes)
+            options = with_own_names(options)
+        given = prepare(
+            preds, target, task, class_names=class_names, positive_classes=positive_classes, from_logits=from_logits
+        )
         options["from_logits"] = infer_from_logits(given.preds, given.task) if from_logits is None else from_logits
         options["positive_classes"] = positive_classes
         p = self.read(given.preds, given.target, task=given.task, options=options)
         how = input_format_of(given.task, options)
         axis = how.resolved(given.preds, given.target, how.batch_dims).axis
         with torch.inference_mode(False):  # autograd cannot use tensors that are created in inference mode
-            fitted = self.fit_to(p, class_axis=axis, positive_classes=positive_classes)
+            return self.adopt(self.fit_to(p, class_axis=axis, positive_classes=positive_classes))
+
+    def adopt(self, fitted: Self) -> Self:
+        """Take the parameters of a fitted copy, and warn about problems of its fit."""
         for name in (*dict(fitted.named_buffers(remove_duplicate=False)), *_KIND):
             setattr(self, name, getattr(fitted, name))
         self.warn()
@@ -180,7 +185,7 @@ class Calibrator(nn.Module, ABC):
         """
         with torch.no_grad():
             buffers = self.parameters_for(p, weights)
-        exact = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.values.device))
+        exact = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.input_preds.device))
         fitted = self._with_buffers({"grad_norm": exact, **buffers})
         fitted.task, fitted.from_logits, fitted.class_axis = p.task, p.from_logits, class_axis
         fitted.positive_classes = None if positive_classes is None else tuple(map(int, positive_classes))
@@ -449,5 +454,5 @@ def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:
     if weights is None:
         weights = p.weights
     if weights is None:
-        return torch.ones(shape, dtype=wide_dtype(p.values.device), device=p.values.device)
+        return torch.ones(shape, dtype=wide_dtype(p.input_preds.device), device=p.input_preds.device)
     return weights.expand(*weights.shape[: max(0, weights.dim() - len(shape))], *shape)

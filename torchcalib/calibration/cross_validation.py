@@ -146,14 +146,14 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
                 raise ValueError(f"`{name}` must be left out with {other}, got {shown(options.get(name))}.")
     if held_out is not None:
         fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
-        _with_warning(fit, p)
+        with_warning(fit, p)
         return Fitting(p, lambda p: [fit.calibrated(p.values, p.from_logits)], 1)
     if on_test:
-        return Fitting(p, lambda p: [_with_warning(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits)], 1)
+        return Fitting(p, lambda p: [with_warning(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits)], 1)
     splits, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> list[Tensor]:
-        fits = _with_warning(calibrator.fit_to(p, weights_of_training_parts(p, splits, n_folds)), p)
+        fits = with_warning(calibrator.fit_to(p, weights_of_training_parts(p, splits, n_folds)), p)
         return [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
 
     return Fitting(p, cross_validated, len(splits) * n_folds, is_cross_validated=True)
@@ -184,7 +184,7 @@ def _checked(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, 
     return p.set_in_log_odds() if calibrator.in_log_odds else p
 
 
-def _with_warning(fit: Calibrator, p: Predictions) -> Calibrator:
+def with_warning(fit: Calibrator, p: Predictions) -> Calibrator:
     """Return the fit, and warn if it did not converge, because the true gain of calibration may be larger.
 
     Fits without data do not warn: their predictions are NaN. Fits to replicates do not warn, because small replicates

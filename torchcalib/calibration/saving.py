@@ -77,7 +77,7 @@ def load_calibrator(path: str | Path) -> Calibrator:
     with Path(path).open("rb"):  # raises an OSError, which is more precise than the errors below
         pass
     try:
-        saved = load_tensors(path)
+        saved = load_tensors(Path(path))
         return calibrator_from(saved.get(CHECKPOINT_KEY, saved))
     # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
     except Exception as error:

@@ -1,7 +1,7 @@
 """Command line interface. `COMMANDS` in `parser` lists the commands and their modules.
 
-An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments and paths are checked
-before the module of the command imports torch. Help and path errors are therefore fast.
+An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments, paths and headers of
+files are checked before the module of the command imports torch. Help and these errors are therefore fast.
 """
 
 import io
@@ -9,8 +9,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from torchcalib._lazy import defer_torchmetrics
+from torchcalib.cli.inputs import check_places
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
-from torchcalib.cli.parser import make_parser
+from torchcalib.cli.options import check_counts
+from torchcalib.cli.parser import Command, make_parser
 from torchcalib.cli.ranks import joined
 
 
@@ -26,9 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings_in_one_line(), joined() as ranks:
             with ranks.agreed():
-                paths = arguments.find(arguments)
+                command: Command = arguments.declared
+                check_counts(arguments)
+                paths = command.find(arguments)
+                if ranks.n_ranks == 1:  # otherwise each rank opens its share of the files
+                    command.open(arguments, paths)
+                if ranks.is_first:
+                    check_places(arguments, command.places, paths)
                 with working("loading torch", shown=ranks.is_first):
-                    module = import_module(f"torchcalib.cli.{arguments.module}")
+                    defer_torchmetrics()
+                    module = import_module(f"torchcalib.cli.{command.module}")
             code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130

@@ -1,19 +1,17 @@
 """The commands `torchcalib calibrate FILE ... --out PATH` and `torchcalib apply CALIBRATOR FILE ... --out PATH`."""
 
 import argparse
-import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from torchcalib._lazy import SYNONYMS
+import torchcalib
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
-from torchcalib.cli.files import check_place, print_json, read_builder
+from torchcalib.cli.files import print_json, read_builder
+from torchcalib.cli.inputs import opened_to_convert
 from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.display.words import count
@@ -27,8 +25,8 @@ from torchcalib.reporting.building import ReportBuilder
 @on_first
 def calibrate(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Fit a calibrator, by default the recommended one, to the predictions in files, and save it."""
-    place = check_place("--out", arguments.out, paths)
-    calibrator = None if arguments.calibrator is None else _named(arguments.calibrator)
+    place = Path(arguments.out)
+    calibrator = None if arguments.calibrator is None else getattr(torchcalib, arguments.calibrator)()
     builder = read_builder(arguments, paths, with_intervals=False)
     if why_not := builder.why_no_calibration():
         raise _unsuitable(why_not)
@@ -65,26 +63,10 @@ def _unsuitable(reason: str) -> ValueError:
     return ValueError(f"The data must be such that calibrators can be fitted, got unsuitable data: {reason}.")
 
 
-def _named(name: str) -> Calibrator:
-    """Return a calibrator by the name of its class or its name in reports; case, spaces and hyphens do not matter."""
-    known = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
-    by_name = {_letters(word): kind for kind in known.values() for word in (kind.name, kind.__name__)}
-    if found := by_name.get(_letters(name)):
-        return found()
-    similar = [each for each in known if _letters(name) and _letters(each).startswith(_letters(name))][:1]
-    similar = [SYNONYMS[name]] if SYNONYMS.get(name) in known else similar or get_close_matches(name, known, 1, 0.6)
-    advice = f"Did you mean `{similar[0]}`?" if similar else f"Calibrators are {', '.join(known)}."
-    raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
-
-
-def _letters(name: str) -> str:
-    return re.sub("[^a-z]", "", name.lower())
-
-
 @on_first
 def apply(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Copy prediction files with calibrated predictions."""
-    place = check_place("--out", arguments.out, [*paths, Path(arguments.calibrator)])
+    place = Path(arguments.out)
     calibrator = load_calibrator(arguments.calibrator)
     if calibrator.positive_classes is not None:
         raise ValueError(
@@ -105,7 +87,7 @@ def apply(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
         return calibrated
 
     with working("calibrating"):
-        copied = copy_of(paths, arguments.preds, convert)
+        copied = copy_of(opened_to_convert(arguments, paths), convert)
         content, not_stored = copied.content(place)
         write_whole(place, content)
     n = len(copied.arrays[copied.preds])

@@ -8,13 +8,13 @@ from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.messages import computing, output
 from torchcalib.cli.ranks import on_first
 from torchcalib.io.errors import printable
-from torchcalib.results.conditions import DEFAULT, Condition
+from torchcalib.results.conditions import Condition
 
 
 @on_first
 def check(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
     """Compute a report, print whether the condition of failure holds, and return the exit code."""
-    condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
+    condition: Condition = arguments.condition
     builder = read_builder(arguments, paths, with_calibration=False, with_intervals=condition.needs_intervals)
     with computing("computing values"):
         report = builder.report()

@@ -2,18 +2,18 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 
 from torch import Tensor
 
-from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
+from torchcalib.cli.files import check_logits, check_pages, in_rows
+from torchcalib.cli.inputs import make_folder, opened_systems
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.systems import System
-from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
+from torchcalib.io.rows import Rows
 from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-from torchcalib.reporting.reading import PIECE_BYTES
 from torchcalib.reporting.render import terminal
 
 
@@ -21,10 +21,9 @@ from torchcalib.reporting.render import terminal
 def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:
+        check_pages()
         make_folder(arguments.out)
-    with working("opening the files"):
-        files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}
-    _check_alike(files)
+    files = opened_systems(arguments, systems)
     first = next(iter(files.values()))
     builder = ComparisonBuilder(
         tuple(files),
@@ -58,24 +57,6 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
         return
     terminal.show_comparison(compared, arguments.all)
     terminal.show_paths(paths)
-
-
-def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
-    """Check that all systems agree in task, number of rows, shape, class order and presence of weights."""
-    for (a, first), (b, second) in pairwise(files.items()):
-        classes = [predictions.source.class_names for predictions in (first, second)]
-        for kind, found_a, found_b in (
-            ("task", first.task_of_report, second.task_of_report),
-            ("number of rows", first.n_rows, second.n_rows),
-            ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
-            ("order of classes", *(", ".join(names) if all(classes) else "" for names in classes)),
-            ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
-        ):
-            if found_a != found_b:
-                raise ValueError(
-                    f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
-                    "Compare predictions of the same rows."
-                )
 
 
 def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:

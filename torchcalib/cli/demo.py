@@ -16,10 +16,10 @@ try:
 except ImportError as error:
     raise ImportError("`torchcalib demo` requires scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
-from torchcalib.cli.files import make_folder
+from torchcalib.cli.files import check_pages
+from torchcalib.cli.inputs import make_folder
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
-from torchcalib.core.arguments import check_count
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
@@ -31,7 +31,7 @@ _N_TRAIN = 250  # number of training samples, small enough for over-fitting
 @on_first
 def demo(arguments: argparse.Namespace, _: Any) -> None:
     """Train the classifier, print its metrics after every epoch, and write a report on the validation data."""
-    check_count("epochs", arguments.epochs)
+    check_pages()
     make_folder(arguments.out)
     digits = load_digits()
     inputs, labels = torch.from_numpy(digits.data / 16).float(), torch.from_numpy(digits.target).long()

@@ -1,38 +1,29 @@
-"""Open prediction files, and create folders, for the commands."""
+"""Read prediction files, create folders and print results, for the commands."""
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import output, working
+from torchcalib.core.events import Mode, NamedMode, TopK
 from torchcalib.core.mistakes import look_like_probabilities
-from torchcalib.io.opening import PredictionFiles, Rows, open_predictions
-from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.reading import PIECE_BYTES, builder_for
-from torchcalib.results.base import plain
+from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
+from torchcalib.io.rows import Rows
+
+if TYPE_CHECKING:
+    from torchcalib.reporting.building import ReportBuilder
 
 
-def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
-    """Open prediction files with the command line options. `preds` overrides the option --preds."""
-    return open_predictions(
-        paths,
-        preds=arguments.preds if preds is None else preds,
-        target=arguments.target,
-        weights=arguments.weights,
-        groups=getattr(arguments, "groups", None),
-        clusters=getattr(arguments, "clusters", None),
-        from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
-        task=arguments.task,
-        class_names=None if arguments.class_names is None else arguments.class_names.split(","),
-        nan_policy=arguments.nan_policy,
-        normalize=arguments.normalize,
-    )
+def mode_of(name: str) -> Mode:
+    """Return the mode that the option --mode names, `TopK(5)` for "top5"."""
+    rank = name.removeprefix("top")
+    return TopK(int(rank)) if rank.isdecimal() else cast("NamedMode", name)
 
 
 @contextmanager
@@ -57,10 +48,11 @@ def read(arguments: argparse.Namespace, files: PredictionFiles, update: Callable
             advance(len(rows))
 
 
-def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **settings: Any) -> ReportBuilder:
+def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **settings: Any) -> "ReportBuilder":
     """Read prediction files into a builder for reports. `settings` are further arguments of `ReportBuilder`."""
-    with working("opening the files"):
-        files = opened(arguments, paths)
+    from torchcalib.reporting.reading import builder_for  # `torchcalib metric` does not need reports
+
+    files = opened(arguments, paths)
     for name in ("n_bins", "right", "ignore_index", "nan_policy"):
         if hasattr(arguments, name):
             settings[name] = getattr(arguments, name)
@@ -82,30 +74,13 @@ def check_logits(arguments: argparse.Namespace, files: PredictionFiles, preds: T
         )
 
 
-def make_folder(out: str) -> None:
-    """Create the folder for results, unless it exists, if the packages for pages are installed."""
+def check_pages() -> None:
+    """Raise ImportError unless the packages for pages are installed."""
     from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
-
-    if not out or (Path(out).exists() and not Path(out).is_dir()):
-        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
-    Path(out).mkdir(parents=True, exist_ok=True)
-
-
-def check_place(option: str, place: str, inputs: Sequence[Path]) -> Path:
-    """Return the path of a file for results. Raise ValueError unless it can be written, and is not an input file."""
-    path, folder = Path(place), Path(place).parent
-    if path.is_dir() or not path.name:
-        raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
-    if not folder.is_dir():
-        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
-    if not os.access(folder, os.W_OK):
-        found = f"got {str(path)!r}. Name another one."
-        raise ValueError(f"`{option}` must be in a folder that can be written to, {found}")
-    if any(path.exists() and path.samefile(other) for other in inputs):
-        raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")
-    return path
 
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print plain values, or those of data classes, as strict JSON."""
+    from torchcalib.results.base import plain
+
     output(json.dumps(plain(content), indent=2, allow_nan=False))

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 import torchcalib
-from torchcalib.cli.files import opened, print_json, read
+from torchcalib.cli.files import mode_of, print_json, read
+from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import output, working
 from torchcalib.cli.parser import metrics
 from torchcalib.cli.ranks import on_first
 from torchcalib.core.arguments import unknown_argument
-from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.io.opening import PredictionFiles
+from torchcalib.io.rows import Rows
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.proper_scores import Accuracy
 
@@ -27,8 +29,22 @@ _DECLARED = {"task", "num_classes", "num_labels", "from_logits", "class_axis", "
 def metric(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Compute one metric of the predictions in files, and print its value, or its values in lines."""
     kind: type[CalibrationMetric[Any]] = getattr(torchcalib, metrics()[arguments.name])
-    with working("opening the files"):
-        files = opened(arguments, paths)
+    computed, files = updated(kind, arguments, paths)
+    with working("computing the value"):
+        value = computed.compute()
+    if arguments.json:
+        described = {"metric": arguments.name, "name": computed.name, "unit": computed.unit}
+        settings = {name: setting for name, setting in computed.settings.items() if setting is not None}
+        print_json({**described, "value": value.tolist(), "rows": files.n_rows, "settings": settings})
+    else:
+        output("\n".join(f"{number:.6g}" for number in value.flatten().tolist()))
+
+
+def updated(
+    kind: type[CalibrationMetric[Any]], arguments: argparse.Namespace, paths: Sequence[Path]
+) -> tuple[CalibrationMetric[Any], PredictionFiles]:
+    """Return a metric of the predictions in files, and the files."""
+    files = opened(arguments, paths)
     computed = kind(**_options(kind, arguments, files))
 
     def update(rows: Rows) -> None:
@@ -38,14 +54,7 @@ def metric(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
         computed.update(preds, rows.target, rows.weights)
 
     read(arguments, files, update)
-    with working("computing the value"):
-        value = computed.compute()
-    if arguments.json:
-        described = {"metric": arguments.name, "name": computed.name, "unit": computed.unit}
-        settings = {name: setting for name, setting in computed.settings.items() if setting is not None}
-        print_json({**described, "value": value.tolist(), "rows": files.n_rows, "settings": settings})
-    else:
-        output("\n".join(f"{number:.6g}" for number in value.flatten().tolist()))
+    return computed, files
 
 
 def _options(
@@ -62,8 +71,8 @@ def _options(
             found[name] = getattr(arguments, name)
     if source.are_confidences and "mode" in known:
         found["mode"] = "positive"  # the confidence is the probability of a correct answer
-    given = {} if arguments.mode is None else {"mode": arguments.mode}
-    for option in arguments.option or ():
+    given = {} if arguments.mode is None else {"mode": mode_of(arguments.mode)}
+    for option in getattr(arguments, "option", None) or ():
         name, equals, text = option.partition("=")
         if not equals:
             raise ValueError(

@@ -1,13 +1,19 @@
 """Arguments that several commands share, each declared once, and the names of arrays and columns for their help."""
 
 import argparse
+import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from torchcalib.io.errors import shown
 from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, TARGETS, TASKS, WEIGHTS
 from torchcalib.io.paths import check_paths, expanded
+
+MODES = ("positive", "top_label", "classwise")
+"""Kinds of confidence with a name; see `torchcalib.core.events.NamedMode`."""
 
 Add = Callable[[argparse.ArgumentParser], Any]
 """Function that adds arguments to the parser of a command."""
@@ -59,10 +65,44 @@ def add_preds(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
 
 
+def check_counts(arguments: argparse.Namespace) -> None:
+    """Raise ValueError unless numbers of bins and epochs are at least 1."""
+    for name in ("n_bins", "epochs"):
+        if getattr(arguments, name, 1) < 1:
+            found = getattr(arguments, name)
+            raise ValueError(f"`--{name.replace('_', '-')}` must be at least 1, got {found}. Pass a positive number.")
+
+
+def _mode(text: str) -> str:
+    """Return the name of a mode, "top5" for `TopK(5)`."""
+    if ranked := re.fullmatch(r"top_?(?:k[=(]?)?([1-9]\d{0,8})\)?", text, re.IGNORECASE):
+        return f"top{ranked[1]}"
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(f"must be {', '.join(MODES)} or top5 (any number), got {shown(text)}")
+    return text
+
+
+def word(text: str) -> tuple[str, float]:
+    """Return the word and the confidence of `WORD=P`."""
+    name, _, value = text.rpartition("=")
+    try:
+        p = float(value)
+    except ValueError:
+        p = math.nan
+    if not (name and 0 <= p <= 1):
+        raise argparse.ArgumentTypeError(
+            f"must be a word and its confidence in [0, 1], as in high=0.9, got {shown(text)}"
+        )
+    return name, p
+
+
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """Add the option for the kind of confidence."""
     parser.add_argument(
-        "--mode", help="kind of confidence: positive, top_label or classwise (default: the first one of the task)"
+        "--mode",
+        type=_mode,
+        help="kind of confidence: positive, top_label, classwise, or top5 for the 5 most probable classes together "
+        "(default: the first one of the task)",
     )
 
 

@@ -17,11 +17,12 @@ import torchcalib
 from torchcalib._lazy import SYNONYMS as SYNONYMS_OF_NAMES
 from torchcalib._lazy import public_names
 from torchcalib._version import __version__
-from torchcalib.cli import options
+from torchcalib.cli import inputs, options
 from torchcalib.cli.systems import systems_of
-from torchcalib.io.errors import limited, quoted, short_name
+from torchcalib.io.errors import limited, quoted, short_name, shown
 from torchcalib.io.names import SYNONYMS
 from torchcalib.io.paths import expanded, format_of
+from torchcalib.results.conditions import DEFAULT, Condition
 
 _REPORT_EXAMPLES = f"""examples:
   torchcalib report predictions.csv
@@ -51,6 +52,16 @@ _COMPARE_EXAMPLES = f"""examples:
 
 {options.NAMES}"""
 
+_AUDIT_EXAMPLES = """examples:
+  torchcalib audit samples_arc_easy.jsonl
+  torchcalib audit answers.csv --as-published hle
+  torchcalib audit samples_a.jsonl samples_b.jsonl --names small,large --out compared/
+  torchcalib audit logs/2026-01-31T10-00-00_task.eval --out audit/
+
+Logs are recognised by their content: samples of lm-eval, logs of Inspect, runs of HELM (scenario_state.json), responses
+of chat interfaces with log-probabilities, and lines with probabilities by option: {"item_id": 1, "gold": "A",
+"probs": {"A": 0.7, "B": 0.3}}."""
+
 _CALIBRATE_EXAMPLES = """examples:
   torchcalib calibrate valid.csv --out calibrator.pt
   torchcalib calibrate valid.csv --out calibrator.pt --calibrator TemperatureScaling
@@ -58,9 +69,10 @@ _CALIBRATE_EXAMPLES = """examples:
 
 
 class Command(NamedTuple):
-    """A command: its module in `torchcalib.cli`, its texts, its arguments, and what it needs before torch is imported.
+    """A command: its module in `torchcalib.cli`, its texts, its arguments, and checks before the import of torch.
 
-    `find` checks the arguments, and returns the paths of the files.
+    `find` checks the arguments, and returns the paths of the files. `open` opens them, which reads headers only, and
+    keeps them in the arguments for the command. `places` are the options for files of results.
     """
 
     module: str
@@ -69,6 +81,8 @@ class Command(NamedTuple):
     add_arguments: Sequence[options.Add]
     find: Callable[[argparse.Namespace], Any] = options.found_files
     epilog: str = ""
+    open: Callable[[argparse.Namespace, Any], Any] = inputs.opened
+    places: Sequence[str] = ()
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +144,47 @@ def _metric_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         help="another option of the metric, such as bins=equal_mass or component=dsc; repeat it for several options",
+    )
+
+
+def _log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a file (.jsonl, .jsonl.gz, .eval, .json, .csv, .tsv, .parquet), or a folder with one log; several logs "
+        "of the same questions are compared",
+    )
+    parser.add_argument("--names", metavar="A,B", help="names of several logs (default: the names of their files)")
+    parser.add_argument(
+        "--select",
+        metavar="NAME",
+        help="filter (lm-eval) or scorer (Inspect) whose answers are read (default: the first in the log)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("percent", "fraction"),
+        help="scale of stated confidences without a percent sign (default: inferred from all of them)",
+    )
+    parser.add_argument(
+        "--word",
+        type=options.word,
+        metavar="WORD=P",
+        action="append",
+        help="confidence in [0, 1] for a word, such as high=0.9; repeat it for several words",
+    )
+    parser.add_argument(
+        "--as-published",
+        choices=("hle", "browsecomp", "browsecomp_plus"),
+        help="add the calibration error of stated confidences that this benchmark publishes",
+    )
+    parser.add_argument("--n-bins", type=int, default=15, metavar="N", help="number of equal-width bins (default: 15)")
+    parser.add_argument("--no-intervals", action="store_true", help="skip the intervals, which take seconds")
+    parser.add_argument("--no-calibration", action="store_true", help="skip the calibrators")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="write a file (.html, .json, .md, .tex), or a folder with all pages and audit.json",
     )
 
 
@@ -201,8 +256,68 @@ def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
     return options.found_files(arguments)
 
 
+def _found_log(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    return tuple(map(Path, arguments.logs))
+
+
+def _opened_log(_: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Check that a log is of a known kind, before torch is imported."""
+    from torchcalib.io.logs import open_log  # needs pyarrow
+
+    for path in paths:
+        open_log(path)
+
+
+def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    arguments.condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
+    return options.found_files(arguments)
+
+
+def _found_for_plot(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    if Path(arguments.out).suffix.lower() not in PICTURES:
+        raise ValueError(f"`--out` must end in {', '.join(PICTURES)}, got {arguments.out!r}. Name another file.")
+    return options.found_files(arguments)
+
+
+def _found_for_calibrate(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    if arguments.calibrator is not None:
+        arguments.calibrator = _named_calibrator(arguments.calibrator)
+    return options.found_files(arguments)
+
+
+def _named_calibrator(name: str) -> str:
+    """Return the class of a calibrator by its name or its name in reports; case, spaces and hyphens do not matter."""
+    known = calibrators()
+    by_name = {_letters(each): each for each in known} | _IN_REPORTS
+    if found := by_name.get(_letters(name)):
+        return found
+    similar = [each for each in known if _letters(name) and _letters(each).startswith(_letters(name))][:1]
+    similar = [SYNONYMS_OF_NAMES[name]] if SYNONYMS_OF_NAMES.get(name) in known else similar
+    similar = similar or get_close_matches(name, known, 1, 0.6)
+    advice = f"Did you mean `{similar[0]}`?" if similar else f"Calibrators are {', '.join(known)}."
+    raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower())
+
+
+def calibrators() -> list[str]:
+    """Return the names of the classes of calibrators."""
+    kinds = ("Scaling", "Correction", "Calibration", "Binning")
+    return sorted(name for name in public_names("calibration") if name.endswith(kinds))
+
+
+_IN_REPORTS = {"bayesianbinningintoquantiles": "BayesianBinning", "splinerecalibration": "SplineCalibration"}
+"""Classes of calibrators by their names in reports, where these differ."""
+
+PICTURES = (".svg", ".png", ".pdf")
+"""Endings of the files that `torchcalib plot` writes."""
+
+
 def _found_for_apply(arguments: argparse.Namespace) -> tuple[Path, ...]:
     Path(arguments.calibrator).stat()  # raises an error for a missing file
+    inputs.check_places(arguments, ["out"], [Path(arguments.calibrator)])
     if format_of(Path(arguments.out)) is None:
         raise ValueError(f"`--out` must be a prediction file, got {arguments.out!r}. Name a .csv file, for example.")
     return options.found_files(arguments)
@@ -226,6 +341,12 @@ def _similar_metric(name: str) -> str | None:
     return next((each for each in (synonym, *close) if each in known), None)
 
 
+def _no_predictions(*_: Any) -> None:
+    """Open no predictions, for commands that read none."""
+
+
+_PLACES = ("save_calibrator", "save_state")
+
 COMMANDS: Mapping[str, Command] = {
     "report": Command(
         "report",
@@ -234,11 +355,12 @@ COMMANDS: Mapping[str, Command] = {
         "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
         (options.add_files, _report, options.add_input, options.add_clusters, options.add_bins),
         epilog=_REPORT_EXAMPLES,
+        places=_PLACES,
     ),
     "metric": Command(
         "metric",
         "compute one metric",
-        "Print the value of one metric.",
+        "Print the value of one metric. The word metric may be omitted: torchcalib ece predictions.csv",
         (_metric, options.add_files, options.add_input, options.add_bins, _metric_options),
         _found_for_metric,
         _METRIC_EXAMPLES,
@@ -249,13 +371,25 @@ COMMANDS: Mapping[str, Command] = {
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.",
         (options.add_files, _condition, options.add_input, options.add_clusters, options.add_bins),
-        epilog=_CHECK_EXAMPLES,
+        _found_for_check,
+        _CHECK_EXAMPLES,
+    ),
+    "audit": Command(
+        "audit",
+        "measure the calibration of a language model from the log of an evaluation",
+        "Read a log, and print the calibration under each definition of the confidence that it contains.",
+        (_log,),
+        _found_log,
+        _AUDIT_EXAMPLES,
+        _opened_log,
     ),
     "plot": Command(
         "plot",
         "draw the reliability diagram",
         "Write the reliability diagram, with consistency bands and the expected calibration error, to a file.",
         (options.add_files, _plot, options.add_input, options.add_clusters, options.add_bins),
+        _found_for_plot,
+        places=("out",),
     ),
     "compare": Command(
         "compare",
@@ -265,6 +399,7 @@ COMMANDS: Mapping[str, Command] = {
         (_systems, partial(options.add_input, several=True), options.add_clusters, options.add_bins),
         systems_of,
         _COMPARE_EXAMPLES,
+        inputs.opened_systems,
     ),
     "calibrate": Command(
         "calibrate",
@@ -272,7 +407,9 @@ COMMANDS: Mapping[str, Command] = {
         "Fit a calibrator to predictions and targets, and write it for `torchcalib apply` and\n"
         "torchcalib.calibration.load_calibrator.",
         (options.add_files, _calibrate, options.add_input),
-        epilog=_CALIBRATE_EXAMPLES,
+        _found_for_calibrate,
+        _CALIBRATE_EXAMPLES,
+        places=("out",),
     ),
     "apply": Command(
         "calibrate",
@@ -282,6 +419,8 @@ COMMANDS: Mapping[str, Command] = {
         (_apply,),
         _found_for_apply,
         _CALIBRATE_EXAMPLES,
+        inputs.opened_to_convert,
+        ("out",),
     ),
     "merge": Command(
         "report",
@@ -289,6 +428,8 @@ COMMANDS: Mapping[str, Command] = {
         "Print and write one report for several parts, as if one run had read all their files in order.",
         (_parts, options.add_results),
         _found_parts,
+        open=_no_predictions,
+        places=_PLACES,
     ),
     "demo": Command(
         "demo",
@@ -296,6 +437,7 @@ COMMANDS: Mapping[str, Command] = {
         "Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
         (_demo,),
         lambda _: (),
+        open=_no_predictions,
     ),
 }
 """All commands, by name."""
@@ -308,6 +450,7 @@ _SYNONYMS = {
     **dict.fromkeys(("fit", "recalibrate"), "calibrate"),
     **dict.fromkeys(("transform", "predict"), "apply"),
     **dict.fromkeys(("combine", "join"), "merge"),
+    **dict.fromkeys(("log", "logs", "llm"), "audit"),
     "metrics": "metric",
     "example": "demo",
 }
@@ -321,10 +464,14 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line, or exit with an error."""
-        words = [word for word in (sys.argv[1:] if args is None else args) if not word.startswith("-")]
+        given = list(sys.argv[1:] if args is None else args)
+        words = [word for word in given if not word.startswith("-")]
         if words and words[0] not in self.commands:
-            self.error(_unknown_command(words[0]))
-        parsed, unknown = self.parse_known_args(args, namespace)
+            if words[1:] and words[0] in metrics():  # `torchcalib ece FILE`
+                given.insert(given.index(words[0]), "metric")
+            else:
+                self.error(_unknown_command(words[0]))
+        parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
             option = unknown[0].partition("=")[0].replace("_", "-")
             synonym = SYNONYMS.get(option.lstrip("-").replace("-", "_"), "")
@@ -354,10 +501,7 @@ def _unknown_command(word: str) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. After parsing, `arguments.find(arguments)` checks and returns the paths.
-
-    For `compare`, the result is a dict of `System` tuples by system name. `arguments.module` contains the command.
-    """
+    """Return the parser of the command line. After parsing, `arguments.declared` is the `Command`."""
     kind: Any = partial(_Parser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser: _Parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
     parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
@@ -365,7 +509,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.commands = commands.choices
     for name, command in COMMANDS.items():
         each = commands.add_parser(name, help=command.help, description=command.description, epilog=command.epilog)
-        each.set_defaults(module=command.module, find=command.find)
+        each.set_defaults(declared=command)
         for add in command.add_arguments:
             add(each)
         each.add_argument("--json", action="store_true", help="print the result as JSON instead of text")

@@ -4,14 +4,18 @@ import argparse
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchcalib.cli.files import check_place, print_json, read_builder
+from torchcalib.cli.files import mode_of, print_json, read_builder
 from torchcalib.cli.messages import output, working
+from torchcalib.cli.metric import updated
 from torchcalib.cli.ranks import on_first
+from torchcalib.core.events import NamedMode, TopK
 from torchcalib.io.errors import printable
 from torchcalib.io.saved import write_whole
+from torchcalib.metrics.binned import ECE
 from torchcalib.plots.canvas import to_png, to_svg
+from torchcalib.plots.reliability import reliability_diagram
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,21 +38,40 @@ _WRITERS: dict[str, Callable[["Axes"], bytes]] = {
 @on_first
 def plot(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Draw the reliability diagram of the predictions in files, and print the path and the calibration error."""
-    place = check_place("--out", arguments.out, paths)
-    suffix = place.suffix.lower()
-    if suffix not in _WRITERS:
-        raise ValueError(f"`--out` must end in {', '.join(_WRITERS)}, got {str(place)!r}. Name another file.")
-    builder = read_builder(arguments, paths, with_calibration=False, with_intervals=False)
-    with working("drawing the diagram"):
-        report = builder.report()
-        mode = arguments.mode or next(iter(report.tables))
-        if mode not in report.tables:
-            known = ", ".join(report.tables)
-            raise ValueError(f"`--mode` must be one of {known} for task {report.task}, got {mode!r}. Choose one.")
-        ax = report.plot(mode=mode, logit=arguments.logit, title=arguments.title)
-        write_whole(place, _WRITERS[suffix](ax))
-    line = report.line(f"ece/{mode}")
-    if arguments.json:
-        print_json({"path": str(place), "mode": mode, "line": line, "sentence": report.sentence})
+    place = Path(arguments.out)
+    mode = None if arguments.mode is None else mode_of(arguments.mode)
+    if isinstance(mode, TopK):
+        ax, described = _of_ranks(arguments, paths, mode)
     else:
-        output("\n".join(map(printable, (f"wrote {place}", str(line), report.sentence))))
+        ax, described = _of_report(arguments, paths, mode)
+    with working("drawing the diagram"):
+        write_whole(place, _WRITERS[place.suffix.lower()](ax))
+    if arguments.json:
+        print_json({"path": str(place), **described})
+    else:
+        lines = (f"wrote {place}", str(described["line"]), described["sentence"])
+        output("\n".join(map(printable, filter(None, lines))))
+
+
+def _of_report(
+    arguments: argparse.Namespace, paths: Sequence[Path], mode: NamedMode | None
+) -> tuple["Axes", dict[str, Any]]:
+    """Return the diagram of a report for a mode, and the mode, the line of the error and the sentence."""
+    builder = read_builder(arguments, paths, with_calibration=False, with_intervals=False)
+    report = builder.report()
+    mode = mode or next(iter(report.tables))
+    if mode not in report.tables:
+        known = ", ".join(report.tables)
+        raise ValueError(f"`--mode` must be one of {known} for task {report.task}, got {mode!r}. Choose one.")
+    ax = report.plot(mode=mode, logit=arguments.logit, title=arguments.title)
+    return ax, {"mode": mode, "line": report.line(f"ece/{mode}"), "sentence": report.sentence}
+
+
+def _of_ranks(arguments: argparse.Namespace, paths: Sequence[Path], mode: TopK) -> tuple["Axes", dict[str, Any]]:
+    """Return the diagram of the most probable classes, as `_of_report`: reports contain no such line."""
+    if arguments.clusters is not None:
+        raise ValueError("`--clusters` must be omitted for --mode top5 and other ranks, got a name. Omit it.")
+    metric, _ = updated(ECE, arguments, paths)
+    ax = reliability_diagram(metric, logit=arguments.logit, title=arguments.title)
+    line = f"ECE, {mode.k} most probable classes: {float(metric.compute()):.3g}"
+    return ax, {"mode": arguments.mode, "line": line, "sentence": ""}

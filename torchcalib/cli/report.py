@@ -12,15 +12,17 @@ from pathlib import Path
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
-from torchcalib.cli.files import check_logits, check_place, in_rows, make_folder, opened, print_json
+from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json
+from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.cli.ranks import Ranks, on_first
 from torchcalib.io.errors import NoSamplesError, printable
-from torchcalib.io.opening import PredictionFiles, Rows
+from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.paths import share_of
+from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.catalogue import check_size
-from torchcalib.reporting.reading import PIECE_BYTES, builder_for
+from torchcalib.reporting.reading import builder_for
 from torchcalib.reporting.render import terminal
 from torchcalib.results.report import Report
 
@@ -33,8 +35,8 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
     ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
     files: PredictionFiles | None = None  # this rank may have no files or rows
     with ranks.agreed():
-        if ranks.is_first:
-            _check_places(arguments, paths)
+        if ranks.is_first and arguments.out is not None:
+            check_pages()
         share = share_of(paths, ranks.rank, ranks.n_ranks)
         with working("opening the files", shown=ranks.is_first), suppress(NoSamplesError):
             files = opened(arguments, share) if share else None
@@ -57,7 +59,8 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
 @on_first
 def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Load and merge saved states one by one, then write and print one report."""
-    _check_places(arguments, paths)
+    if arguments.out is not None:
+        check_pages()
     with working("merging", len(paths)) as advance:
         whole = ReportBuilder.load(paths[0])
         for path in paths[1:]:
@@ -183,16 +186,3 @@ def _no_calibrator(reason: str) -> ValueError:
     return ValueError(
         f"`--save-calibrator` must be used with data to which calibrators can be fitted, got unsuitable data: {reason}."
     )
-
-
-def _check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
-    """Check that the results can be written and that the required packages are installed."""
-    if arguments.out is not None:
-        make_folder(arguments.out)
-    places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
-    paths = {o: check_place(o, place, inputs) for o, place in places.items() if place is not None}
-    if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise ValueError(
-            f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both. "
-            "Name two files."
-        )

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import weights_from
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import first_of, shown
-from torchcalib.io.names import outcome_names
+from torchcalib.io.names import outcome_names, percent_in
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
@@ -47,14 +48,16 @@ def are_plain(values: Iterable[Any]) -> bool:
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a plain tensor is returned unchanged.
 
-    Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array. A list
-    of tensors is stacked, which keeps gradients. Other values, and unsupported tensors such as sparse ones, raise
-    TypeError.
+    Python numbers become float64 or int64. Predictions may be text with a percent sign: "70%" is 0.7. Without
+    conversion, the tensor shares memory with a writable array. A list of tensors is stacked, which keeps gradients.
+    Other values, and unsupported tensors such as sparse ones, raise TypeError.
     """
     if isinstance(x, Tensor):
         return x if are_plain((x,)) else _plain(name, x)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
+    if is_foreign_array(x):
+        return torch.utils.dlpack.from_dlpack(x).to(device)  # shares memory: numpy cannot read arrays on a GPU
     if starts_with_tensor(x):
         return _stacked(name, x, device)
     if isinstance(x, np.ma.MaskedArray) and x.mask.any():
@@ -64,15 +67,21 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         if array.dtype == object and array.size:
             array = np.asarray(array.tolist(), dtype=np.float64 if _has_missing(array) else None)
     except (TypeError, ValueError, RuntimeError) as error:
-        is_ragged = "inhomogeneous" in str(error)
-        advice = "Convert it to a tensor with torch.as_tensor."
-        if is_ragged:
-            pad = " Pad missing choices with probability 0, or logit -inf." if name == "preds" else ""
-            advice = f"Rows must have equal lengths.{pad}"
+        if "inhomogeneous" in str(error):
+            advice = (
+                " Pad missing choices with probability 0, or here logit -inf: torch.nn.utils.rnn.pad_sequence("
+                "[torch.tensor(row) for row in preds], batch_first=True, padding_value=-torch.inf)."
+            )
+            advice = advice if name == "preds" else ""
+            raise TypeError(
+                f"`{name}` must have rows of equal length, got rows of different lengths.{advice}"
+            ) from error
         raise TypeError(
             f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: "
-            f"{str(error).rstrip('.')}. {advice}"
+            f"{str(error).rstrip('.')}. Convert it to a tensor with torch.as_tensor."
         ) from error
+    if name == "preds" and array.dtype.kind in "UT" and None not in (numbers := list(map(percent_in, array.flat))):
+        array = np.array(numbers, np.float64).reshape(array.shape) / 100
     if array.dtype.kind not in "biuf":
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
         example = f" such as {shown(array.reshape(-1)[:1].tolist()[0])}" if array.size else ""
@@ -100,6 +109,8 @@ def check_has_values(name: str, x: Tensor) -> None:
 
 def _plain(name: str, x: Tensor) -> Tensor:
     """Convert a subclass, or a view with negated memory, to a plain tensor. Raise TypeError for other kinds."""
+    if isinstance(x, LinearLogits) and name == "preds":
+        return x
     if x.is_nested:
         raise TypeError(
             f"`{name}` must be a dense tensor, got a nested tensor. Pass its parts, or torch.cat(x.unbind())."
@@ -145,6 +156,11 @@ def _stacked(name: str, rows: Sequence[Any], device: torch.device | None) -> Ten
 
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
+
+
+def is_foreign_array(x: Any) -> bool:
+    """Return whether an object is an array of another library with the array API, such as CuPy or JAX."""
+    return hasattr(x, "__array_namespace__") and hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray | np.generic)
 
 
 def is_frame(data: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
@@ -85,7 +86,9 @@ def _within(values: Tensor, low: float, high: float) -> Tensor | bool:
     """Return whether all values are in [low, high] and none is NaN: a bool scalar tensor, or a bool on the CPU."""
     if not values.numel():
         return True
-    least, greatest = values.detach().aminmax()
+    values = values.detach()
+    # The order of multi-label input in memory, because torch copies transposed input
+    least, greatest = (values.T if values.dim() == 2 and values.stride(0) == 1 else values).aminmax()
     if values.is_cpu and (first := value_if_available(least)) is not None:
         return bool(low <= first and greatest.item() <= high)  # faster than operations on scalar tensors
     return (least >= low) & (greatest <= high)
@@ -251,6 +254,26 @@ class LogitRule(Rule):
 
 
 @dataclass(frozen=True, eq=False)
+class HiddenRule(Rule):
+    """Rule: hidden states give logits without NaN, and one above -inf in each row. Otherwise statistics are NaN."""
+
+    confidence: Tensor  # largest probability, or another statistic, of each row
+
+    def problems(self) -> list[Problem]:
+        """Return the possible violation: rows without a valid logit."""
+        return [
+            Problem(
+                self.confidence.isnan(),
+                lambda rows: (
+                    f"`hidden` must give logits without NaN, and above -inf for some class, got "
+                    f"{int(rows.sum())} of {rows.numel()} rows that do not. Pass nan_policy='drop' to leave these rows "
+                    "out."
+                ),
+            )
+        ]
+
+
+@dataclass(frozen=True, eq=False)
 class ProbabilityRule(Rule):
     """Rule: probabilities or soft targets are in [0, 1], and each multi-class row sums to 1."""
 
@@ -320,6 +343,26 @@ class RowRule(Rule):
         return [*others, *self.label_rule.problems(), last._replace(broken=self.log_prob.isnan())]
 
 
+@dataclass(frozen=True, eq=False)
+class PassRule(Rule):
+    """Rules that the pass over the values for the sums of a metric also checks.
+
+    `passes` computes and caches the sums, and returns whether all values are valid. If it returns False, the rules are
+    checked separately, which determines the error message.
+    """
+
+    rules: Sequence[Rule]
+    passes: Callable[[], bool]
+
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if no row breaks any of the rules."""
+        return self.passes() or reduce(and_, map(methodcaller("is_satisfied"), self.rules))
+
+    def problems(self) -> list[Problem]:
+        """Return the possible violations of all rules."""
+        return [problem for rule in self.rules for problem in rule.problems()]
+
+
 def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     """Return a mask of rows with missing predictions or soft targets `(..., N)`; classes are on the last axis.
 
@@ -330,6 +373,8 @@ def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bo
 
 
 def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
+    if isinstance(values, LinearLogits):
+        return values.missing()
     values = values.detach()
     if from_logits:
         top = values.amax(-1) if per_class else values  # NaN if any logit in the row is NaN

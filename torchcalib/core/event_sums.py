@@ -3,13 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
     KIND_OF_NOISE,
@@ -22,9 +24,10 @@ from torchcalib.core.sums import (
     sums_of_replicates,
     weighted,
 )
-from torchcalib.ops.bin_sums import Noise, class_bins, event_bins
+from torchcalib.ops.bin_sums import Bins, Noise, class_bins, event_bins
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import bin_index, bin_sums
+from torchcalib.ops.segments import bin_index, bin_sums, cell_sums
 
 S = TypeVar("S", bound=Sums)
 
@@ -164,6 +167,17 @@ class EqualWidthBins(EventSums[BinStats]):
         )  # fmt: skip
         return self._bin_stats(p, sums, events)
 
+    def takes_summary(self, task: Task) -> bool:
+        """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
+        is_own = type(self) is EqualWidthBins  # a subclass may have other sums
+        return is_own and self.mode == ("positive" if task == "binary" else "top_label") and not self.with_ecd
+
+    def add_summary(self, batch: BatchSummary, sums: Any) -> None:
+        """Add the events of a batch to the numpy array `sums` `(F, B)` in place."""
+        source: Any = source_of("events", "cpu", torch.float64, "auto")
+        bins = Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", True)
+        source.add_summary(batch.confidence, batch.outcome, bins, sums)
+
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
         """Return the sums `(G, ..., F, B)` over the events in each group, for predictions without replicate weights.
 
@@ -192,3 +206,55 @@ class EqualWidthBins(EventSums[BinStats]):
     def wrap(self, sums: Tensor) -> BinStats:
         """Convert sums `(..., F, B)` to `BinStats`."""
         return BinStats(sums, has_noise=self.with_noise)
+
+
+@dataclass(frozen=True)
+class AllClassBins(EqualWidthBins):
+    """Accumulator for sums over bins of the probabilities of all classes: each sample has one event for each class.
+
+    A binary prediction has the classes y=0 and y=1. The mode only determines the axis of the labels of a multi-label
+    task.
+    """
+
+    def events(self, p: Predictions) -> Events:
+        """Return the events of all classes `(..., N * C)`. Those of a sample are adjacent."""
+        if p.task == "multiclass":
+            confidence, outcome = p.probs, reduce_to_events(p, "classwise").outcome.transpose(-1, -2)
+        else:
+            confidence = torch.stack((p.not_probs, p.probs), -1)
+            outcome = torch.stack((1 - p.target, p.target), -1)
+        weights = None if p.weights is None else p.weights.repeat_interleave(confidence.shape[-1], -1)
+        return Events(confidence.flatten(-2), outcome.flatten(-2), weights)
+
+    def from_predictions(self, p: Predictions) -> BinStats:
+        """Return the sums over all events, with leading axes for replicate weights."""
+        if isinstance(p.input_preds, LinearLogits) and not p.replicates:
+            return self._bin_stats(p, self._of_rows(p, p.input_preds).sum(-3))
+        if p.replicates or p.task != "multiclass" or p.soft:
+            return EventSums.from_predictions(self, p)
+        sums = class_bins(
+            p.input_preds, p.input_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
+            from_logits=p.from_logits,
+        )  # fmt: skip
+        return self._bin_stats(p, sums.sum(-3))
+
+    def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
+        """Return the sums `(G, ..., F, B)` over the events in each group; see `EqualWidthBins.of_groups`."""
+        if isinstance(p.input_preds, LinearLogits):
+            sums = cell_sums(groups, self._of_rows(p, p.input_preds).flatten(-2).transpose(-1, -2), num_groups)
+            sums = sums.movedim(-1, 0)
+            return self._bin_stats(p, sums.reshape(*sums.shape[:-1], self.n_quantities, self.n_bins))
+        return super().of_groups(p, groups.repeat_interleave(p.num_classes, -1), num_groups)
+
+    def _bin_stats(self, p: Predictions, sums: Tensor, *more: Any) -> BinStats:
+        """Return the statistic, in which each event counts 1 / C, so that the total is the number of samples."""
+        return super()._bin_stats(p, torch.cat((sums[..., :1, :] / p.num_classes, sums[..., 1:, :]), -2), *more)
+
+    def _of_rows(self, p: Predictions, logits: LinearLogits) -> Tensor:
+        """Return the weighted sums of each row `(..., N, F, B)`."""
+        bins = logits.bins(p.input_target, self.n_bins, self.right, p.zero_weight)
+        return weighted(bins, p.weights if p.weights is None else p.weights[..., None, None], bins.dtype)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of values in memory for each replicate."""
+        return p.samples.numel() * p.num_classes

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task, check_count, check_flag, check_task
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown
 from torchcalib.ops import logs
@@ -92,7 +93,10 @@ def top_label(p: Predictions) -> Events:
         confidence, outcome = rows.confidence, p.input_target == rows.top
     else:
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
-        outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
+        if p.has_labels:
+            outcome = (p.input_target == 1) == p.predicts_one
+        else:
+            outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
     return Events(confidence, outcome, p.weights)
 
 
@@ -100,6 +104,12 @@ def top_k(p: Predictions, which: TopK) -> Events:
     """Return the events of a `TopK`."""
     k = which.k
     _check_k(p, which)
+    if isinstance(p.input_preds, LinearLogits):
+        probabilities, classes = p.input_preds.largest(k, p.zero_weight)
+        is_label = classes == p.target.unsqueeze(-1)
+        if which.only:
+            return Events(probabilities[..., -1], is_label[..., -1], p.weights)
+        return Events(probabilities.sum(-1).clamp(max=1), is_label.any(-1), p.weights)
     if p.soft:
         entries = p.values.topk(k, -1).values
         outcome = _soft_outcome(p, entries, which)
@@ -190,6 +200,9 @@ def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
         return log_odds(p.input_preds).transpose(-1, -2), _outcomes_of_classes(p)
     which = mode if isinstance(mode, TopK) else TopK(1)
     _check_k(p, which)
+    if isinstance(p.input_preds, LinearLogits):
+        events = reduce_to_events(p, mode)
+        return events.confidence.logit(), events.outcome
     if which.k == 1:
         top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
         outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)

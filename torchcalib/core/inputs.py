@@ -1,8 +1,9 @@
 """Checks and conversion of predictions, targets and weights to `Predictions`."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -27,8 +28,10 @@ from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
     AnnotatorRule,
+    HiddenRule,
     LabelRule,
     LogitRule,
+    PassRule,
     ProbabilityRule,
     RowRule,
     Rule,
@@ -38,11 +41,14 @@ from torchcalib.core.checks import (
     missing_rows,
     proportions_of_counts,
 )
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.io.errors import shown
+from torchcalib.ops.dispatch import Op
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.softmax_stats import Detail
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
 
@@ -72,6 +78,8 @@ class InputFormat:
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # for each dtype of predictions, the operation that computes the `BatchSummary`; None if there is none
+    summaries: dict[torch.dtype, Op | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -101,6 +109,8 @@ class InputFormat:
         drop_invalid: bool = False,
         wait: bool = True,
         evidence: Evidence | None = None,
+        checked_by: Callable[[Predictions], bool] | None = None,
+        detail: Detail = "entropy",
     ) -> Predictions:
         """Check one batch and convert it to `Predictions`. All axes except batch and class axes are samples.
 
@@ -112,12 +122,16 @@ class InputFormat:
 
         Two options replace raising for invalid rows, without synchronising the device. `drop_invalid` counts and
         ignores them, and `wait=False` sets their weights to NaN. The batch is added to `evidence` for mistakes in
-        earlier batches.
+        earlier batches. `checked_by` is the method `checks` of an accumulator, which checks the values of binary
+        and multi-label input in the pass that computes its sums. `detail` are the statistics of rows that it needs.
         """
         if not are_plain((preds, target) if weights is None else (preds, target, weights)):
             preds, target, weights = as_tensors(preds, target, weights)
         if preds.is_meta and wait and not drop_invalid:
             check_has_values("preds", preds)
+        is_linear = isinstance(preds, LinearLogits)
+        if is_linear:
+            self._check_linear(target)
         if self.task == "binary":
             if preds.dim() > 1 or target.dim() > 1 or (weights is not None and weights.dim() > 1):
                 preds, target, weights = _aligned(preds, target, weights)
@@ -131,6 +145,8 @@ class InputFormat:
                 drop_invalid=drop_invalid,
                 wait=wait,
                 evidence=evidence,
+                checked_by=checked_by,
+                detail=detail,
             )
         if self.task == "multiclass" and target.dim() == preds.dim():
             target = self.without_class_axis(preds, target)
@@ -169,14 +185,15 @@ class InputFormat:
             n_annotators=n_annotators,
             copies=copies,
             zero_weight=zero_weight,
+            detail=detail,
         )
         if self.nan_policy == "drop":
-            p = self._without_missing(p, target_tolerance, wait and not drop_invalid)
+            p = self._without_missing(p, target_tolerance, wait and not drop_invalid, checked_by)
             zero_weight = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
-            rules += self._value_rules(p, target_tolerance)
+            rules += self._value_rules(p, target_tolerance, checked_by)
             # On other devices, reading values would wait for the device.
-            if wait and not drop_invalid and preds.is_cpu and 0 < preds.numel() <= MAX_CHECKED:
+            if wait and not drop_invalid and preds.is_cpu and 0 < preds.numel() <= MAX_CHECKED and not is_linear:
                 # The first value rules out mistakes in most input, so that few checks read further values.
                 first = value_if_available(preds[(0,) * preds.dim()])
                 if first is not None and (first in (0, 1) or (self.from_logits and 0 <= first <= 1)):
@@ -189,6 +206,18 @@ class InputFormat:
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
+    def _check_linear(self, target: Tensor) -> None:
+        """Raise ValueError unless the format is that of the logits of hidden states."""
+        required = {"task": "multiclass", "from_logits": True, "positive_classes": None}
+        for name, value in required.items():
+            if (found := getattr(self, name)) != value:
+                raise ValueError(
+                    f"`{name}` must be {value!r} for hidden states, whose classes are those of the head, got {found!r}."
+                    f" Create the metric with {name}={value!r}."
+                )
+        if target.is_floating_point():
+            raise TypeError(f"`target` must be integer labels for hidden states, got {target.dtype}. Pass logits.")
+
     def resolved(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> "InputFormat":
         """Return the format with a class axis, inferred from shapes unless `class_axis` is given.
 
@@ -198,7 +227,7 @@ class InputFormat:
         if self.class_axis is not None or self.task == "binary" or preds.dim() <= 2:
             return self
         last = preds.dim() - 1
-        axes = [last] if n_batch or last < 2 else [1, last]
+        axes = [last] if n_batch or last < 2 or isinstance(preds, LinearLogits) else [1, last]
         if self.num_classes is not None:
             axes = [axis for axis in axes if preds.shape[axis] == self.num_classes]
         if target is not None and target.shape != preds.shape and self.task == "multiclass":
@@ -277,6 +306,14 @@ class InputFormat:
         """Raise ValueError unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
             raise ValueError(f"`class_axis` must be an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a batch of labels without weights may have a `BatchSummary`."""
+        has_all_rows = self.ignore_index is None and self.nan_policy == "raise" and self.min_annotators < 2
+        has_plain_axes = self.batch_dims == 0 and self.class_axis in (None, 1, -1)
+        is_own_task = self.task != "multilabel" and self.positive_classes is None
+        return has_all_rows and has_plain_axes and is_own_task
 
     @property
     def read_as(self) -> Task:
@@ -473,8 +510,14 @@ class InputFormat:
                 )
         return True
 
-    def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
-        if wait and self.validate_args and all_satisfied(self._value_rules(p, target_tolerance)):
+    def _without_missing(
+        self,
+        p: Predictions,
+        target_tolerance: float,
+        wait: bool,
+        checked_by: Callable[[Predictions], bool] | None,
+    ) -> Predictions:
+        if wait and self.validate_args and all_satisfied(self._value_rules(p, target_tolerance, checked_by)):
             return p  # a missing row would break a rule
         missing = missing_rows(p.input_preds, p.input_target, self.from_logits, self.task == "multiclass")
         if p.n_annotators is not None:
@@ -483,19 +526,27 @@ class InputFormat:
             missing = missing & ~p.zero_weight
         return p if wait and value_if_available(missing.any()) is False else p.without_missing(missing)
 
-    def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
+    def _value_rules(
+        self, p: Predictions, target_tolerance: float, checked_by: Callable[[Predictions], bool] | None
+    ) -> list[Rule]:
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
-            LogitRule(p.input_preds, per_class)
+            HiddenRule(p.rows.confidence)
+            if isinstance(p.input_preds, LinearLogits)
+            else LogitRule(p.input_preds, per_class)
             if self.from_logits
             else ProbabilityRule("preds", p.input_preds, per_class, p.sum_tolerance)
         )
         if p.has_labels or self.hard_targets:
             label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
-            return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
-        if p.n_annotators is not None:
+            if per_class:
+                return [RowRule(p.rows.log_prob, preds_rule, label_rule)]
+            rules: list[Rule] = [preds_rule, label_rule]
+        elif p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
-        return [preds_rule, ProbabilityRule("target", p.input_target, per_class, target_tolerance)]
+        else:
+            rules = [preds_rule, ProbabilityRule("target", p.input_target, per_class, target_tolerance)]
+        return rules if checked_by is None or per_class else [PassRule(rules, partial(checked_by, p))]
 
 
 def _class_axes(preds: Tensor, target: Tensor) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import warn
 from torchcalib.ops.host_values import value_if_available
@@ -205,7 +206,7 @@ def check_not_swapped(preds: Tensor, target: Tensor) -> None:
 
     Call it before an error about shapes or values. Values that cannot be read are not checked.
     """
-    if preds.is_meta or preds.dtype not in SUM_TOLERANCE:
+    if preds.is_meta or preds.dtype not in SUM_TOLERANCE or isinstance(preds, LinearLogits):
         return
     if value_if_available((preds == preds.round()).all()) and has_scores(target):
         raise swapped("only whole numbers", target)

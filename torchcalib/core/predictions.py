@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.ops import logs, softmax_stats
+from torchcalib.ops.binary_scores import Kind, score_sums
 from torchcalib.ops.host_values import once
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.softmax_stats import Rows
+from torchcalib.ops.operation import is_plain
+from torchcalib.ops.softmax_stats import Detail, Rows
+
+_FEW = 2**12  # largest number of probabilities whose logarithms take less time than a second call for the entropy
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +48,8 @@ class Predictions:
     # P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if P(y=0) is
     # 1 - P(y=1).
     complement: Tensor | None = None
-    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
+    detail: Detail = "entropy"  # statistics that are computed together for multi-class rows
+    computed: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
     num_classes: int = field(init=False)  # number of classes C; 2 for binary and multi-label
     soft: bool = field(init=False)  # whether multi-class targets are soft
     samples: torch.Size = field(init=False)  # shape of the samples, `(..., N)`
@@ -240,9 +246,21 @@ class Predictions:
     @once
     def rows(self) -> Rows:
         """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.Rows`."""
+        return self._rows_with(self._detail)
+
+    @once
+    def _detail(self) -> Detail:
+        """Statistics in `rows`. The entropy of many probabilities is omitted: it takes longer than the others."""
+        omits = self.detail == "entropy" and not self.from_logits and self.input_preds.numel() > _FEW
+        return "squares" if omits else self.detail
+
+    def _rows_with(self, detail: Detail) -> Rows:
+        if isinstance(self.input_preds, LinearLogits):
+            return self.input_preds.rows(self.input_target, detail, self.zero_weight)
         return softmax_stats.rows(
-            self.input_preds, self.input_target, from_logits=self.from_logits, tolerance=self.sum_tolerance
-        )
+            self.input_preds, self.input_target, from_logits=self.from_logits, tolerance=self.sum_tolerance,
+            detail=detail,
+        )  # fmt: skip
 
     @once
     def cross_entropy(self) -> Tensor:
@@ -256,7 +274,9 @@ class Predictions:
         """Negative entropy sum_k q_k log q_k of each prediction q `(..., N)`, in nats."""
         if self.task != "multiclass":
             return logs.binary_neg_entropy(*self.binary_log_probs)
-        return logs.neg_entropy(self.probs, self.log_probs) if self.soft else self.rows.neg_entropy
+        if self.soft:
+            return logs.neg_entropy(self.probs, self.log_probs)
+        return (self.rows if self._detail == "entropy" else self._rows_with("entropy")).neg_entropy
 
     @once
     def ecd(self) -> Tensor:
@@ -269,10 +289,26 @@ class Predictions:
         if self.soft:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
-            return self.rows.squared_error
+            return (self._rows_with("squares") if self._detail == "confidence" else self.rows).squared_error
         if self.from_logits or self.complement is not None:  # avoid the cancellation in 1 - p
             return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()
+
+    def score_sum(self, kind: Kind) -> Tensor | None:
+        """Return the sum over the samples of a score of binary or multi-label predictions, float64 `(...)`.
+
+        "log" sums `cross_entropy`, "square" sums `squared_error`. None if a value is invalid, or if one pass cannot
+        compute the sum: with weights, with derivatives and outside the CPU.
+        """
+        if self.weights is not None or self.complement is not None or not self.input_preds.is_cpu:
+            return None
+        if self.task == "multiclass" or not is_plain(self.input_preds, self.input_target):
+            return None
+        if ("sum", kind) not in self.computed:
+            sums = score_sums(self.input_preds, self.input_target, kind, from_logits=self.from_logits)
+            self.computed["sum", kind] = None if bool(sums.isnan().any()) else sums
+        found: Tensor | None = self.computed["sum", kind]
+        return found
 
     def clipped_cross_entropy(self, eps: float) -> Tensor:
         """Return the cross entropy with clipped probabilities, -sum_k t_k log max(q_k, eps), `(..., N)` in nats."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -229,6 +229,8 @@ class ExactSample:
 
     mode: Mode
     with_ecd: bool = False  # whether to compute the entropic calibration difference (ECD), which states do not store
+    sorts_scores: ClassVar[bool] = True
+    """Whether the statistics are scores and outcomes of events, in whatever order."""
 
     def leading_shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the batch axis that the mode adds; see `mode_shape`."""
@@ -297,6 +299,7 @@ class LogitCells:
     mode: Mode
     resolution: int
     from_logits: bool = False
+    sorts_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("resolution", self.resolution, at_most=MAX_CELLS_PER_UNIT)

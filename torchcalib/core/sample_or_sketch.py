@@ -110,7 +110,7 @@ class SampleOrSketchState:
         if exact is None:
             return None
         state = SampleOrSketch(exact)
-        _check_values(self._exact_sample(state))
+        check_values(self._exact_sample(state))
         if len(parts) == n_exact:
             return state
         places, cells, has_labels = parts[n_exact:]
@@ -129,7 +129,7 @@ class SampleOrSketchState:
         if not bool((cells >= 0).all()):
             raise ValueError("`cells` must be non-negative sums, got a negative number or NaN. The file is corrupt.")
         sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
-        _check_values(self._sketch.wrap(sums))
+        check_values(self._sketch.wrap(sums))
         return SampleOrSketch(exact, BinStats(sums), bool(has_labels))
 
     def _exact_sample(self, state: SampleOrSketch) -> RankedSample:
@@ -158,7 +158,7 @@ def _n_samples(exact: Samples) -> int:
     return sum(score.numel() for score in exact.scores)
 
 
-def _check_values(sample: RankedSample) -> None:
+def check_values(sample: RankedSample) -> None:
     """Raise a ValueError for invalid scores or counts, because they would cause invalid cell indices."""
     score, positives, n = sample.score, sample.positives, 1 if sample.n is None else sample.n
     possible = score.isnan() | sample.from_logits | ((score >= 0) & (score <= 1))

@@ -7,11 +7,13 @@ concatenation. States are immutable: each operation returns a new state, which m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import SumsAccumulator, has_noise_flag, with_noise_row
@@ -51,7 +53,7 @@ class SumState(Generic[S]):
         """Return the state without data, a tensor of zeros."""
         return torch.zeros(self._offset + math.prod(self.shape), dtype=torch.float64)
 
-    @property
+    @cached_property
     def _offset(self) -> int:
         return N_IGNORED + (math.prod(self.shape[:-2]) if has_noise_flag(self.accumulator) else 0)
 
@@ -71,6 +73,12 @@ class SumState(Generic[S]):
             () if statistic.noise_flag is None else (statistic.noise_flag.reshape(-1),),
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
+
+    def with_summary(self, state: Tensor, batch: BatchSummary) -> Tensor:
+        """Return the sum of a state on the CPU and one batch, if the accumulator takes its summary."""
+        total = state.numpy().copy()
+        self.accumulator.add_summary(batch, total[self._offset :].reshape(self.shape))  # type: ignore[attr-defined]
+        return torch.from_numpy(total)
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Return the sum of two states, on the device of the first."""

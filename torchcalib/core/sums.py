@@ -5,16 +5,18 @@ The sums of several batches or processes are added. Metrics with equal accumulat
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.bin_sums import Noise
+from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
@@ -127,7 +129,7 @@ class BinStats(Sums):
     @property
     def gap(self) -> Tensor:
         """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without data."""
-        n, confidence, outcomes = self.sums[..., 0, :], self.sums[..., 1, :], self.sums[..., 2, :]
+        n, confidence, outcomes, *_ = self.sums.unbind(-2)
         empty = (n == 0) & (n.sum(-1, keepdim=True) > 0)
         return (outcomes - confidence) / n.masked_fill(empty, 1)
 
@@ -209,6 +211,10 @@ class ScoreAccumulator:
     per_sample: Callable[..., Tensor]
     arguments: tuple[Hashable, ...]  # further arguments of `per_sample`
     by_class: bool  # Whether to sum separately for each true class. A soft target is weighted by its probabilities.
+    # Name of the score in `Predictions.score_sum`, which computes the sum over all classes in one pass; or None
+    kind: Kind | None = field(default=None, compare=False)
+    # coefficients of the score of a label as a sum of the statistics in `BatchSummary.totals`; None for other scores
+    of_statistics: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class, with a leading axis for L labels."""
@@ -219,6 +225,9 @@ class ScoreAccumulator:
 
     def from_predictions(self, p: Predictions) -> ScoreSum:
         """Return the weighted sums of the score over all samples of a batch."""
+        total = None if self.kind is None or self.by_class else p.score_sum(self.kind)
+        if total is not None:
+            return ScoreSum(torch.stack((torch.full_like(total, p.samples[-1]), total), -1).unsqueeze(-1))
         score = self.per_sample(p, *self.arguments)
         if p.weights is None and not self.by_class:  # without a vector of ones, for the speed of small batches
             total = score.sum(-1, dtype=wide_dtype(score.device))
@@ -234,6 +243,21 @@ class ScoreAccumulator:
         if p.task == "multiclass" and not p.soft:
             return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
+
+    def takes_summary(self, task: Task) -> bool:
+        """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
+        is_own = type(self) is ScoreAccumulator  # a subclass may have other sums
+        return is_own and task == "multiclass" and self.of_statistics is not None and not self.by_class
+
+    def add_summary(self, batch: BatchSummary, sums: Any) -> None:
+        """Add the number of samples and their scores to the numpy array `sums` `(2, 1)` in place."""
+        terms = zip(self.of_statistics or (), batch.totals or (), strict=True)
+        score = sum(coefficient * total for coefficient, total in terms if coefficient)  # 0 times infinity is NaN
+        sums[:, 0] += len(batch.outcome), score
+
+    def checks(self, p: Predictions) -> bool:
+        """Compute the sum for unchecked predictions, and return whether this pass has found all values to be valid."""
+        return self.kind is not None and not self.by_class and p.score_sum(self.kind) is not None
 
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and summands of each sample; soft targets by class have one event per class."""

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import signature
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from torchcalib.core.arguments import Task, is_int, task_by_position, task_of
+from torchcalib.core.arguments import Task, is_int, task_by_position, task_of, with_own_names
 from torchcalib.core.arrays import (
     as_tensor,
     as_tensors,
@@ -18,10 +21,11 @@ from torchcalib.core.arrays import (
     names_of_outcomes,
     single_axis,
 )
+from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import first_of, shown, warn
 from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import task_of_shapes
 from torchcalib.ops.host_values import value_if_available
@@ -47,14 +51,16 @@ def prepare(
     *,
     class_names: Sequence[str] | None = None,
     positive_classes: Sequence[int] | None = None,
+    from_logits: bool | None = None,
 ) -> Prepared:
     """Return predictions and targets as tensors, with the given or inferred task and the class names.
 
-    Data are tensors or inputs of `numpy.asarray`. Column names of a DataFrame, if text, name the classes, and text
-    targets are class names. `class_names` are in the order of the class axis. `positive_classes` count as y=1 in
-    multi-class predictions. Values that are not numbers raise TypeError, and unknown classes or ambiguous shapes
-    ValueError.
+    Data are tensors or inputs of `numpy.asarray` and `from_lists`. Column names of a DataFrame, if text, name the
+    classes, and text targets are class names. `class_names` are in the order of the class axis. `positive_classes`
+    count as y=1 in multi-class predictions. Values that are not numbers raise TypeError, and unknown classes or
+    ambiguous shapes ValueError.
     """
+    preds = from_lists(preds, target, from_logits)
     columns = column_names(preds)
     names = columns if class_names is None else checked_names(class_names)
     if names != columns and set(names) == set(columns):
@@ -72,6 +78,90 @@ def prepare(
     elif task is None:
         task = "multiclass" if positive_classes is not None else infer_task(preds, target)
     return Prepared(preds, target, task_of(task), names)
+
+
+def from_lists(preds: Any, target: Any, from_logits: bool | None) -> Any:
+    """Return predictions without two properties that only lists and arrays have, and warn about a conversion.
+
+    Rows with different numbers of choices get the probability 0, or the logit -inf, for missing choices. Whole numbers
+    are percentages if the targets are outcomes, and if the numbers are too large for ratings. Other predictions are
+    returned unchanged. `from_logits` None infers it; see `infer_from_logits`.
+    """
+    if isinstance(preds, Tensor):
+        return preds
+    if isinstance(preds, list | tuple) and (padded := _padded(preds, target, from_logits)) is not None:
+        return padded
+    return preds if from_logits else _fractions(preds, target)
+
+
+def _padded(rows: Sequence[Any], target: Any, from_logits: bool | None) -> Tensor | None:
+    """Return rows of different lengths, one for each target, as one tensor; None for other lists."""
+    n_targets = target.shape[:1] if hasattr(target, "shape") else (len(target),) if isinstance(target, Sequence) else ()
+    if n_targets != (len(rows),) or not all(isinstance(row, list | tuple | np.ndarray | Tensor) for row in rows):
+        return None
+    sizes = {tuple(row.shape) if isinstance(row, np.ndarray | Tensor) else (len(row),) for row in rows}
+    if len(sizes) < 2 or (0,) in sizes or any(len(size) != 1 for size in sizes):
+        return None
+    choices = [as_tensor("preds", row) for row in rows]
+    dtype = torch.cat([row[:1] for row in choices]).dtype
+    if not dtype.is_floating_point or any(row.dim() != 1 for row in choices):
+        return None
+    if from_logits is None:
+        from_logits = infer_from_logits(torch.cat(choices), "multiclass")
+    fill, words = (-torch.inf, "logit -inf") if from_logits else (0.0, "probability 0")
+    (least,), (most,) = min(sizes), max(sizes)
+    warn(f"`preds` has rows of {least} to {most} choices. Missing choices have {words}.")
+    return pad_sequence([row.to(dtype) for row in choices], batch_first=True, padding_value=fill)
+
+
+def _fractions(preds: Any, target: Any) -> Any:
+    """Return whole percentages of outcomes as fractions; other predictions are unchanged."""
+    is_whole = isinstance(preds, list | tuple) and bool(preds) and isinstance(preds[0], int | np.integer)
+    if not is_whole and getattr(getattr(preds, "dtype", None), "kind", "") not in ("i", "u"):
+        return preds
+    values = np.asarray(preds)
+    if values.dtype.kind not in "iu" or values.ndim != 1 or not values.size:
+        return preds
+    if values.min() < 0 or not MAX_LOGIT < values.max() <= 100:  # smaller numbers may be ratings
+        return preds
+    outcome = label_tensor(target, names_of_outcomes(target), torch.device("cpu"))
+    if outcome.shape != values.shape or not value_if_available(((outcome == 0) | (outcome == 1)).all()):
+        return preds
+    warn("`preds` contains percentages, which are divided by 100.")
+    return values / 100
+
+
+def in_own_order(preds: Any, target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return predictions, targets and options without names of scikit-learn; see `with_own_names`."""
+    found = with_own_names({**options, "preds": preds, "target": target})
+    return found.pop("preds"), found.pop("target"), found
+
+
+def is_scorer(caller: FrameType) -> bool:
+    """Return whether a scorer of scikit-learn calls: `make_scorer(ece, response_method="predict_proba")`.
+
+    These scorers pass the labels first and by position, which is an error in other calls.
+    """
+    return caller.f_globals.get("__name__") == "sklearn.metrics._scorer"
+
+
+def from_scorer(y_true: Any, y_proba: Any) -> tuple[Tensor, Tensor]:
+    """Return predictions and targets of a scorer of scikit-learn, whose class axis has the order of the sorted labels.
+
+    Raise ValueError if labels are text, and a class does not occur: its place in the order is then unknown.
+    """
+    preds = as_tensor("y_proba", y_proba)
+    labels = np.asarray(y_true)
+    names = sorted(set(labels.tolist())) if labels.dtype.kind in "OUT" else []
+    if all(isinstance(name, str) for name in names):
+        n_classes = 2 if preds.dim() == 1 else preds.shape[-1]
+        if names and len(names) != n_classes:
+            raise ValueError(
+                f"`y_true` must contain all {n_classes} classes if they are text, got {first_of(names)}. "
+                "Pass class indices, for example with sklearn.preprocessing.LabelEncoder."
+            )
+        return preds, label_tensor(y_true, names, preds.device)
+    return preds, as_tensor("y_true", y_true, preds.device)
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
@@ -171,7 +261,8 @@ def infers_task(function: F) -> F:
     def call(*data: Any, **options: Any) -> Any:
         given = dict(zip(names, data, strict=False)) | options
         if given.get("task") is None and given.keys() >= {"preds", "target"}:
-            given["preds"], given["target"], _ = as_tensors(given["preds"], given["target"])
+            preds = from_lists(given["preds"], given["target"], options.get("from_logits", False))
+            given["preds"], given["target"], _ = as_tensors(preds, given["target"])
             given["task"] = inferred_task(given["preds"], given["target"], options)
             return function(**given)
         return function(*data, **options)

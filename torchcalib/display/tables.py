@@ -126,6 +126,7 @@ class Table(Tabular):
     heading_name: str = "group"  # name of the DataFrame column with the section headings
     index: Sequence[str] = ()  # names of the DataFrame columns that form its index
     data_names: Sequence[str] = ()  # names of all DataFrame columns except `heading_name`
+    is_stacked: bool = False  # whether each row is a block of names and values on a narrow page
 
     @classmethod
     def from_items(
@@ -243,12 +244,19 @@ def to_html(table: Table) -> str:
     def line(cells: Sequence[Cell], is_quiet: bool) -> str:
         (column, name), *others = zip(table.columns, cells, strict=True)
         first = f'<th scope="row"{classes(column, name.style)}>{content(name)}</th>'
-        rest = [f"<td{classes(column, cell.style, column.wraps)}>{content(cell)}</td>" for column, cell in others]
+        rest = [
+            f"<td{classes(column, cell.style, column.wraps)}{label(column)}>{content(cell)}</td>"
+            for column, cell in others
+        ]
         return "".join(['<tr class="quiet">' if is_quiet else "<tr>", first, *rest, "</tr>"])
+
+    def label(column: Column) -> str:
+        return f' data-label="{escape(column.header)}"' if table.is_stacked else ""
 
     heads = ((column, classes(column, "", column.wraps)) for column in table.columns)
     cells = (f'<th scope="col"{names}>{escape(column.header)}</th>' for column, names in heads)
-    lines = ['<table class="wide">' if table.is_wide else "<table>", f"<thead><tr>{''.join(cells)}</tr></thead>"]
+    kinds = " ".join(compress(("wide", "stacked"), (table.is_wide, table.is_stacked)))
+    lines = [f'<table class="{kinds}">' if kinds else "<table>", f"<thead><tr>{''.join(cells)}</tr></thead>"]
     for section in table.sections:
         lines.append("<tbody>")
         if section.heading:

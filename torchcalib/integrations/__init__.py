@@ -1,4 +1,7 @@
-"""Metrics for Lightning and Hugging Face, which are optional dependencies, and `distinct_rows` for samplers."""
+"""Metrics for Lightning and Hugging Face, which are optional dependencies, and functions for data loops.
+
+`distinct_rows` is for samplers, and `linear_logits` for models whose logits would need too much memory.
+"""
 
 from torchcalib._lazy import names_of_stub
 

@@ -1,20 +1,21 @@
 """Evaluate the calibration of a model on the batches of a data loader."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcalib.core.arguments import NanPolicy, Task, advising
-from torchcalib.core.clusters import identifiers
+from torchcalib.core.clusters import identifiers, of_samples
+from torchcalib.core.groups import numbered_groups
 from torchcalib.core.tasks import per_sample, prepare
-from torchcalib.integrations.outputs import Found, described, predictions_in, tensor_named
+from torchcalib.integrations.causal_lm import NextTokens
+from torchcalib.integrations.outputs import Found, call_by_name, described, predictions_in, tensor_named
 from torchcalib.io.errors import shown
 from torchcalib.io.names import TARGETS, WEIGHTS
 from torchcalib.reporting.building import ReportBuilder
@@ -31,7 +32,7 @@ def evaluate(
     model: Callable[..., Any],
     dataloader: Iterable[Any],
     *,
-    task: Task | None = None,
+    task: Task | Literal["causal_lm"] | None = None,
     from_logits: bool | None = None,
     class_names: Sequence[str] | None = None,
     predict: Predict | None = None,
@@ -48,6 +49,7 @@ def evaluate(
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
     cluster_by: str | None = None,
+    group_by: Callable[[Any, Tensor], Any] | str | None = None,
 ) -> Report:
     """Compute the predictions of a model for all batches of a data loader, and return their calibration report.
 
@@ -60,11 +62,17 @@ def evaluate(
     tensor, or contains predictions as `logits`, `probs`, `preds` or a similar name, as in Hugging Face models. Other
     batches or outputs require `predict`.
 
+    For a causal language model with `task="causal_lm"`, batches are mappings with `input_ids` `(B, T)`, and optionally
+    `attention_mask` and `labels`. Labels are shifted: the prediction at a position is that of the next token. Without
+    `labels`, all tokens count that follow an unmasked token. The logits of a Hugging Face model with a linear head are
+    never written. The report has no class-wise errors, and no gains of calibrators for such a model. The tokens of each
+    batch item are a cluster, unless `cluster_by` names other clusters.
+
     Args:
         model: a module, or any callable.
         dataloader: iterable of batches.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes of the first batch, and sets
-            `task_is_inferred` in the report to True.
+        task: `"binary"`, `"multiclass"`, `"multilabel"` or `"causal_lm"`. None infers it from the shapes of the first
+            batch, and sets `task_is_inferred` in the report to True.
         from_logits: whether predictions are logits. None infers it from the name of the predictions, and raises an
             error if they have no name or an ambiguous one.
         class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
@@ -88,6 +96,10 @@ def evaluate(
         cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
             item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
             the clusters, such as `"patient"`. None treats samples as independent.
+        group_by: groups of samples, for a report that compares them: the name of an entry of the batch with one group
+            for each sample, or a function of the batch and the target that returns them; see `groups` in
+            `torchcalib.report`. The target of a causal language model is `(B, T - 1)`, shifted, and its groups may also
+            be `(B,)`, one for each item.
 
     Returns:
         The report; see `torchcalib.Report`.
@@ -107,6 +119,23 @@ def evaluate(
     _check_model(model)
     if not (cluster_by is None or isinstance(cluster_by, str)):
         raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {shown(cluster_by)}.")
+    is_causal = task == "causal_lm"
+    if is_causal:
+        _check_causal(predict=predict, from_logits=from_logits, class_axis=class_axis, ignore_index=ignore_index)
+        assert ignore_index is not None
+        predict, from_logits, cluster_by = NextTokens(ignore_index), True, cluster_by or _BATCH_ITEM
+    settings: dict[str, Any] = {
+        "n_bins": n_bins,
+        "right": right,
+        "safe_threshold": safe_threshold,
+        "with_calibration": with_calibration,
+        "with_intervals": with_intervals,
+        "with_classes": not is_causal,
+        "nan_policy": nan_policy,
+        "positive_classes": positive_classes,
+        "class_axis": class_axis,
+    }
+    known_task: Any = "multiclass" if is_causal else task
     builder: ReportBuilder | None = None
     declared = from_logits
     n_items = 0
@@ -114,13 +143,12 @@ def evaluate(
         for batch in dataloader:
             moved = _to_device(batch, place)
             inputs = moved
-            if predict is None and isinstance(moved, Mapping):  # clusters are not an input of the model
-                inputs = {name: value for name, value in moved.items() if name != cluster_by}
+            if predict is None and isinstance(moved, Mapping):  # clusters and groups are not inputs of the model
+                inputs = {name: value for name, value in moved.items() if name not in (cluster_by, group_by)}
             with _autocast(autocast, place):
                 found, named = _predict_batch(model, inputs, predict, declared)
-            given = None if builder is None else builder.settings["task"]
             p = prepare(
-                found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
+                found.preds, found.target, known_task, class_names=class_names, positive_classes=positive_classes
             )
             if builder is None:
                 declared = named if declared is None else declared
@@ -128,24 +156,21 @@ def evaluate(
                     raise _undeclared(p.preds)
                 is_soft = p.task == "multiclass" and p.target.is_floating_point()
                 whole = not is_soft and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
+                ignored = ignore_index if whole else None
                 builder = ReportBuilder(
-                    task=p.task,
-                    class_names=p.class_names,
-                    n_bins=n_bins,
-                    right=right,
-                    safe_threshold=safe_threshold,
-                    with_calibration=with_calibration,
-                    with_intervals=with_intervals,
-                    from_logits=declared,
-                    ignore_index=ignore_index if whole else None,
-                    nan_policy=nan_policy,
-                    positive_classes=positive_classes,
-                    class_axis=class_axis,
+                    task=p.task, class_names=p.class_names, from_logits=declared, ignore_index=ignored, **settings
                 )
-            weights = None if found.weights is None else per_sample("weights", found.weights, p.preds)
-            clusters = None if cluster_by is None else _clusters_in(moved, cluster_by, p.preds, n_items)
-            builder.update(p.preds, p.target, weights=weights, clusters=clusters)
+                known_task = p.task
+            columns: dict[str, Any] = {
+                "weights": None if found.weights is None else per_sample("weights", found.weights, p.preds),
+                "clusters": None if cluster_by is None else _clusters_in(moved, cluster_by, p.preds, n_items),
+                **({} if group_by is None else _groups_in(moved, group_by, p.target)),
+            }
             n_items += len(p.preds)
+            preds, target = p.preds, p.target
+            if is_causal:
+                preds, target, columns = _of_tokens(preds, target, columns, ignore_index)
+            builder.update(preds, target, **columns)
             advance()
     if builder is None:
         raise ValueError("`dataloader` must yield at least one batch, got none. Check the data set and its length.")
@@ -153,6 +178,44 @@ def evaluate(
 
 
 _BATCH_ITEM = "batch item"
+
+
+def _check_causal(**options: Any) -> None:
+    """Raise an error for options that do not apply to causal language models."""
+    for name, value in options.items():
+        if name == "ignore_index" and value is None:
+            raise ValueError("`ignore_index` must be an int for task='causal_lm', got None. Keep -100.")
+        if name != "ignore_index" and not (value is None or (name == "from_logits" and value is True)):
+            raise ValueError(
+                f"`{name}` must be None for task='causal_lm', got {shown(value)}. Pass task='multiclass' instead."
+            )
+
+
+def _of_tokens(
+    preds: Tensor, target: Tensor, columns: Mapping[str, Any], ignore_index: int | None
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return the tokens that count, as one axis of samples: predictions of prompts and padding are not computed."""
+    counts, kept = target != ignore_index, dict(columns)
+    for name in ("weights", "clusters", "groups"):
+        if kept.get(name) is not None:
+            kept[name] = of_samples(kept[name], target.shape)[counts]
+    return preds[counts], target[counts], kept
+
+
+def _groups_in(batch: Any, group_by: Callable[[Any, Tensor], Any] | str, target: Tensor) -> dict[str, Any]:
+    """Return the groups of the samples of a batch, and their names."""
+    if callable(group_by):
+        groups = group_by(batch, target)
+    else:
+        entries = batch._asdict() if hasattr(batch, "_asdict") else batch
+        if not isinstance(entries, Mapping) or group_by not in entries:
+            raise ValueError(
+                f"`group_by` must be a function or the name of an entry of each batch, got {shown(group_by)} for "
+                f"{described(batch)}. Yield batches with this entry."
+            )
+        groups = entries[group_by]
+    numbers, names = numbered_groups(groups, None, target.device)
+    return {"groups": numbers, "group_names": names}
 
 
 def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Tensor:
@@ -275,33 +338,12 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
                 f"{described(batch)}. {_EXAMPLE.format(output='model(batch)')}"
             )
         left = {name: value for name, value in entries.items() if name not in (target_name, weights_name)}
-        return _call_by_name(model, left), entries[target_name], weights
+        return call_by_name(model, left), entries[target_name], weights
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return model(batch[0]), batch[1], None
     raise ValueError(
         f"`dataloader` must yield (inputs, target) or a mapping, got {described(batch)}. "
         f"{_EXAMPLE.format(output='model(batch[0])')}"
-    )
-
-
-def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
-    """Call a model with the entries of a batch that have the names of its arguments.
-
-    If none match, pass the only tensor, or all entries for `**kwargs`.
-    """
-    parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    known = {name: value for name, value in entries.items() if name in parameters}
-    if known:
-        return model(**known)
-    tensors = [value for value in entries.values() if isinstance(value, Tensor)]
-    if len(tensors) == 1:
-        return model(tensors[0])
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return model(**entries)
-    raise ValueError(
-        f"`dataloader` must yield one input, or inputs with the names of the model arguments "
-        f"({', '.join(parameters)}), got {described(entries)}. Pass predict=lambda model, batch: (preds, target)."
     )
 
 

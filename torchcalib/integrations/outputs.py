@@ -1,9 +1,10 @@
 """Find predictions, targets and weights in the output of a model or validation step, and in the input batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcalib.io.errors import short_name
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
@@ -103,6 +104,32 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
     if from_logits is not None and name is None:
         _check_kind(outputs, from_logits, "the model")
     return preds, None
+
+
+def call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
+    """Call a model with the entries of a batch that have the names of its arguments.
+
+    If none match, pass the only tensor, or all entries for `**kwargs`.
+    """
+    parameters = parameters_of(model)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = {name: value for name, value in entries.items() if name in parameters}
+    if known:
+        return model(**known)
+    tensors = [value for value in entries.values() if isinstance(value, Tensor)]
+    if len(tensors) == 1:
+        return model(tensors[0])
+    if Parameter.VAR_KEYWORD in kinds:
+        return model(**entries)
+    raise ValueError(
+        f"`dataloader` must yield one input, or inputs with the names of the model arguments "
+        f"({', '.join(parameters)}), got {described(entries)}. Pass predict=lambda model, batch: (preds, target)."
+    )
+
+
+def parameters_of(model: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """Return the parameters of a model by name: those of `forward` for a module."""
+    return signature(model.forward if isinstance(model, nn.Module) else model).parameters
 
 
 def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:

@@ -10,14 +10,12 @@ import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import IO, Any
 
 from torchcalib.io.errors import quoted
 from torchcalib.io.limits import MAX_HEADER
-from torchcalib.io.pickles import check_pickle
 
 _MAX_DIRECTORY = 12 * 2**20  # largest size of the directory in bytes; an entry takes 50 to 100
 _END, _END_BYTES = b"PK\x05\x06", 22
@@ -26,21 +24,27 @@ _LONG_END, _LONG_END_BYTES = b"PK\x06\x06", 56
 
 
 @contextmanager
-def open_archive(path: Path, methods: Collection[int]) -> Iterator[zipfile.ZipFile]:
+def open_archive(content: Path | bytes, methods: Collection[int]) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`."""
-    _check_directory(path)
-    with zipfile.ZipFile(path) as archive:
-        _check_members(archive.infolist(), methods, path.stat().st_size)
-        yield archive
+    with BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        size = file.seek(0, 2)
+        _check_directory(file, size)
+        with zipfile.ZipFile(file) as archive:
+            _check_members(archive.infolist(), methods, size)
+            yield archive
 
 
-def load_tensors(path: str | Path) -> Any:
-    """Map the tensors of a `torch.save` file into memory, with the plain containers that hold them.
+def load_tensors(content: Path | bytes) -> Any:
+    """Load the tensors of a `torch.save` file, which are mapped into memory, or of the bytes of such a file.
 
     The archive and its pickle are checked before torch loads them; see `pickles`. Other Python objects raise
     `UnpicklingError`, and a damaged file raises a ValueError.
     """
-    with open_archive(Path(path), {zipfile.ZIP_STORED}) as archive:
+    import torch  # after checks of headers, which are fast without it
+
+    from torchcalib.io.pickles import check_pickle
+
+    with open_archive(content, {zipfile.ZIP_STORED}) as archive:
         members = {info.filename: info for info in archive.infolist()}
         if len({name.lower() for name in members}) < len(members):  # torch ignores the case of names
             raise ValueError("the archive must have names that differ in more than case, got equal ones")
@@ -57,7 +61,9 @@ def load_tensors(path: str | Path) -> Any:
         start = f"{root}/data/"
         records = {name.removeprefix(start): info.file_size for name, info in members.items() if name.startswith(start)}
         check_pickle(archive.read(pickles[0]), records)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if isinstance(content, bytes):
+        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+    return torch.load(content, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _check_members(members: Sequence[zipfile.ZipInfo], methods: Collection[int], size: int) -> None:
@@ -80,12 +86,10 @@ def _check_members(members: Sequence[zipfile.ZipInfo], methods: Collection[int],
         raise ValueError(f"the members must not overlap, got {stored:,} bytes in a file of {size:,}")
 
 
-def _check_directory(path: Path) -> None:
+def _check_directory(file: IO[bytes], size: int) -> None:
     """Raise unless the directory is at the end of the file, directly before its end record, and small."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - _LONG_END_BYTES - _LOCATOR_BYTES - _END_BYTES))
-        tail = file.read()
+    file.seek(max(0, size - _LONG_END_BYTES - _LOCATOR_BYTES - _END_BYTES))
+    tail = file.read()
     end, locator = tail[-_END_BYTES:], tail[-_END_BYTES - _LOCATOR_BYTES : -_END_BYTES]
     if end[:4] != _END or end[-2:] != b"\0\0":
         raise ValueError("the file must be a complete zip archive without a comment, got other content at its end")

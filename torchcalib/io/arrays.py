@@ -1,4 +1,7 @@
-"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. See `tables` for files with columns."""
+"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. See `tables` for files with columns.
+
+Describing the arrays imports torch for `.pt` files only.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,18 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.lib import format as npy_format
 
 from torchcalib.io.archives import load_tensors, open_archive
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_HEADER, MAX_TEXT_BYTES, decoded_limit
 from torchcalib.io.reader import Array, Reader, Text
+
+if TYPE_CHECKING:
+    import torch
 
 _MAX_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})  # of numpy; others decompress a byte to a megabyte
@@ -132,6 +137,8 @@ class Pt(_ArrayReader):
 
     def inspect(self) -> Iterator[Array]:
         """Describe every value. Values other than dense CPU tensors have a `problem`."""
+        import torch
+
         for name, value in self._load().items():
             if not isinstance(value, torch.Tensor):
                 found = type(value).__name__
@@ -180,7 +187,7 @@ class Safetensors(_ArrayReader):
         if length > MAX_HEADER:
             raise ValueError(f"the header must have at most {MAX_HEADER:,} bytes, got {length:,}")
         with ExitStack() as stack:
-            file = self._opened(stack)
+            file = self._opened(stack, framework="np")  # "pt" imports torch
             names = list(file.keys())
             self.check_names(names)
             for name in names:
@@ -193,10 +200,10 @@ class Safetensors(_ArrayReader):
         file = self._opened(stack)
         return [file.get_slice(name) for name in names]
 
-    def _opened(self, stack: ExitStack) -> Any:
+    def _opened(self, stack: ExitStack, framework: str = "pt") -> Any:
         from safetensors import safe_open  # optional dependency
 
-        return stack.enter_context(safe_open(self.paths[0], framework="pt"))
+        return stack.enter_context(safe_open(self.paths[0], framework=framework))
 
 
 READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Npz, Npy, Pt, Safetensors)}
@@ -240,6 +247,8 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
 
 def _tensor(rows: Any) -> torch.Tensor | Text:
     """Convert numbers to a tensor in native byte order, and text to a `Text`."""
+    import torch
+
     if isinstance(rows, torch.Tensor):
         return rows
     if rows.dtype.kind == "U":

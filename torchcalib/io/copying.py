@@ -4,7 +4,8 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, NoSamplesError, quoted
-from torchcalib.io.limits import check_samples
-from torchcalib.io.opening import readers_of
-from torchcalib.io.paths import check_paths, format_of
+from torchcalib.io.opening import Unconverted
+from torchcalib.io.paths import format_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
-from torchcalib.io.roles import find_preds
 
 Values = np.ndarray[Any, Any]
 
@@ -72,27 +71,24 @@ class Copy:
         return found
 
 
-def copy_of(paths: Sequence[Path], preds: str | None, convert: Callable[[str, Tensor], Tensor]) -> Copy:
-    """Read prediction files, in which targets are not required, and convert the predictions.
+def copy_of(found: Unconverted, convert: Callable[[str, Tensor], Tensor]) -> Copy:
+    """Read opened prediction files, and convert the predictions.
 
     Args:
-        paths: shards of one data set.
-        preds: name of the predictions, or None to find a common name.
+        found: result of `open_without_targets`.
         convert: function from the name and a chunk of the predictions to predictions of the same shape.
 
     Raises:
         InputError: if a file is damaged or unsuitable, or if shards have different arrays.
     """
-    readers = readers_of(check_paths(paths))
-    found = [(reader, find_preds(reader, preds)) for reader in readers]
+    first = found[0][0].label
     pieces: list[list[Values]] = []
     names: list[str] = []
     for reader, name in found:
-        check_samples(reader.arrays[name].shape[0], reader.paths, reader.label)
         mine = _copied_names(reader, name)
         if names and mine != names:
             raise InputError(
-                f"`{reader.label}` must have the arrays of `{readers[0].label}`, got {quoted(mine)} instead of "
+                f"`{reader.label}` must have the arrays of `{first}`, got {quoted(mine)} instead of "
                 f"{quoted(names)}. Convert the files separately."
             )
         names = mine
@@ -101,7 +97,7 @@ def copy_of(paths: Sequence[Path], preds: str | None, convert: Callable[[str, Te
             given[name] = convert(name, given[name])
             pieces.append([_plain(values) for values in given.values()])
     if not pieces:
-        raise NoSamplesError(readers[0].label)
+        raise NoSamplesError(first)
     reader, name = found[0]
     arrays = {each: np.concatenate(parts) for each, parts in zip(names, zip(*pieces, strict=True), strict=True)}
     own = [array for array in reader.arrays.values() if not array.columns]
@@ -179,7 +175,12 @@ def _parquet(columns: Mapping[str, Values]) -> bytes:
 def _npz(arrays: Mapping[str, Values]) -> bytes:
     content = io.BytesIO()
     stored: dict[str, Any] = {name: v.astype(str) if v.dtype == object else v for name, v in arrays.items()}
-    np.savez_compressed(content, **stored)
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, values in stored.items():  # `numpy.savez` has arguments of its own, such as `file`
+            info = zipfile.ZipInfo(f"{name}.npy")
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values, allow_pickle=False)
     return content.getvalue()
 
 

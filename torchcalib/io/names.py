@@ -49,6 +49,7 @@ SYNONYMS = {
     "probs": "preds",
     "y_pred": "preds",
     "y_prob": "preds",
+    "y_proba": "preds",
     "y_score": "preds",
     "logits": "from_logits",
     "weight": "weights",
@@ -70,6 +71,7 @@ SYNONYMS = {
 }
 """Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 
+_PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
 
 _STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
@@ -116,6 +118,12 @@ def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
         if given and set(given) <= set(pair) and len(given) == n_texts:
             return tuple(given.get(name, name) for name in pair)
     return ()
+
+
+def percent_in(text: str) -> float | None:
+    """Return the number in a text such as "70%" or "70 %"; None for other texts."""
+    match = _PERCENT.fullmatch(text)
+    return float(match[1]) if match else None
 
 
 def task_of_shapes(preds: tuple[int, ...], target: tuple[int, ...]) -> Task | None:

@@ -24,7 +24,9 @@ FORMATS = {
 """File format by suffix, in lower case."""
 
 _ADVICE = {
-    ".json": "Write one object per line to a .jsonl file: df.to_json(path, orient='records', lines=True).",
+    ".json": "Write one object per line to a .jsonl file: df.to_json(path, orient='records', lines=True). "
+    "Read logs of language models with torchcalib audit.",
+    ".eval": "Read logs of language models with torchcalib audit.",
     ".pkl": "Pickles are never loaded. Write df.to_parquet(path) or numpy.savez(path, probs=..., targets=...).",
     ".xlsx": "Save the sheet as .csv.",
 }

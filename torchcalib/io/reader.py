@@ -1,4 +1,4 @@
-"""`Reader` of a prediction file, and descriptions of its arrays."""
+"""`Reader` of a prediction file, and descriptions of its arrays. Only reading rows imports torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.limits import MAX_ARRAYS
+from torchcalib.io.names import percent_in
+
+if TYPE_CHECKING:
+    import torch
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
@@ -33,6 +35,16 @@ class Text:
         return len(self.codes)
 
 
+def fractions_of(percentages: Text | torch.Tensor) -> torch.Tensor:
+    """Return percentages as fractions, float64. Missing texts become NaN."""
+    import torch
+
+    if isinstance(percentages, Text):
+        values = [percent_in(text) if text.strip() else math.nan for text in percentages.names]
+        return torch.tensor(values, dtype=torch.float64)[percentages.codes] / 100
+    return percentages.double() / 100
+
+
 @dataclass(frozen=True)
 class Array:
     """Description of an array in a file, from the file header."""
@@ -46,6 +58,7 @@ class Array:
     classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
     itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
     is_fortran: bool = False  # whether a compressed array must be decompressed as a whole
+    percent: str = ""  # dtype in the file if the array contains percentages, which are read as fractions in float64
 
     @property
     def key(self) -> str:
@@ -55,8 +68,13 @@ class Array:
     @property
     def row_bytes(self) -> int:
         """Size of one decoded row in bytes. Text of variable length counts as a short one."""
-        itemsize: int = self.itemsize or (_SHORT_TEXT if self.dtype in TEXT else getattr(torch, self.dtype).itemsize)
+        itemsize: int = self.itemsize or (_SHORT_TEXT if self.dtype in TEXT else _itemsize(self.dtype))
         return math.prod(self.shape[1:]) * itemsize
+
+
+def _itemsize(dtype: str) -> int:
+    """Return the size in bytes of a number of a dtype in `FLOATS` or `WHOLE`."""
+    return 1 if dtype == "bool" else int("".join(filter(str.isdigit, dtype))) // 8
 
 
 class Reader(ABC):
@@ -95,7 +113,11 @@ class Reader(ABC):
         """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`."""
         widest = max(self.arrays[name].row_bytes for name in names)
         with reading(self.label, self.format):
-            yield from self.rows(names, max(1, max_bytes // widest), allow_missing)
+            for chunk in self.rows(names, max(1, max_bytes // widest), allow_missing):
+                yield tuple(
+                    fractions_of(values) if self.arrays[name].percent else values
+                    for name, values in zip(names, chunk, strict=True)
+                )
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""

@@ -3,9 +3,11 @@
 Text labels in the targets identify columns that are named after classes.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import NamedTuple
@@ -27,10 +29,14 @@ from torchcalib.io.names import (
     are_logits,
     class_of,
     numbered,
+    percent_in,
     task_of_shapes,
 )
-from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader
+from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 from torchcalib.io.source import Source
+
+_MAX_RATING = 10
+"""Largest number of common scales that are not percentages, such as 1 to 5 and 0 to 10."""
 
 
 class Role(NamedTuple):
@@ -47,7 +53,7 @@ ROLES = {
         (*LOGITS, *PROBS, *NEUTRAL),
         FLOATS,
         "be floating-point predictions",
-        "Whole numbers are decisions, labels or percentages. Store probabilities (predict_proba in scikit-learn), "
+        "Whole numbers are decisions, labels or ratings. Store probabilities (predict_proba in scikit-learn), "
         "divide percentages by 100, or name another array with preds='NAME'.",
     ),
     "target": Role(
@@ -67,8 +73,13 @@ _SHAPES = {
 }
 
 
-def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | None = None) -> dict[str, str]:
-    """Return the checked array for each role: the one that `given` selects, or else the one with a common name."""
+def find_roles(
+    reader: Reader, given: Mapping[str, str | None], task: Task | None = None, from_logits: bool | None = None
+) -> dict[str, str]:
+    """Return the checked array for each role: the one that `given` selects, or else the one with a common name.
+
+    Confidences that are percentages are marked as such in the reader, unless they are logits.
+    """
     if reader.format == "npy" and len(reader.arrays) == 1:
         raise InputError(
             f"`{reader.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
@@ -111,6 +122,8 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: Task | Non
             f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
             f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
         )
+    if not from_logits:
+        _mark_percentages(reader, reader.arrays[preds], _is_confidence(reader, roles, task))
     _check_arrays(reader, roles)
     return roles
 
@@ -156,8 +169,36 @@ def source_of(
         clusters=roles.get("clusters"),
         class_names=selected[0].classes,
         are_confidences=_is_confidence(reader, roles, given_task),
+        are_percentages=bool(selected[0].percent),
     )
     return source, task
+
+
+def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None:
+    """Mark predictions as percentages if the whole column shows it: text with a percent sign, or numbers up to 100.
+
+    Whole numbers cannot be probabilities. Fractions such as 0.7 beside numbers above 1 are ambiguous, as are numbers up
+    to 10, which may be ratings. They are not marked, and later raise an error.
+    """
+    is_named = is_confidence or _key(reader, array.name) in PROBS
+    is_single = array.shape[1:] in ((), (1,)) and not array.problem
+    if not is_single or not (array.dtype in TEXT or (is_named and array.dtype in WHOLE - {"bool"}) or is_confidence):
+        return
+    if array.dtype not in TEXT | WHOLE | FLOATS or not array.shape[0]:
+        return
+    low, high, least = math.inf, -math.inf, math.inf  # smallest and largest number, and the smallest positive one
+    for (values,) in reader.stream([array.name], 2**20, allow_missing=True):
+        if isinstance(values, Text):
+            found = [percent_in(text) for text in values.names if text.strip()]
+            if None in found:
+                return
+            continue
+        numbers = values[values.isfinite()].double()
+        if numbers.numel():
+            low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+            least = min(least, float(numbers.masked_fill(numbers <= 0, math.inf).min()))
+    if array.dtype in TEXT or (low >= 0 and _MAX_RATING < high <= 100 and (least > 1 or array.dtype in WHOLE)):
+        reader.arrays[array.name] = replace(array, dtype="float64", percent=array.dtype)
 
 
 def _key(reader: Reader, name: str) -> str:
@@ -302,7 +343,7 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
     if _is_confidence(reader, roles, task):
-        if not {scores, labels} <= {(), (1,)} or target.dtype in TEXT:
+        if not {scores, labels} <= {(), (1,)}:
             raise InputError(
                 f"Confidences must be one number per sample with targets 1 (correct) or 0, got {found}. Choose with "
                 "preds='NAME' and target='NAME'."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -42,12 +43,19 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def load_saved(path: Path) -> Any:
-    """Load copies of the tensors and plain values in a file, which take no more memory than the file.
+def saved_bytes(value: Any) -> bytes:
+    """Return a tensor, or nested lists and dicts of tensors and plain values, as the bytes of a `torch.save` file."""
+    content = BytesIO()
+    torch.save(value, content)
+    return content.getvalue()
+
+
+def load_saved(content: Path | bytes) -> Any:
+    """Load copies of the tensors and plain values in a file or its bytes, which take no more memory than the file.
 
     The type of the error for a damaged file depends on the parser.
     """
-    remaining = path.stat().st_size
+    remaining = len(content) if isinstance(content, bytes) else content.stat().st_size
 
     def copied(value: Any) -> Any:
         """Copy nested tensors and plain values. Raise if the copies exceed the file size."""
@@ -65,7 +73,7 @@ def load_saved(path: Path) -> Any:
             return value
         raise ValueError(f"the file must contain only plain values and dense tensors, got a {type(value).__name__}")
 
-    return copied(load_tensors(path))
+    return copied(load_tensors(content))
 
 
 def saved_value(state: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -27,16 +27,19 @@ class Source:
     clusters: str | None = None
     class_names: tuple[str, ...] = ()  # in class order; empty for classes without names
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
+    are_percentages: bool = False  # predictions are percentages in the file, which are divided by 100
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
         arrays = ("preds", "target", "weights", "groups", "clusters")
-        for name in ("format", *arrays, "from_logits", "dtype", "rows", "class_names", "are_confidences"):
+        kinds = ("class_names", "are_confidences", "are_percentages")
+        for name in ("format", *arrays, "from_logits", "dtype", "rows", *kinds):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
+                first, second = (f"`{each.files[0]}`" if each.files else "a part" for each in (self, other))
                 raise InputError(
-                    f"`{other.files[0]}` must have the same {name} as `{self.files[0]}`, got {theirs!r} and {mine!r}. "
-                    "Read the files separately, or write them in the same way."
+                    f"{second} must have the same {name} as {first}, got {theirs!r} and {mine!r}. "
+                    "Read the parts separately, or write them in the same way."
                 )
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, files=self.files + other.files, shape=shape)
@@ -48,6 +51,8 @@ class Source:
         kind = "logits" if self.from_logits else "probabilities"
         if self.are_confidences:
             kind = "logits of confidences" if self.from_logits else "confidences"
+        if self.are_percentages:
+            kind += ", percentages divided by 100"
         return {
             **({"files": [printable(file) for file in self.files]} if self.files else {}),
             "format": printable(self.format),
@@ -75,8 +80,8 @@ class Source:
             if not _has_type(value, kinds[name]):
                 raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")
         source = cls(**values)
-        if not source.files or not source.shape:
-            raise ValueError("`files` and `shape` must not be empty, got an empty tuple")
+        if not source.shape:
+            raise ValueError("`shape` must not be empty, got an empty tuple")
         return source
 
 

@@ -15,7 +15,6 @@ from typing import IO, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
@@ -65,7 +64,8 @@ class _Table(Reader):
         """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
-        for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
+        dtypes = {column: array.percent or array.dtype for array in wanted for column in _columns(array)}
+        for batch in self.batches(dtypes, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
                 yield tuple(self._values(array, piece, start + offset, allow_missing) for array in wanted)
@@ -73,12 +73,14 @@ class _Table(Reader):
 
     def _values(self, array: Array, piece: pa.RecordBatch, start: int, allow_missing: bool) -> Any:
         """Convert the columns of an array to a tensor `(rows, ...)`, or text to a list of strings."""
+        import torch  # describing the columns does not require torch
+
         columns = []
         for name in _columns(array):
             values = piece.column(name)
             if not allow_missing:
                 self._check_present(name, values, start, 1)
-            if array.dtype in TEXT:
+            if (array.percent or array.dtype) in TEXT:
                 return self._text(name, values)
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             if pa.types.is_primitive(values.type):
@@ -89,8 +91,8 @@ class _Table(Reader):
 
     def _lists(self, name: str, values: Any, width: int, start: int, allow_missing: bool) -> np.ndarray[Any, Any]:
         """Convert a column of lists to an array `(rows, width)`. A missing list becomes a row of NaN."""
-        present = values.is_valid().to_numpy(zero_copy_only=False)
-        lengths = pc.list_value_length(values).fill_null(width).to_numpy(zero_copy_only=False)
+        present = _numbers(values.is_valid())
+        lengths = _numbers(pc.list_value_length(values).fill_null(width))
         if (lengths != width).any():
             row = int((lengths != width).argmax())
             raise InputError(
@@ -109,8 +111,10 @@ class _Table(Reader):
 
     def _text(self, name: str, values: Any) -> Text:
         """Convert a column of text. Missing texts become empty. A long text in a dictionary is never repeated."""
+        import torch
+
         values = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-        indices = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        indices = _numbers(values.indices.fill_null(-1))
         used, codes = np.unique(indices, return_inverse=True)
         texts = values.dictionary.take(pa.array(used[used >= 0]))
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
@@ -125,7 +129,7 @@ class _Table(Reader):
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
         """Raise if one of `values` is missing. `start` rows precede the first row, and each row has `width` values."""
         if values.null_count:
-            row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
+            row = start + int(_numbers(values.is_null()).argmax()) // width + 1
             raise InputError(
                 f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. {FILL_IN}"
             )
@@ -161,7 +165,7 @@ class Csv(_Table):
 
     def _check_separator(self) -> None:
         """Raise if the first line contains separators of other formats only."""
-        with _opened_text(self.paths[0]) as file:
+        with opened_text(self.paths[0]) as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
         line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
@@ -253,7 +257,7 @@ class Jsonl(_Table):
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
-        with _opened_text(self.paths[0]) as opened:
+        with opened_text(self.paths[0]) as opened:
             while data := opened.read(_BLOCK):
                 rest = opened.readline(_MAX_LINE)
                 if len(rest) == _MAX_LINE:
@@ -369,7 +373,7 @@ class Frame(_Table):
         if not isinstance(frame, pa.Table):
             named = frame.rename(columns=str)  # columns without names have numbers
             frame = pa.Table.from_pandas(named, preserve_index=False)
-        self._table = frame
+        self._table = pa.table([_without_extension(column) for column in frame.columns], names=frame.column_names)
         super().__init__()
 
     def inspect(self) -> Iterable[Array]:
@@ -388,6 +392,13 @@ class Frame(_Table):
             return Array(name, _dtype(kind), shape)
         lengths = pc.list_value_length(column)
         return Array(name, _dtype(kind.value_type), (*shape, pc.max(lengths.slice(0, 1)).as_py() or 0))
+
+
+def _without_extension(column: Any) -> Any:
+    """Return a column of an extension type, such as tensors of Ray, as its numbers or lists."""
+    if not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
 READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
@@ -464,7 +475,8 @@ def _n_leaves(kind: Any) -> int:
     return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
 
 
-def _opened_text(path: Path) -> IO[bytes]:
+def opened_text(path: Path) -> IO[bytes]:
+    """Open a text file, which is decompressed if its name ends in `.gz`."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
@@ -489,11 +501,17 @@ def _depth(line: bytes) -> int:
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
-    """Convert a column to a numpy array. Integers with missing values become float64 with NaN."""
-    if values.null_count and not pa.types.is_floating(values.type):
-        values = values.cast(pa.int64()).cast(pa.float64())
-    found: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
-    return found
+    """Convert a column to a numpy array. Missing numbers become NaN, in float64 for integers.
+
+    `to_numpy` of pyarrow would import pandas, which takes longer than reading a small file.
+    """
+    if values.null_count:
+        values = values if pa.types.is_floating(values.type) else values.cast(pa.int64()).cast(pa.float64())
+        values = values.fill_null(pa.scalar(np.nan, values.type))
+    if pa.types.is_boolean(values.type):
+        return _numbers(values.cast(pa.uint8())).view(np.bool_)
+    kind, stop = values.type.to_pandas_dtype(), values.offset + len(values)
+    return np.frombuffer(values.buffers()[1], kind, stop)[values.offset :] if len(values) else np.empty(0, kind)
 
 
 def _columns(array: Array) -> tuple[str, ...]:

@@ -64,25 +64,14 @@ def class_indices(labels: Text, names: Sequence[str], label: str, start: int, al
     return found if bool(found.isnan().any()) else found.to(torch.int64)
 
 
-def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
-    """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
-    found = tuple(name.strip() for name in names)
-    if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
-        raise InputError(
-            f"`class_names` must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
-            "Pass one name for each class."
-        )
-    return found
-
-
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
     """Return the distinct text labels in sorted order: names alphabetically, then whole numbers by value.
 
     Texts such as "no" and "yes" have the order of `outcome_names`. The predictions must agree with any other order: the
     mean prediction of each class must be largest in the rows with its label. If a binary column such as `prob_dog`
-    names the positive class, this label is last, without a check.
+    names the positive class, this label is last, without a check. Targets of confidences must have the first order.
     """
-    n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
+    n_classes = 2 if task in ("binary", "confidence") else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = defaultdict(int)
     for reader in readers:
@@ -97,13 +86,19 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             if len(counts) > n_classes + 1:  # more than the classes and a missing label, which raises an error below
                 break
     found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
+    names = outcome_names(found) if n_classes == 2 else ()
+    if task == "confidence" and not names:
+        raise InputError(
+            f"`{target}` in `{readers[0].label}` must contain outcomes such as `correct` and `incorrect`, got "
+            f"{quoted(found)}. Store 1 for correct predictions and 0 for others."
+        )
+    if names:
+        return names
     if len(found) != n_classes:
         raise InputError(
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
-    if names := outcome_names(found):
-        return names
     named = class_of(preds)
     if task == "binary" and named and named[1] in found:
         return (next(name for name in found if name != named[1]), named[1])

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import (
     INPUT_DEFAULTS,
@@ -23,22 +23,32 @@ from torchcalib.core.arguments import (
     unknown_argument,
 )
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.batch_summary import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
+from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.engine import StatefulMetric, refuse_if_synced
 from torchcalib.metrics.estimator import Estimator, factory_of, options_of
+from torchcalib.metrics.hidden import UpdatesFromHidden
+from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
 Better = Literal["higher", "lower", "nearer to 0"]
 
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
 """Options of metric functions that classes do not accept, or accept as arguments of their own."""
+
+_NO_EVIDENCE = Evidence(None, None)
+"""Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
+
+_NAMES_OF_EVIDENCE = ("confidence_interval", "interval", "ci", "p_value", "pvalue", "noise_floor")
+"""Names by which a person may look for the result of `test`."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -51,7 +61,7 @@ _TORCHMETRICS_OPTIONS = (
 )
 
 
-class CalibrationMetric(StatefulMetric[S]):
+class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     """Base class for streaming calibration metrics, a subclass of `torchmetrics.Metric`.
 
     The state consists of float64 sums or of stored samples. Its dtype does not change under `.to(dtype)`, `.half()`,
@@ -105,6 +115,10 @@ class CalibrationMetric(StatefulMetric[S]):
     """Direction of better values; None if it depends on options."""
     is_signed: ClassVar[bool] = False
     """Whether the value is a mean difference between outcome and confidence, which may be negative."""
+    norm: ClassVar[str | None] = None
+    """Norm over bins, unless it is an option: `"l1"`, `"l2"`, `"max"`, or `"mean"` for a signed mean."""
+    binning: ClassVar[Binning | None] = None
+    """Rule of the bins, unless it depends on options; see `BinnedEstimator.binning`."""
     noise_increases: ClassVar[bool] = False
     """Whether sampling noise increases the expected value. If so, compare the value with its noise floor."""
     interval_kind: IntervalKind | None = None
@@ -120,6 +134,11 @@ class CalibrationMetric(StatefulMetric[S]):
 
     allows_clusters: ClassVar[bool] = True
     """Whether `Clustered` can wrap the metric."""
+
+    _takes_summary = False
+    """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
+    _detail: Detail
+    """Statistics of multi-class rows that the accumulator needs."""
 
     function: ClassVar[Callable[..., Any]]
     """Function that computes the same metric."""
@@ -182,6 +201,11 @@ class CalibrationMetric(StatefulMetric[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
+        takes_summary = getattr(self.accumulator, "takes_summary", None) if type(self.kind) is SumState else None
+        self._takes_summary = (
+            not self.batch_shape and takes_summary is not None and takes_summary(self.input_format.task)
+        )
+        self._detail = detail_of([self.accumulator], self.input_format.task)
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
         # differs between metrics with different options. It does not depend on the class.
         settings = {name: value for name, value in self._configuration().items() if name != "class"}
@@ -235,10 +259,16 @@ class CalibrationMetric(StatefulMetric[S]):
         if self._is_synced:
             refuse_if_synced(self, "update")
         is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
+        if is_plain and self._takes_summary and weights is None and sample_weight is None and self._shared is None:
+            summary = self.summary_of(self.input_format, preds, target, self._detail)
+            if summary is not None:
+                kind: Any = self.kind
+                self._replace(kind.with_summary(self.state, summary))
+                return
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         if self._shared is None:
-            batch = self.kind.from_predictions(self._read(self.input_format, preds, target, weights))
+            batch = self.kind.from_predictions(self._read(self.input_format, preds, target, weights, self._detail))
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:
@@ -292,6 +322,18 @@ class CalibrationMetric(StatefulMetric[S]):
         outputs = "num_labels" if self.input_format.task == "multilabel" else "num_classes"
         shown = {"task": self.input_format.task, outputs: self.num_classes} | shown
         return ", ".join(f"{name}={_named(value)}" for name, value in shown.items() if value is not None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError for an unknown attribute, with the method that computes an interval or a p-value."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in _NAMES_OF_EVIDENCE:
+                raise
+            raise AttributeError(
+                f"{error}. Call test() for the interval, noise floor and p-value of a calibration error, or "
+                "torchcalib.Bootstrapped(metric) for an interval of any metric."
+            ) from None
 
     def test(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CalibrationTest:
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
@@ -376,7 +418,16 @@ class CalibrationMetric(StatefulMetric[S]):
                 "Move the metric with metric.to(preds.device)."
             )
 
-    def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+    def summary_of(self, how: InputFormat, preds: Tensor, target: Tensor, detail: Detail) -> BatchSummary | None:
+        """Return the summary of a batch without weights; None if `_read` must convert it. Update the evidence."""
+        found = summary_of(how, preds, target, detail) if self.device.type == "cpu" else None
+        if found is not None:  # the first values rule out mistakes
+            vars(self)["_evidence"] = _NO_EVIDENCE
+        return found
+
+    def _read(
+        self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None, detail: Detail = "entropy"
+    ) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
@@ -387,6 +438,8 @@ class CalibrationMetric(StatefulMetric[S]):
             batch_shape=self.batch_shape,
             drop_invalid=self.device.type != "cpu",  # elsewhere an error would synchronise the device
             evidence=evidence,
+            checked_by=getattr(self.accumulator, "checks", None),
+            detail=detail,
         )
         vars(self)["_evidence"] = evidence
         return p

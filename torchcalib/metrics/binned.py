@@ -266,6 +266,7 @@ class ECE(BinnedMetric, function=ece):
 
     from_bins = staticmethod(ece_from_bins)
     interval_kind: IntervalKind | None = "absolute"
+    norm = "l1"
     question = "mean distance between frequency and confidence in equal-width bins"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
 
@@ -328,6 +329,7 @@ class ACE(BinnedMetric, function=ace):
 
     from_bins = staticmethod(ece_from_bins)
     interval_kind = "absolute"
+    norm = "l1"
     question = "mean distance between frequency and confidence in equal-mass bins"
     source = "Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343"
 
@@ -387,6 +389,7 @@ class ESCE(BinnedMetric, function=esce):
     from_bins = staticmethod(esce_from_bins)
     interval_kind = "mean_gap"
     is_signed = True
+    norm = "mean"
     question = "mean frequency minus mean confidence"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II"
 
@@ -446,6 +449,7 @@ class MCE(BinnedMetric, function=mce):
     """
 
     from_bins = staticmethod(mce_from_bins)
+    norm = "max"
     question = "largest distance between frequency and confidence in a bin"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
 
@@ -511,6 +515,7 @@ class RMSCE(BinnedMetric, function=rmsce):
 
     from_bins = staticmethod(rmsce_from_bins)
     interval_kind: IntervalKind | None = "root_mean_square"
+    norm = "l2"
     question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
 

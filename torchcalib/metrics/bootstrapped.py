@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.arrays import as_tensors

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from torchcalib._version import __version__
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import InputError, shown
+from torchcalib.io.saved import load_saved
 
 if TYPE_CHECKING:
     from torchcalib.metrics.engine import StatefulMetric
@@ -49,6 +51,22 @@ def contains_state(saved: Mapping[str, Any], prefix: str) -> bool:
     names = {prefix + name for name in (*SumState.names, *SampleState.names, DESCRIPTION)}
     stems = tuple(f"{prefix}{name}_" for name in _OLD_PREFIXES)
     return any(name in names or name.startswith(stems) for name in saved)
+
+
+def saved_state(content: bytes) -> dict[str, Any]:
+    """Return the dict in the bytes of a state. The bytes are checked before they are decoded, and no code is run."""
+    try:
+        saved = load_saved(content)
+        if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
+            raise ValueError("the state must be a dict with names as keys")
+        return saved
+    # Damaged bytes cause many types of errors, such as BadZipFile, UnpicklingError and KeyError.
+    except Exception as error:
+        message = shorten(str(error), 200, placeholder=" ...").rstrip(".")
+        raise InputError(
+            f"`content` must be the complete state of a metric, got {type(error).__name__}: {message}. "
+            "Create it with `state_bytes`."
+        ) from error
 
 
 def read_state(

@@ -3,25 +3,31 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from torchmetrics.collections import MetricCollection
+from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.batch_summary import BatchSummary, detail_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
+from torchcalib.io.errors import quoted
+from torchcalib.io.saved import saved_bytes
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.checkpoint import contains_state, read_state
+from torchcalib.metrics.checkpoint import contains_state, read_state, saved_state
 from torchcalib.metrics.engine import refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.metrics.hidden import UpdatesFromHidden
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 
 
-class CalibrationCollection(MetricCollection):
+class CalibrationCollection(UpdatesFromHidden, MetricCollection):
     """Collection of torchcalib metrics that are updated and synchronised together.
 
     Each batch is validated once. Metrics with the same input format and accumulator share the sums or samples of the
@@ -166,10 +172,7 @@ class CalibrationCollection(MetricCollection):
         try:
             with torch.no_grad():
                 for reading in readings:
-                    p = reading.predictions(preds, target, weights)
-                    for metrics in reading.by_state:
-                        batch = metrics[0].kind.from_predictions(p)
-                        states += [(metric, metric.added(batch, shared)) for metric in metrics]
+                    states += reading.states_after(preds, target, weights, shared)
             for metric, state in states:
                 metric.count_update(state)
                 if preds.dim() > 2:
@@ -205,6 +208,31 @@ class CalibrationCollection(MetricCollection):
             self._set_name(name): over_ranks[id(metric)] if id(metric) in over_ranks else metric.n_dropped()
             for name, metric in self._by_name().items()
         }
+
+    def state_bytes(self) -> bytes:
+        """Return the states of all metrics as bytes for `from_bytes`; see `CalibrationMetric.state_bytes`."""
+        states = {name: metric.metric_state for name, metric in self._by_name().items()}
+        return saved_bytes({f"{name}.{part}": value for name, of in states.items() for part, value in of.items()})
+
+    def from_bytes(self, content: bytes) -> Self:
+        """Return a copy of this collection with states from `state_bytes`; see `CalibrationMetric.from_bytes`.
+
+        Merge it by `merge_state` of its metrics.
+
+        Raises:
+            ValueError: If the bytes are damaged, or belong to other metrics or another format.
+        """
+        saved, collection = saved_state(content), deepcopy(self)
+        for name, metric in self._by_name().items():
+            read_state(metric, "content", saved, f"{name}.")
+        if others := {key.partition(".")[0] for key in saved} - self._by_name().keys():
+            raise ValueError(
+                f"`content` must contain the states of this collection only, got {quoted(sorted(others))}. "
+                "Create both collections with the same metrics."
+            )
+        collection.reset()
+        collection.load_state_dict(saved, strict=False)
+        return collection
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load states saved by `state_dict`. If this raises, all metrics are unchanged."""
@@ -281,12 +309,47 @@ class _Reading(NamedTuple):
     formats: list[InputFormat]  # distinct formats of the metrics, which check the batch
     by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
 
-    def predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
-        """Check and convert a batch, with the errors of `CalibrationMetric.update`."""
+    def states_after(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
+    ) -> list[tuple[CalibrationMetric[Any], Any]]:
+        """Check a batch, with the errors of `CalibrationMetric.update`. Return the metrics with their states after it.
+
+        Metrics with the same samples share them in the cache.
+        """
         for metrics in self.by_state:
             for metric in metrics:
                 refuse_if_synced(metric, "update")
                 metric.check_device(preds)
+        summary = self._summary(preds, target) if weights is None else None
+        states: list[tuple[CalibrationMetric[Any], Any]] = []
+        if summary is not None:
+            # States are not modified. So metrics with equal states before the batch share the state after it.
+            for metrics in self.by_state:
+                kind: Any = metrics[0].kind
+                before = after = None
+                for metric in metrics:
+                    state = metric.state
+                    if before is None or not (state is before or torch.equal(state, before)):
+                        before, after = state, kind.with_summary(state, summary)
+                    states.append((metric, after))
+            return states
+        p = self._predictions(preds, target, weights)
+        for metrics in self.by_state:
+            batch = metrics[0].kind.from_predictions(p)
+            states += [(metric, metric.added(batch, shared)) for metric in metrics]
+        return states
+
+    def _summary(self, preds: Tensor, target: Tensor) -> BatchSummary | None:
+        firsts = [metrics[0] for metrics in self.by_state]
+        sizes = {how.num_classes for how in self.formats} - {None}
+        fits = preds.dim() < 2 or sizes <= {preds.shape[1]}  # otherwise a format raises the error
+        if not (fits and all(metric._takes_summary for metric in firsts)):
+            return None
+        detail = detail_of((metric.accumulator for metric in firsts), self.input_format.task)
+        return firsts[-1].summary_of(self.input_format, preds, target, detail)
+
+    def _predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        metric = self.by_state[-1][-1]
         resolved = [each.resolved(preds, target, len(metric.batch_shape)) for each in self.formats]
         for each in resolved:
             each.check(preds, target, weights)

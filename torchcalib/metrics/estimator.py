@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
+from sys import _getframe
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -23,15 +26,15 @@ from torchcalib.core.arguments import (
     unknown_argument,
     with_input_options,
     with_task,
-    with_weights,
 )
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.batch_summary import detail_of, summary_of
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import SumsAccumulator
-from torchcalib.core.tasks import inferred_task
+from torchcalib.core.tasks import from_lists, from_scorer, in_own_order, inferred_task, is_scorer
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -72,14 +75,41 @@ class Estimator(Generic[S]):
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
-        p = self.input_format.read(preds, target, weights)
+        if weights is None and not is_compiling():
+            found = self._from_summary(preds, target)
+            if found is not None:
+                return self.value(found).to(torch.promote_types(preds.dtype, torch.float32))
+        p = self._read(preds, target, weights)
         if p.replicates:
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
 
+    def _from_summary(self, preds: Tensor, target: Tensor) -> Any:
+        """Return the statistic of labels without weights by a `BatchSummary`; None if `read` must convert them."""
+        takes, task = getattr(self.accumulator, "takes_summary", None), self.input_format.task
+        if takes is None or not (type(preds) is type(target) is Tensor) or not takes(task):
+            return None
+        accumulator: Any = self.accumulator
+        summary = summary_of(self.input_format, preds, target, detail_of([accumulator], task))
+        if summary is None:
+            return None
+        sums = np.zeros(accumulator.shape(task, preds.shape[-1]))
+        accumulator.add_summary(summary, sums)
+        return accumulator.wrap(torch.from_numpy(sums))
+
     def statistic(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """Return the statistic of tensors: sums or samples."""
-        return self.accumulator.from_predictions(self.input_format.read(preds, target, weights))
+        return self.accumulator.from_predictions(self._read(preds, target, weights))
+
+    def _read(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        """Convert the input. The accumulator may check the values in the pass that computes its sums."""
+        return self.input_format.read(
+            preds,
+            target,
+            weights,
+            checked_by=getattr(self.accumulator, "checks", None),
+            detail=detail_of([self.accumulator], self.input_format.task),
+        )
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the metric value `(...)` for validated predictions, in the dtype of the statistic."""
@@ -169,11 +199,16 @@ def _function_of(
     factory: Callable[..., Estimator[Any]], annotation: Any, result: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     @wraps(factory)
-    def function(preds: Tensor, target: Tensor, *task: Task, **options: Any) -> Any:
+    def function(preds: Any = None, target: Any = None, *task: Task, **options: Any) -> Any:
         if task:
             options = with_task(options, *task)
-        if "sample_weight" in options:
-            options = with_weights(options)
+        is_plain = type(preds) is Tensor or is_compiling()
+        if not is_plain and is_scorer(_getframe(1)):
+            preds, target = from_scorer(preds, target)
+        if target is None or "sample_weight" in options:
+            preds, target, options = in_own_order(preds, target, options)
+        if not is_plain:
+            preds = from_lists(preds, target, options.get("from_logits", False))
         if options.get("task") is None:
             preds, target, _ = as_tensors(preds, target)
             options = {**options, "task": inferred_task(preds, target, options)}

@@ -76,6 +76,8 @@ def nll(
     if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
         raise ValueError(f"`eps` must be a float in (0, 1) or None, got {shown(eps)}. A common value is 1e-7.")
     score = Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
+    if eps is None:
+        score = score._replace(kind="log", of_statistics=(-1, 0, 0, 0, 0))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
@@ -153,9 +155,9 @@ def brier_score(
         tensor(0.0467)
     """
     if normalize == "classes":
-        score, normalize = Score(_brier_over_classes, _brier_of_prior), None
+        score, normalize = Score(_brier_over_classes, _brier_of_prior, kind="square"), None
     else:
-        score = Score(_brier_of, _brier_of_prior, normalizable=True)
+        score = Score(_brier_of, _brier_of_prior, normalizable=True, kind="square", of_statistics=(0, 1, 0, 0, 0))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
@@ -245,7 +247,8 @@ def _ecd_of_classes(
     reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    return scored(Score(_ecd_of), task, options, priors=priors, average=average, reduction=reduction)
+    score = Score(_ecd_of, of_statistics=(-1, 0, 1, 0, 0))
+    return scored(score, task, options, priors=priors, average=average, reduction=reduction)
 
 
 @task_by_position
@@ -378,7 +381,8 @@ def accuracy(
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.6667)
     """
-    return scored(Score(is_correct, _largest_share), task, options, priors=priors, average=average)
+    score = Score(is_correct, _largest_share, of_statistics=(0, 0, 0, 0, 1))
+    return scored(score, task, options, priors=priors, average=average)
 
 
 class Accuracy(ScoreMetric, function=accuracy):

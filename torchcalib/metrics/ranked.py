@@ -28,6 +28,8 @@ from torchcalib.metrics.estimator import Estimator, metric_function, tuple_funct
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
+_ISOTONIC = Binning("pava")
+
 _MAX_POINTS = 2**10
 """Maximum number of points in a CORP curve."""
 
@@ -173,7 +175,7 @@ Component = Literal["mcb", "dsc", "unc", "score"]
 
 def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
     """Compute the fields of `CORPDecomposition` from a `RankedSample`, as a tensor `(..., 4)`."""
-    blocks = Binning("pava").from_sample(sample)
+    blocks = _ISOTONIC.from_sample(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     total = blocks.total.detach()
     of_rates = _brier_of_rate if score == "brier" else _nll_of_rate
@@ -275,6 +277,7 @@ class CORP(RankedMetric, function=corp):
         tensor(0.1083, dtype=torch.float64)
     """
 
+    binning = _ISOTONIC
     question = "component of a score, such as miscalibration, by isotonic regression"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3, doi 10.1073/pnas.2016191118"
 
@@ -315,7 +318,7 @@ CllrComponent = Literal["value", "min", "loss"]
 
 def cllr_from_sample(sample: RankedSample, component: CllrComponent) -> Tensor:
     """Compute a component of the cost of log-likelihood ratios from a `RankedSample`, `(...)`; see `cllr`."""
-    blocks = Binning("pava").from_sample(sample)
+    blocks = _ISOTONIC.from_sample(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     n_ones, n_zeros = k.sum(-1, keepdim=True), (n - k).sum(-1, keepdim=True)
     of_ones, of_zeros = (part.masked_fill(~s.counted, 0).sum(-1, keepdim=True) for part in _nll_by_outcome(s))
@@ -498,6 +501,6 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
 
 def _recalibrated(sample: Any) -> Tensor:
     """Return the isotonic regression of the outcomes at every position of a sorted sample, `(..., M)`."""
-    blocks = Binning("pava").from_sample(sample)
+    blocks = _ISOTONIC.from_sample(sample)
     index = run_index(blocks.ends, sample.score.shape[-1]).clamp(max=blocks.ends.shape[-1] - 1)
     return blocks.frequency.gather(-1, index)

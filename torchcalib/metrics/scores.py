@@ -16,6 +16,7 @@ from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator
+from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.logs import xmul
 
 
@@ -33,6 +34,8 @@ class Score(NamedTuple):
     normalizable: bool = False  # whether the mean score may be divided by that of the constant prediction
     arguments: tuple[Hashable, ...] = ()
     min_annotators: int = 0  # minimum number of annotators per target
+    of_statistics: tuple[float, ...] | None = None  # see `ScoreAccumulator`
+    kind: Kind | None = None  # its name in `Predictions.score_sum`, for scores that have one
 
 
 def mean_score(s: ScoreSum) -> Tensor:
@@ -136,7 +139,8 @@ def scored(
         raise ValueError(f"`normalize` must be {allowed}, got {shown(normalize)}. Omit it for the mean score.")
     averages = check_average(average, input_format.read_as == "multilabel")
     normalizes = normalize is not None
-    accumulator = ScoreAccumulator(score.per_sample, score.arguments, by_class=normalizes or hard_targets)
+    by_class = normalizes or hard_targets
+    accumulator = ScoreAccumulator(score.per_sample, score.arguments, by_class, score.kind, score.of_statistics)
     formula = mean_over_classes if stratified else mean_score
     return ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)
 

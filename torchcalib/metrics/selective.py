@@ -7,7 +7,7 @@ generalised risk-coverage curve (AUGRC), area under the receiver operating chara
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -28,39 +28,73 @@ from torchcalib.metrics.risk_coverage import (
     risk_coverage_curve_of,
 )
 from torchcalib.ops.harmonic import harmonic_difference
+from torchcalib.ops.operation import is_plain
+from torchcalib.ops.risk_sums import risk_sums
 
 _ONE_VS_REST: dict[Task, tuple[NamedMode, ...]] = {**MODES, "multiclass": ("top_label", "classwise")}
 """Modes of `correctness_auroc`, which also ranks the samples of each class against the rest."""
 
 
-def aurc_of(a: Accepted) -> Tensor:
-    """Return the area under the risk-coverage curve `(...)`; see `aurc`.
+class RiskSums(NamedTuple):
+    """Sums over the samples in descending order of their confidence `(...)`; see `ops.risk_sums` for the symbols."""
 
-    A group of m samples with error rate e, after n samples with E errors, adds the sum of (E + i e) / (n + i) for i
-    from 1 to m. This is m e + (E - n e) (H(n + m) - H(n)), with the harmonic numbers H.
-    """
-    excess = a.errors_before - a.n_before * a.error_rate
-    return (a.errors + excess * a.harmonic).sum(-1) / a.total
+    total: Tensor  # number of all samples
+    errors: Tensor  # number of all errors
+    risk: Tensor  # sum of the selective risk E_k / k over all samples
+    generalized: Tensor  # sum of E_k / N over all samples, by the trapezoidal rule from E_0 = 0
+    outranked: Tensor  # fraction of the pairs of a correct prediction and an error whose order is right
+
+    @classmethod
+    def from_sample(cls, sample: RankedSample) -> Self:
+        """Compute the sums from a `RankedSample`, whose positives are the correct predictions."""
+        is_labelled = sample.n is None and sample.positives.dtype == torch.uint8
+        if not (is_labelled and sample.score.device.type == "cpu" and is_plain(sample.score)):
+            return cls.from_accepted(Accepted.from_sample(sample))
+        s = sample.sorted()
+        total = s.size.to(torch.float64)
+        errors, risk, generalized, above = risk_sums(s.score, s.positives, s.size).unbind(-1)
+        return cls(total, errors, risk, generalized / total, 1 - above / (errors * (total - errors)))
+
+    @classmethod
+    def from_accepted(cls, a: Accepted) -> Self:
+        """Compute the sums from groups of equal confidence, which may have weights.
+
+        A group of m samples with error rate e, after n samples with E errors, adds the sum of (E + i e) / (n + i) for i
+        from 1 to m. This is m e + (E - n e) (H(n + m) - H(n)), with the harmonic numbers H.
+        """
+        excess = a.errors_before - a.n_before * a.error_rate
+        middle = a.errors_before + a.errors / 2
+        # Each correct sample outranks all errors with a smaller confidence, and half of the errors with the same one.
+        outranked = ((a.n - a.errors) * (a.total_errors.unsqueeze(-1) - middle)).sum(-1)
+        return cls(
+            a.total,
+            a.total_errors,
+            (a.errors + excess * a.harmonic).sum(-1),
+            (a.n / a.total.unsqueeze(-1) * middle).sum(-1),
+            outranked / (a.total_errors * (a.total - a.total_errors)),
+        )
 
 
-def eaurc_of(a: Accepted) -> Tensor:
+def aurc_of(s: RiskSums) -> Tensor:
+    """Return the area under the risk-coverage curve `(...)`; see `aurc`."""
+    return s.risk / s.total
+
+
+def eaurc_of(s: RiskSums) -> Tensor:
     """Return the excess of the area under the risk-coverage curve over the ideal order `(...)`; see `eaurc`."""
-    correct = a.total - a.total_errors
-    ideal = (a.total_errors - correct * harmonic_difference(correct, a.total)) / a.total
-    return (aurc_of(a) - ideal).clamp(min=0)  # rounding errors may make it negative
+    correct = s.total - s.errors
+    ideal = (s.errors - correct * harmonic_difference(correct, s.total)) / s.total
+    return (aurc_of(s) - ideal).clamp(min=0)  # rounding errors may make it negative
 
 
-def augrc_of(a: Accepted) -> Tensor:
+def augrc_of(s: RiskSums) -> Tensor:
     """Return the area under the generalised risk-coverage curve `(...)`; see `augrc`."""
-    return (a.n / a.total.unsqueeze(-1) * (a.errors_before + a.errors / 2)).sum(-1) / a.total
+    return s.generalized / s.total
 
 
-def correctness_auroc_of(a: Accepted) -> Tensor:
+def correctness_auroc_of(s: RiskSums) -> Tensor:
     """Return the AUROC of confidence as a predictor of correctness `(...)`; see `correctness_auroc`."""
-    errors = a.total_errors.unsqueeze(-1)
-    # Each correct sample outranks all errors with a smaller confidence, and half of the errors with the same one.
-    outranked = (a.n - a.errors) * (errors - a.errors_before - a.errors / 2)
-    return outranked.sum(-1) / (a.total_errors * (a.total - a.total_errors))
+    return s.outranked
 
 
 def risk_at_coverage_of(a: Accepted, coverage: float) -> Tensor:
@@ -82,24 +116,25 @@ def coverage_at_risk_of(a: Accepted, risk: float) -> Tensor:
     return a.n_accepted.masked_fill(~allowed, 0).amax(-1) / a.total
 
 
-def _value(sample: RankedSample, formula: Callable[[Accepted], Tensor], converts: bool) -> Tensor:
-    accepted = sample.view(
-        (Accepted, converts), lambda: Accepted.from_sample(of_predicted_class(sample) if converts else sample)
-    )
-    return formula(accepted)
+def _value(
+    sample: RankedSample, formula: Callable[[Any], Tensor], of: type[Accepted] | type[RiskSums], converts: bool
+) -> Tensor:
+    key = of, converts
+    return formula(sample.view(key, lambda: of.from_sample(of_predicted_class(sample) if converts else sample)))
 
 
 def _selective(
-    formula: Callable[[Accepted], Tensor],
+    formula: Callable[[Any], Tensor],
+    of: type[Accepted] | type[RiskSums],
     task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
     modes: Mapping[Task, Sequence[NamedMode]] = MODES,
 ) -> Estimator[RankedSample]:
-    """Create the estimator of a metric of selective prediction. `formula` maps `Accepted` to values `(...)`."""
+    """Create the estimator of a metric of selective prediction. `formula` maps a statistic `of` to values `(...)`."""
     mode, converts = events_of(task_read_as(task, options), mode, modes)
-    formula_of_sample = partial(_value, formula=formula, converts=converts)
+    formula_of_sample = partial(_value, formula=formula, of=of, converts=converts)
     return ranked(formula_of_sample, task, mode, average, options, hard_targets=True)
 
 
@@ -151,7 +186,7 @@ def aurc(
         >>> aurc(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]), task="binary")
         tensor(0.0625)
     """
-    return _selective(aurc_of, task, mode, average, options)
+    return _selective(aurc_of, RiskSums, task, mode, average, options)
 
 
 @metric_function
@@ -187,7 +222,7 @@ def eaurc(
         >>> eaurc(torch.tensor([0.2, 0.9, 0.6, 0.7]), torch.tensor([0, 0, 1, 1]), task="binary")
         tensor(0.4583)
     """
-    return _selective(eaurc_of, task, mode, average, options)
+    return _selective(eaurc_of, RiskSums, task, mode, average, options)
 
 
 @metric_function
@@ -223,7 +258,7 @@ def augrc(
         >>> augrc(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]), task="binary")
         tensor(0.0312)
     """
-    return _selective(augrc_of, task, mode, average, options)
+    return _selective(augrc_of, RiskSums, task, mode, average, options)
 
 
 @metric_function
@@ -261,7 +296,7 @@ def correctness_auroc(
         >>> correctness_auroc(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]), task="binary")
         tensor(1.)
     """
-    return _selective(correctness_auroc_of, task, mode, average, options, _ONE_VS_REST)
+    return _selective(correctness_auroc_of, RiskSums, task, mode, average, options, _ONE_VS_REST)
 
 
 @metric_function
@@ -298,7 +333,7 @@ def risk_at_coverage(
         tensor(0.3333)
     """
     coverage = _check_fraction("coverage", coverage, with_zero=False)
-    return _selective(partial(risk_at_coverage_of, coverage=coverage), task, mode, average, options)
+    return _selective(partial(risk_at_coverage_of, coverage=coverage), Accepted, task, mode, average, options)
 
 
 @metric_function
@@ -335,7 +370,7 @@ def accuracy_at_coverage(
         tensor(0.6667)
     """
     coverage = _check_fraction("coverage", coverage, with_zero=False)
-    return _selective(partial(accuracy_at_coverage_of, coverage=coverage), task, mode, average, options)
+    return _selective(partial(accuracy_at_coverage_of, coverage=coverage), Accepted, task, mode, average, options)
 
 
 @metric_function
@@ -373,7 +408,7 @@ def coverage_at_risk(
         tensor(0.5000)
     """
     risk = _check_fraction("risk", risk, with_zero=True)
-    return _selective(partial(coverage_at_risk_of, risk=risk), task, mode, average, options)
+    return _selective(partial(coverage_at_risk_of, risk=risk), Accepted, task, mode, average, options)
 
 
 class SelectiveMetric(CalibrationMetric[RankedSample]):

@@ -5,25 +5,29 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.tasks import cluster_ids
+from torchcalib.core.arguments import Task, task_by_position, task_of
+from torchcalib.core.arrays import as_tensors
+from torchcalib.core.tasks import cluster_ids, inferred_task
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import BinnedMetric
+from torchcalib.metrics.binned import ECE, BinnedMetric
 from torchcalib.metrics.groups.clustered import Clustered
 
 
+@task_by_position
 def calibration_test(
-    metric: CalibrationMetric[Any],
+    metric: Any = None,
     preds: Any = None,
     target: Any = None,
     *,
+    task: Task | None = None,
     weights: Tensor | None = None,
     sample_weight: Tensor | None = None,
     clusters: Any = None,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
+    **options: Any,
 ) -> CalibrationTest:
     """Test whether a model is calibrated, with a calibration error as the test statistic.
 
@@ -46,9 +50,11 @@ def calibration_test(
     average over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
 
     Args:
-        metric: Calibration error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
+        metric: Calibration error such as `RMSCE(task="binary")`. Only its configuration is used; its state is ignored.
+            Omit it for `ECE`: `calibration_test(preds, target)`.
         preds: Predictions, as for `CalibrationMetric.update`.
         target: Labels or soft targets, as for `CalibrationMetric.update`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. None is the task of `metric`, or inferred from the data.
         weights: Non-negative weight per sample.
         sample_weight: Alias of `weights`, as in scikit-learn.
         clusters: Cluster of each sample, integers or strings, or one for each entry of the first axis. Only
@@ -56,6 +62,7 @@ def calibration_test(
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
         seed: Seed for the simulation, which is the same on every device.
+        **options: Options of `ECE` if `metric` is omitted, such as `from_logits` and `n_bins`.
 
     Returns:
         A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
@@ -84,16 +91,26 @@ def calibration_test(
         >>> round(found.statistic.item(), 4), round(found.p_value.item(), 2)
         (0.15, 1.0)
     """
-    if not isinstance(metric, CalibrationMetric):
+    if not (metric is None or isinstance(metric, CalibrationMetric)):  # the metric is omitted
+        if preds is not None and target is not None:
+            raise TypeError(
+                f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
+                "Pass an error such as ECE(task='binary')."
+            )
+        metric, preds, target = (None, metric, target) if preds is None else (None, metric, preds)
+    preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+    if metric is None:
+        metric = ECE(inferred_task(preds, target, options) if task is None else task, **options)
+    elif options or (task is not None and task_of(task) != metric.settings["task"]):
+        name = next(iter(options), "task")
         raise TypeError(
-            f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
-            "Pass an error such as ECE(task='binary')."
+            f"`{name}` must be an option of the metric, got another value in the call. Pass "
+            f"{type(metric).__name__}({name}=...)."
         )
     is_plain = clusters is None or isinstance(metric, Clustered)
     fresh = deepcopy(metric) if is_plain else Clustered(metric)
     fresh.reset()
-    given = {} if clusters is None else {"clusters": cluster_ids(clusters, as_tensor("preds", preds))}
-    preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+    given = {} if clusters is None else {"clusters": cluster_ids(clusters, preds)}
     fresh.update(preds, target, weights, **given)
     how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
     plain = metric.metric if isinstance(metric, Clustered) else metric

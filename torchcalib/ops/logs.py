@@ -29,6 +29,8 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     differ in the last digit. Padding avoids scalar code. `x` must be too short for torch to split it among threads.
     """
     extra = -x.numel() % LANES
+    if not extra and x.is_contiguous():
+        return function(x)
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
     return function(flat)[: x.numel()].view(x.shape)
 

@@ -1,4 +1,4 @@
-"""Building blocks of numba loops: vectorised float32 exp and log, and threads over rows.
+"""Building blocks of numba loops: vectorised exp and log for float32 and float64, and threads over rows.
 
 A numba loop calls the scalar library function for `math.exp`, which prevents vector instructions. Every row is computed
 separately and in a fixed order. So its result does not depend on its position or on the number of threads.
@@ -11,6 +11,8 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba import types
+from numba.extending import overload
 from torch import Tensor
 
 from torchcalib.ops.threads import PER_THREAD, in_threads
@@ -23,7 +25,7 @@ ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
 # exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (range reduction of Cody and Waite).
 # Adding _ROUND moves n into the last bits of a float. _LOG2_HIGH has 9 bits, so its product with n is exact.
 # The Taylor series of exp r ends at degree 7, because further terms add less than 1e-8.
-LOWEST = F(-88.2)  # smallest argument of `exp`; it has n = -127, for which `_power_of_two` returns 0
+_LOWEST = F(-88.2)  # smallest argument of `exp32`; it has n = -127, for which `_power_of_two` returns 0
 _ROUND = F(1.5 * 2**23)
 _INV_LOG2, _LOG2_HIGH, _LOG2_LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
 _E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
@@ -32,7 +34,7 @@ _E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
 _ROOT2 = F(math.sqrt(2))
 _LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
-SMALLEST = F(2.0**-126)  # smallest normal float32, which replaces smaller numbers in `fill_logs`
+_SMALLEST = F(2.0**-126)  # smallest normal float32
 
 # Decorator for functions to inline in loops. "contract" allows fused multiply-add, but no reordering of sums.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
@@ -60,7 +62,7 @@ def _significand(x):
 
 
 @step
-def exp(x):
+def exp32(x):
     """Return exp x for -88.2 <= x <= 88, with relative error below 2e-7 if the result is a normal number."""
     rounded = x * _INV_LOG2 + _ROUND
     n = rounded - _ROUND
@@ -71,8 +73,9 @@ def exp(x):
 
 
 @step
-def log(x):
-    """Return log x for normal x > 0, with relative error below 3e-7, also near x = 1."""
+def log32(x):
+    """Return log x for x > 0, with relative error below 3e-7, also near x = 1; smaller x as the smallest normal x."""
+    x = max(x, _SMALLEST)
     n, r = _exponent(x), _significand(x)
     large = r > _ROOT2
     r = r * _HALF if large else r
@@ -84,8 +87,8 @@ def log(x):
 
 
 @step
-def log1p(x):
-    """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log` up to degree 21.
+def log1p32(x):
+    """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log32` up to degree 21.
 
     Gradients contain differences of scores, which require float64 precision.
     """
@@ -100,6 +103,104 @@ def log1p(x):
     series = (((2 / 21 * square + 2 / 19) * square + 2 / 17) * square + 2 / 15) * square + 2 / 13
     series = (((series * square + 2 / 11) * square + 2 / 9) * square + 2 / 7) * square + 2 / 5
     return np.float64(n) * _LOG2 + s * ((series * square + 2 / 3) * square + 2)
+
+
+# Float64 versions of the same methods. The series end where further terms add less than 1e-17.
+_LOWEST64 = -708.0  # largest argument for which `exp64` returns 0; larger ones have normal results
+_ROUND64 = 1.5 * 2.0**52
+_LOG2_HIGH64 = 0x162E42FEE00000 * 2.0**-53  # 32 bits of log 2, so its product with n is exact
+_LOG2_LOW64 = 1.90821492927058770002e-10  # the next 53 bits
+_SMALLEST64, _SCALE64 = 2.0**-1022, 2.0**54  # smaller numbers are multiplied by 2^54, which makes them normal
+_EXPONENT64, _INTEGER64 = np.uint64(1023 << 52), np.uint64(0x433 << 52)  # bits of the floats 1 and 2^52
+_SIGNIFICAND64, _SHIFT64 = np.uint64(2**52 - 1), np.uint64(52)
+
+
+@step
+def exp64(x):
+    """Return exp x for x <= 709, with relative error below 3e-16, and 0 for x <= -708.
+
+    With n = round(x / log 2) and r = x - n log 2, it is 2^n times the Taylor series of exp r up to degree 13.
+    """
+    inside = _LOWEST64 if x < _LOWEST64 else x
+    rounded = inside * (1 / _LOG2) + _ROUND64
+    n = rounded - _ROUND64
+    r = (inside - n * _LOG2_HIGH64) - n * _LOG2_LOW64
+    series = ((1 / 6227020800 * r + 1 / 479001600) * r + 1 / 39916800) * r + 1 / 3628800
+    series = (((series * r + 1 / 362880) * r + 1 / 40320) * r + 1 / 5040) * r + 1 / 720
+    series = ((series * r + 1 / 120) * r + 1 / 24) * r + 1 / 6
+    # The last bits of `rounded` are n. Shifting them to the exponent drops all others.
+    power = np.uint64((np.float64(rounded).view(np.uint64) << _SHIFT64) + _EXPONENT64).view(np.float64)
+    return (((series * r + 0.5) * r + 1) * r + 1) * power if inside != _LOWEST64 else 0.0
+
+
+@step
+def _twice_artanh(s):
+    """Return 2 artanh s for |s| < 0.172 by its Taylor series up to degree 21, with relative error below 4e-16."""
+    square = s * s
+    series = (((2 / 21 * square + 2 / 19) * square + 2 / 17) * square + 2 / 15) * square + 2 / 13
+    series = ((((series * square + 2 / 11) * square + 2 / 9) * square + 2 / 7) * square + 2 / 5) * square + 2 / 3
+    return series * square * s + 2 * s
+
+
+@step
+def log64(x):
+    """Return log x for x > 0 with relative error below 1e-15, also near x = 1, and -inf for x = 0.
+
+    With x = 2^n r and sqrt(1/2) < r < sqrt(2), it is n log 2 + 2 artanh s for s = (r - 1) / (r + 1). r - 1 is exact, so
+    that the error is relative also for x near 1.
+    """
+    tiny = x < _SMALLEST64
+    bits = np.float64(x * _SCALE64 if tiny else x).view(np.uint64)
+    # The exponent as the last bits of a float near 2^52: there are no vector instructions to convert integers.
+    n = np.uint64((bits >> _SHIFT64) | _INTEGER64).view(np.float64) - (2.0**52 + 1023)
+    n = n - 54 if tiny else n
+    r = np.uint64((bits & _SIGNIFICAND64) | _EXPONENT64).view(np.float64)
+    large = r > math.sqrt(2)
+    r = r * 0.5 if large else r
+    n = n + 1 if large else n
+    s = (r - 1) / (r + 1)
+    result = n * _LOG2_HIGH64 + (n * _LOG2_LOW64 + _twice_artanh(s))
+    return result if x > 0 else -np.inf
+
+
+@step
+def log_of_complement(p):
+    """Return log(1 - p) for 0 <= p <= 1, with relative error below 1e-15.
+
+    With u = 1 - p in float64 and its rounding error c, it is log(u + c) = log u + c. c is 0 for p > 1/2, and otherwise
+    at most 1e-16.
+    """
+    u = 1 - p
+    return log64(u) + ((1 - u) - p)
+
+
+@step
+def log1p_of_fraction(x):
+    """Return log(1 + x) for 0 <= x <= 1, with relative error below 1e-15.
+
+    It is log 2 + log r for r = (1 + x) / 2 and x > sqrt(2) - 1, and otherwise log r for r = 1 + x. The numerator of
+    s = (r - 1) / (r + 1), scaled to x - 1 or x, has no cancellation. The series is that of `log64`.
+    """
+    large = x > math.sqrt(2) - 1
+    s = (x - 1 if large else x) / (x + 3 if large else x + 2)
+    return (_LOG2 if large else 0.0) + _twice_artanh(s)
+
+
+@step
+def log1p64(x):
+    """Return log(1 + x) for finite x >= 0, with relative error below 1e-15: log u + c / u, where u + c = 1 + x."""
+    u = 1 + x
+    c = x - (u - 1) if x < 1 else 1 - (u - x)
+    return log64(u) + c / u
+
+
+@step
+def all_bits(x):
+    """Return the bitwise "or" of all integers: 0 or 1 if every integer is 0 or 1, and another number otherwise."""
+    bits = x[0]
+    for i in range(x.size):
+        bits |= x[i]
+    return bits
 
 
 @step
@@ -118,11 +219,70 @@ def bin_of(value, edges, right):
     return min(max(k, 0), last)
 
 
+# Functions for loops over both dtypes. The type of the argument determines the compiled code.
+
+
+def exp(x):
+    """Return exp x for x <= 0 from `clipped`, in the dtype of x; 0 for the smallest one."""
+
+
+def clipped(x):
+    """Return the larger of x and the smallest argument of `exp`."""
+
+
+def log(x):
+    """Return log x for finite x > 0, in the dtype of x."""
+
+
+def log1p(x):
+    """Return log(1 + x) in float64, for finite x >= 0."""
+
+
+def bits_of(x):
+    """Return an array of floats as integers of the same size."""
+
+
+def float_of_bits(x):
+    """Return the float with the bits of an integer of the same size."""
+
+
+@overload(exp)
+def _exp(x):
+    return (lambda x: exp64(x)) if x == types.float64 else (lambda x: exp32(x))
+
+
+@overload(clipped)
+def _clipped(x):
+    return (lambda x: max(x, _LOWEST64)) if x == types.float64 else (lambda x: max(x, _LOWEST))
+
+
+@overload(log)
+def _log(x):
+    return (lambda x: log64(x)) if x == types.float64 else (lambda x: log32(x))
+
+
+@overload(log1p)
+def _log1p(x):
+    return (lambda x: log1p64(x)) if x == types.float64 else (lambda x: log1p32(x))
+
+
+@overload(bits_of)
+def _bits_of(x):
+    return (lambda x: x.view(np.int64)) if x.dtype == types.float64 else (lambda x: x.view(np.int32))
+
+
+@overload(float_of_bits)
+def _float_of_bits(x):
+    if x == types.int64:
+        return lambda x: np.int64(x).view(np.float64)
+    return lambda x: np.int32(x).view(np.float32)
+
+
 @step
 def fill_exps(x, top, shifted, exps):
-    """Fill `shifted` with max(x - top, LOWEST) and `exps` with exp(shifted); `top` is the largest entry of the row."""
+    """Fill `shifted` with `clipped` x - top, and `exps` with exp(shifted); `top` is the largest entry of the row."""
     for k in range(x.size):
-        shift = max(x[k] - top, LOWEST)
+        shift = clipped(x[k] - top)
         shifted[k] = shift
         exps[k] = exp(shift)
 
@@ -132,7 +292,7 @@ def fill_limits(x, shifted, exps):
     """Fill `shifted` and `exps` like `fill_exps`, but for a row with +inf: `exps` is 1 at +inf, NaN at NaN, else 0."""
     for k in range(x.size):
         infinite = x[k] == INF
-        shifted[k] = (ZERO if infinite else LOWEST) if x[k] == x[k] else NAN
+        shifted[k] = (ZERO if infinite else _LOWEST) if x[k] == x[k] else NAN
         exps[k] = (ONE if infinite else ZERO) if x[k] == x[k] else NAN
 
 
@@ -141,7 +301,7 @@ def fill_logs(q, logs):
     """Fill `logs` with log q, with 0 for q = 0 (because 0 log 0 = 0), and with NaN for q < 0."""
     for k in range(q.size):
         x = q[k]
-        value = log(SMALLEST if x < SMALLEST else x)
+        value = log(x)  # outside of the conditions, which would be branches
         value = value if x != ZERO else ZERO
         logs[k] = value if x >= ZERO else NAN
 
@@ -153,20 +313,23 @@ def by_rows(
     options: tuple[Any, ...] = (),
     out: Tensor | None = None,
 ) -> None:
-    """Call `loop(rows, *columns, *options[, out])` on ranges of contiguous float32 rows in several threads.
+    """Call `loop(rows, *columns, *options[, out])` on ranges of contiguous rows in several threads.
+
+    Rows are float64 for float64 `values`, and otherwise float32.
 
     Its result must not depend on the division into ranges. `columns` are `(..., N)` or None, and are divided as the
     rows. `out` `(N, C)` can have any floating dtype.
     """
-    ready = values.dtype == torch.float32 and values.is_contiguous()
-    direct = ready and (out is None or out.dtype == torch.float32)
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    ready = values.dtype == dtype and values.is_contiguous()
+    direct = ready and (out is None or out.dtype == dtype)
     if direct and values.numel() < PER_THREAD:
         loop(values.numpy(), *columns, *options, *(() if out is None else (out.numpy(),)))
         return
 
     def run(begin: int, end: int) -> None:
         n = end - begin if direct else max(1, CONVERTED // values.shape[-1])
-        buffer = torch.empty(0 if ready else min(n, end - begin), values.shape[-1], dtype=torch.float32)
+        buffer = torch.empty(0 if ready else min(n, end - begin), values.shape[-1], dtype=dtype)
         for start in range(begin, end, n):
             part = slice(start, min(start + n, end))
             rows = values[part] if ready else buffer[: part.stop - start].copy_(values[part])
@@ -174,9 +337,9 @@ def by_rows(
             if out is None:
                 loop(*arguments)
             else:
-                filled = out[part] if out.dtype == torch.float32 else torch.empty_like(out[part], dtype=torch.float32)
+                filled = out[part] if out.dtype == dtype else torch.empty_like(out[part], dtype=dtype)
                 loop(*arguments, filled.numpy())
-                if out.dtype != torch.float32:
+                if out.dtype != dtype:
                     out[part] = filled
 
     in_threads(run, len(values), values.numel())

@@ -94,7 +94,7 @@ def label_keys(score: Tensor, label: Tensor) -> Tensor:
     """Return integer sort keys: the bits of the probability, and the label as the last bit."""
     integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
     keys = score.abs().view(integer).clamp_(max=top)  # `abs` copies, and converts -0 to 0
-    return keys.bitwise_left_shift_(1).bitwise_or_(label)
+    return keys.bitwise_left_shift_(1).bitwise_or_(label.to(integer))  # faster than different dtypes
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:

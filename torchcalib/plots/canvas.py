@@ -9,11 +9,14 @@ from typing import IO, Any, Literal, NamedTuple, Self
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
-from matplotlib.transforms import Transform
+from matplotlib.transforms import Bbox, Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
@@ -31,6 +34,24 @@ _DASHES = ((1, 0), (5, 1.5), (1.5, 1.2), (7, 1.5, 1.5, 1.5), (3, 1, 3, 3), (10, 
 
 _NARROW, _WIDE, _NAME_WIDTH = 130, 160, 26
 """Width of a legend beside the axes in small and in normal type, in points, and of its lines, in characters."""
+
+_FULL_SIZE, _LEAST_SCALE = 200, 0.6
+"""Width or height of given axes in points below which text is smaller, and the smallest factor of its size."""
+
+_MARGINS = 44, 34, 8, 24
+"""Estimated space for labels at the left, bottom, right and top of a diagram, in points."""
+
+_FITS, _ACCURACY = 8, 0.3
+"""Largest number of steps in which a diagram is fitted into its place, and the change in points after which they end.
+
+Each step reduces the error to about a fifth.
+"""
+
+_BESIDE = 1.3
+"""Smallest ratio of width and height of given axes with a legend beside the diagram."""
+
+_CHARACTER = 0.52
+"""Estimated mean width of a character, divided by the font size."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +92,7 @@ LIGHT = Style(
     "#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", "#bf5200", "#009e73", "#b3123f", "#7b4b94"
 )
 DARK = Style(
-    "#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81", "#cf9fe6"
+    "#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#7d8893", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81", "#cf9fe6"
 )
 
 
@@ -86,21 +107,116 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
     return SimpleNamespace(**{name: column[real].astype(np.float64) for name, column in columns.items()})
 
 
+class Place:
+    """Axes locator of matplotlib that keeps a diagram, with its labels and panels, within the place of its axes.
+
+    Without it, labels, panels and legends would cover the other axes of a figure. It computes the position for every
+    drawing, because layout engines and later titles change the space.
+    """
+
+    def __init__(self, ax: Axes) -> None:
+        self.ax = ax
+        self._outer: Any = ax.get_axes_locator()  # of inset axes
+        self._trial: Bbox | None = None
+        self._last: tuple[Bbox, Bbox] | None = None  # place and frame of the last drawing
+        ax.set_axes_locator(self)
+        outer = self.box()
+        margins = np.minimum(np.array(_MARGINS) * scale_of(outer), np.tile(outer.size, 2) / 3)
+        ax.apply_aspect(self._position(_within(outer, margins)))
+
+    @classmethod
+    def of(cls, ax: Axes) -> Self:
+        """Return the place of axes. At the first call, the axes shrink to leave space for labels."""
+        place: Any = ax.get_axes_locator()
+        return place if cls.is_set(ax) else cls(ax)
+
+    @classmethod
+    def is_set(cls, ax: Axes) -> bool:
+        """Return whether axes have a place, because the caller provided them for an earlier diagram."""
+        return isinstance(ax.get_axes_locator(), cls)
+
+    def get_subplotspec(self) -> Any:
+        """Return the cell of the grid, which `Figure.tight_layout` reads from locators."""
+        return self.ax.get_subplotspec()
+
+    def box(self, renderer: Any = None) -> Bbox:
+        """Return the rectangle in points in which the diagram is drawn."""
+        position = self._outer(self.ax, renderer) if self._outer else self.ax.get_position(original=True)
+        return self._in_points(position.transformed(self.ax.figure.transSubfigure))
+
+    def __call__(self, ax: Any, renderer: Any) -> Bbox:
+        """Return the position of the frame: the place without the space that the labels require."""
+        if self._trial is not None:  # called by `get_tightbbox` below
+            return self._trial
+        outer, frame = self.box(renderer), self._in_points(ax.bbox)
+        if self._last is not None and not ax.stale and np.allclose(self._last[0], outer):
+            return self._position(self._last[1])
+        try:
+            # The space for panels and ticks depends on the size of the frame.
+            margins = np.zeros(4)
+            for step in range(_FITS):
+                self._trial = self._position(frame)
+                drawn, inner = (self._in_points(box).get_points() for box in (ax.get_tightbbox(renderer), ax.bbox))
+                before, margins = margins, np.concatenate([inner[0] - drawn[0], drawn[1] - inner[1]])
+                if step >= 2:  # other ticks can alternate between two sizes
+                    margins = np.maximum(before, margins)
+                frame = _within(outer, np.clip(margins, 0, 0.85 * np.tile(outer.size, 2)))
+                if np.abs(margins - before).max() < _ACCURACY:
+                    break
+        finally:
+            self._trial = None
+        self._last = outer, frame
+        return self._position(frame)
+
+    def _position(self, points: Bbox) -> Bbox:
+        pixels = Bbox(points.get_points() * self.ax.figure.dpi / 72)
+        return pixels.transformed(self.ax.figure.transSubfigure.inverted())
+
+    def _in_points(self, pixels: Any) -> Bbox:
+        return Bbox(pixels.get_points() * 72 / self.ax.figure.dpi)
+
+
+def _within(outer: Bbox, margins: NDArray[np.float64]) -> Bbox:
+    """Return a rectangle without margins (left, bottom, right, top)."""
+    low, high = outer.min + margins[:2], outer.max - margins[2:]
+    return Bbox([low, np.maximum(high, low + 1)])
+
+
+def given_box(ax: Any) -> Bbox | None:
+    """Return the rectangle in points of axes that the caller provides; None without axes, or for a figure."""
+    return Place.of(ax).box() if isinstance(ax, Axes) else None
+
+
+def _has_curves(ax: Axes) -> bool:
+    return any(str(line.get_gid()).startswith("torchcalib-") for line in ax.lines)
+
+
+def scale_of(box: Bbox) -> float:
+    """Return the factor of font sizes and distances for a diagram in a rectangle in points."""
+    return float(np.clip(min(box.size) / _FULL_SIZE, _LEAST_SCALE, 1))
+
+
 @dataclass(frozen=True)
 class Canvas:
-    """Axes in the colours of a style, with methods for the marks that several diagrams share."""
+    """Axes in the colours of a style, with methods for the marks that several diagrams share.
+
+    `is_given` means that the caller provides the axes. `scale` is a factor of font sizes and distances, below 1 for
+    small axes of the caller.
+    """
 
     ax: Axes
     style: Style
+    is_given: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         ax, style = self.ax, self.style
         ax.set_facecolor(style.paper)
         ax.set_axisbelow(True)
         ax.grid(True, color=style.grid, linewidth=0.6)
-        ax.tick_params(color=style.muted, labelcolor=style.ink, which="both", labelsize="small")
-        ax.xaxis.label.set_color(style.ink)
-        ax.yaxis.label.set_color(style.ink)
+        ax.tick_params(color=style.muted, labelcolor=style.ink, which="both", labelsize=self.size("small"))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.label.set(color=style.ink, fontsize=self.size("medium"))
         for side, spine in ax.spines.items():
             spine.set_color(style.muted)
             spine.set_visible(side in ("left", "bottom"))
@@ -123,6 +239,8 @@ class Canvas:
         if ax is None:
             # pyplot would open a window and store a reference to the figure.
             ax = Figure()
+        # A further curve on axes of this module does not change their place.
+        is_own = isinstance(ax, Figure) or (isinstance(ax, Axes) and _has_curves(ax) and not Place.is_set(ax))
         if isinstance(ax, Figure):
             # Margins are fixed, because an automatic layout would change with every save.
             ax.set_size_inches(size)
@@ -130,14 +248,33 @@ class Canvas:
             ax = ax.subplots(gridspec_kw={"left": left, "right": 0.96, "bottom": 0.12, "top": top})
         if not hasattr(ax, "figure"):
             raise TypeError(f"`ax` must be matplotlib axes, got {ax!r:.80}. Pass options such as task= by name.")
-        canvas = cls(ax, style)
+        canvas = cls(ax, style) if is_own else cls(ax, style, True, scale_of(Place.of(ax).box()))
         if title is not None:
             canvas.title(title, **{"fontsize": "medium", "pad": 6, **options})
         return canvas
 
-    def title(self, text: str, **options: Any) -> None:
+    def size(self, font: str | float) -> float:
+        """Return a font size in points, for a name of matplotlib such as "small", or for full-sized axes."""
+        return self.scale * float(FontProperties(size=font).get_size_in_points())
+
+    def lines(self, text: str, font: str | float, length: float) -> str:
+        """Break text into lines that fit into `length` points of given axes."""
+        if not self.is_given:
+            return text
+        width = max(8, int(length / (_CHARACTER * self.size(font))))
+        return "\n".join(part for line in text.split("\n") for part in wrap(line, width) or [""])
+
+    def title(self, text: str, *, fontsize: str = "medium", pad: float = 6, **options: Any) -> None:
         """Write a title above the frame, at the left."""
-        self.ax.set_title(text, loc="left", color=self.style.ink, **options)
+        text = self.lines(text, fontsize, self.points[0])
+        size, pad = self.size(fontsize), pad * self.scale
+        self.ax.set_title(text, loc="left", color=self.style.ink, fontsize=size, pad=pad, **options)
+
+    def label(self, x: str = "", y: str = "", pads: tuple[float | None, float | None] = (None, None)) -> None:
+        """Write the names of the axes, at distances `pads` from the ticks in points."""
+        for axis, text, length, pad in zip((self.ax.xaxis, self.ax.yaxis), (x, y), self.points, pads, strict=True):
+            axis.set_label_text(self.lines(text, "medium", length))
+            axis.labelpad = (axis.labelpad if pad is None else pad) * self.scale
 
     def only_panels(self) -> Self:
         """Hide the grid, frame and ticks of axes that contain only inset axes, and return the canvas."""
@@ -161,7 +298,7 @@ class Canvas:
 
     def panel(self, left: float, bottom: float, width: float, height: float) -> "Canvas":
         """Create a canvas on inset axes. Position and size are fractions of the size of these axes."""
-        return Canvas(self.ax.inset_axes((left, bottom, width, height)), self.style)
+        return Canvas(self.ax.inset_axes((left, bottom, width, height)), self.style, self.is_given, self.scale)
 
     @property
     def points(self) -> tuple[float, float]:
@@ -181,9 +318,9 @@ class Canvas:
     def curve(self, x: Column, y: Column, name: str, *, marked: bool = False, **options: Any) -> None:
         """Draw the curve of a model. Its colour differs from the curves before it, and its marks or its dashes too.
 
-        The legend omits an empty name.
+        The legend omits an empty name. `options` of `Axes.plot` replace parts of this look.
         """
-        options |= self.look(self.next_look, marked=marked)
+        options = {**self.look(self.next_look, marked=marked), **options}
         self.ax.plot(x, y, label="\n".join(map(printable, name.split("\n"))) or "_", gid=self._id("model"), **options)
 
     @property
@@ -210,33 +347,63 @@ class Canvas:
         }
 
     def key(self, label: str, kind: Kind = "other", **options: Any) -> None:
-        """Add an entry to the legend. Without `options`, it is text.
+        """Add an entry to the legend. Without `options` of a line or mark, it is text.
 
         The kind "model" counts as the curve of a model, and two entries of the kind "side" as a further colour.
         """
-        self.ax.plot([], [], label=label, gid=self._id(kind), linestyle="none", **options)
+        self.ax.plot([], [], label=label, gid=self._id(kind), **{"linestyle": "none", **options})
 
     def curve_legend(self) -> None:
         """Write a legend of all curves with names and of the keys.
 
-        It is beside the axes if there is space, or else in the corner with the fewest data.
+        It is beside the axes if there is space, or else in the corner with the fewest data. In small axes, it contains
+        only the curves of models, and it is omitted if it is wider than the axes.
         """
-        handles, style, figure = self.keys, self.style, self.ax.figure
+        handles, style = self.keys, self.style
+        if self.scale < 1:
+            handles = [line for line in handles if line in self.curves]
         if not handles:
             return
-        where: dict[str, Any] = {"loc": "best", "fontsize": "x-small", "handlelength": 1.4, "framealpha": 0.85}
-        space = 0.0  # to the right of the axes, in points; 0 if there are other axes in the figure
-        if figure.axes == [self.ax]:
-            self.ax.apply_aspect()
-            space = float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
+        space = self.space
+        where: dict[str, Any] = {"loc": "best", "framealpha": 0.85}
         if space >= _NARROW:
             where = {"loc": "upper left", "bbox_to_anchor": (1.03, 1), "borderaxespad": 0, "frameon": False}
-            where["fontsize"] = "small" if space >= _WIDE else "x-small"
-        labels = [wrapped(str(line.get_label())) for line in handles]
-        colors = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
-        options: dict[str, Any] = {"labelspacing": 0.7, "handlelength": 1.6, **colors, **where}
-        for text in self.ax.legend(handles, labels, **options).get_texts():
+        size = self.size("small" if space >= _WIDE else "x-small")
+        is_dashed = any(line.get_linestyle() != "None" and line.get_marker() in ("None", "") for line in handles)
+        length = 3.2 if is_dashed and self.scale == 1 else 1.6  # two periods of most dashes
+        is_inside = self.is_given and not space
+        room = (0.85 * self.points[0] / size - length - 2) / _CHARACTER if is_inside else _NAME_WIDTH
+        labels = [wrapped(str(line.get_label()), int(np.clip(room, 6, _NAME_WIDTH))) for line in handles]
+        options: dict[str, Any] = {
+            "labelspacing": 0.7,
+            "handlelength": length,
+            "fontsize": size,
+            "labelcolor": style.ink,
+            "facecolor": style.paper,
+            "edgecolor": style.grid,
+            **where,
+        }
+        legend = self.ax.legend(handles, labels, **options)
+        for text in legend.get_texts():
             text.set_parse_math(False)
+        if is_inside and self.extent(legend).width > 0.9 * self.points[0]:
+            legend.remove()  # it would cover the whole diagram
+
+    @property
+    def space(self) -> float:
+        """Width in points of the space for a legend to the right of the axes; 0 in figures with other axes."""
+        if self.is_given:
+            return _NARROW if self.outer.width >= _BESIDE * self.outer.height and self.scale == 1 else 0.0
+        figure = self.ax.figure
+        if figure.axes != [self.ax]:
+            return 0.0
+        self.ax.apply_aspect()
+        return float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
+
+    @property
+    def outer(self) -> Bbox:
+        """Rectangle in points that the caller provides for the diagram and its labels."""
+        return Place.of(self.ax).box()
 
     @property
     def keys(self) -> list[Line2D]:
@@ -259,27 +426,44 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text at the point (x, y)."""
-        self.ax.text(x, y, text, color=color, **{"fontsize": "small", **options})
+        self.ax.text(x, y, text, color=color, **self._sized("small", options))
 
     def no_data(self) -> Axes:
         """Write "no data" in the middle, and return the axes."""
-        options = {"backgroundcolor": self.style.paper, "transform": self.ax.transAxes, "fontsize": None}
+        options = {"backgroundcolor": self.style.paper, "transform": self.ax.transAxes, "fontsize": "medium"}
         self.text(0.5, 0.5, "no data", self.style.muted, ha="center", va="center", **options)
         return self.ax
 
     def annotate(self, text: str, x: float, y: float, offset: tuple[float, float], **options: Any) -> None:
         """Write small text at a distance of `offset` points (right, up) from (x, y)."""
-        options = {"textcoords": "offset points", "fontsize": "small", "annotation_clip": False, **options}
-        self.ax.annotate(text, (x, y), offset, **options)
+        options = {"textcoords": "offset points", "annotation_clip": False, **self._sized("small", options)}
+        self.ax.annotate(text, (x, y), (offset[0] * self.scale, offset[1] * self.scale), **options)
+
+    def _sized(self, font: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {**options, "fontsize": self.size(options.get("fontsize", font))}
 
     def label_bar(self, text: str, x: float, height: float, color: str, **options: Any) -> None:
         """Write a small label on top of a bar."""
         self.annotate(text, x, height, (0, 1.5), color=color, ha="center", **{"fontsize": 6, **options})
 
-    def legend(self, **options: Any) -> None:
-        """Draw a legend in one row above the frame."""
+    def legend(self, **options: Any) -> Legend:
+        """Draw a legend above the frame: in one row, or in more rows if given axes are narrow."""
         options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "ncols": 3, **options}
-        self.ax.legend(fontsize="small", labelcolor=self.style.ink, **options)
+        # In given axes, tick labels can need more than the estimated space.
+        width = room = (0.8 if self.is_given else 1.0) * self.points[0]
+        while True:
+            legend = self.ax.legend(fontsize=self.size("small"), labelcolor=self.style.ink, **options)
+            if options["ncols"] == 1:
+                for text in legend.get_texts():
+                    text.set_text(self.lines(text.get_text(), "small", room))
+                room *= 0.8
+            if not self.is_given or self.extent(legend).width <= width or room < width / 3:
+                return legend
+            options["ncols"] = max(1, options["ncols"] - 1)
+
+    def extent(self, artist: Artist) -> Bbox:
+        """Return the rectangle of an artist in points."""
+        return Bbox(artist.get_window_extent().get_points() * 72 / self.ax.figure.dpi)
 
 
 class ProbabilityAxis(NamedTuple):
@@ -328,10 +512,10 @@ class ProbabilityAxis(NamedTuple):
         return ticks
 
 
-def wrapped(text: str) -> str:
+def wrapped(text: str, width: int = _NAME_WIDTH) -> str:
     """Break the first line of a text, such as the name of a model, into up to two lines for a legend."""
     first, *rest = text.split("\n")
-    lines = wrap(first, _NAME_WIDTH, max_lines=2, placeholder="…", break_long_words=True)
+    lines = wrap(first, width, max_lines=2, placeholder="…", break_long_words=True)
     return "\n".join([*lines, *rest])
 
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torchcalib.core.arguments import InputOptions, Task, check_count
 from torchcalib.core.bins import BinTable
 from torchcalib.io.errors import short_name
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, given_box
 from torchcalib.plots.reliability import draw_bins, draw_keys
 from torchcalib.plots.sources import Source, error_text, errors_of
 from torchcalib.results.report import Report
 
 _COLUMNS = 3
+_LEAST_PANEL = 84  # width and height of a panel with its labels in given axes, in points
 _MAX_NAME = 18  # number of characters of a class name that fit above a panel with its error
 
 
@@ -35,7 +36,8 @@ def classwise_reliability_diagrams(
 ) -> NDArray[np.object_]:
     """Draw a reliability diagram of each class against all others, or of each label, in panels with shared axes.
 
-    The classes with the largest error are drawn, the largest first. The title of a panel contains the name of the
+    The classes with the largest error are drawn, the largest first. Given axes have as many
+    panels as fit. The title of a panel contains the name of the
     class and its error: the value of `preds` if it is a metric, or else the expected calibration error (ECE). The marks
     are those of `reliability_diagram`.
 
@@ -84,16 +86,19 @@ def classwise_reliability_diagrams(
     # The error of a class without data is NaN. It is last.
     worst = sorted(range(len(names)), key=lambda k: math.inf if math.isnan(errors[k]) else -abs(errors[k]))[:most]
     n_columns = min(_COLUMNS, len(worst))
+    if (box := given_box(ax)) is not None:
+        n_columns = int(np.clip(box.width / _LEAST_PANEL, 1, n_columns))
+        worst = worst[: n_columns * max(1, int(box.height / _LEAST_PANEL))]
     n_rows = math.ceil(len(worst) / n_columns)
     n_legend_rows = math.ceil(3 / n_columns)
     size = 0.9 + 2.0 * n_columns, 0.9 + 0.2 * n_legend_rows + 2.1 * n_rows
     top = 1 - (0.45 + 0.2 * n_legend_rows) / size[1]
     canvas = Canvas.create(ax, style, title, size, top=top, pad=22 + 15 * n_legend_rows).only_panels()
-    canvas.ax.set_xlabel("mean predicted probability of the bin", labelpad=20)
-    canvas.ax.set_ylabel("observed frequency", labelpad=24)
+    canvas.label("mean predicted probability of the bin", "observed frequency", (20, 24))
     across, down = canvas.points
     # The panels fill columns from top to bottom. Reading order is by rows.
-    panels = canvas.panels(n_rows * n_columns, 24 / down, columns=n_columns, across=20 / across)
+    gap = min(24 * canvas.scale / down, 0.5 / n_rows)
+    panels = canvas.panels(n_rows * n_columns, gap, columns=n_columns, across=20 * canvas.scale / across)
     grid = np.array(panels, dtype=object).reshape(n_columns, n_rows).T.ravel()
     for panel in grid[len(worst) :]:
         panel.ax.remove()
@@ -105,7 +110,7 @@ def classwise_reliability_diagrams(
         axes[place].tick_params(labelleft=place % n_columns == 0, labelbottom=has_no_panel_below)
     draw_keys(canvas, columns_of(table[worst[0]]))
     spacing = {"borderaxespad": 0, "borderpad": 0, "handletextpad": 0.1, "handlelength": 1.4, "columnspacing": 1.2}
-    canvas.legend(handles=canvas.keys, ncols=n_columns, bbox_to_anchor=(0, 1 + 22 / down), **spacing)
+    canvas.legend(handles=canvas.keys, ncols=n_columns, bbox_to_anchor=(0, 1 + 22 * canvas.scale / down), **spacing)
     return axes
 
 
@@ -115,7 +120,7 @@ def _draw_class(canvas: Canvas, table: BinTable, title: str) -> None:
     canvas.ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     for axis in (canvas.ax.xaxis, canvas.ax.yaxis):
         axis.set_ticks([0, 0.5, 1], ["0", "0.5", "1"])
-    canvas.ax.tick_params(pad=6)  # space for a large mark in the corner
+    canvas.ax.tick_params(pad=6 * canvas.scale)  # space for a large mark in the corner
     canvas.diagonal()
     if (bins.n > 0).any():
         draw_bins(canvas, bins, ProbabilityAxis(), scale=0.5)

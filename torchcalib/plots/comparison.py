@@ -11,12 +11,24 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from torchcalib.io.errors import short_name
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, given_box, scale_of
 from torchcalib.plots.sources import Source
 from torchcalib.results.comparison import Comparison
 from torchcalib.results.lines import ComparedLine, Difference
 
 _COLUMNS = 2
+
+_FIRST = ("ece/positive", "ece/top_label", "ece/classwise", "nll", "brier", "accuracy")
+"""Keys of the first lines to draw if there is no space for all."""
+
+_ABOVE, _ROW = 46, 14
+"""Height of a panel in points, without systems and for each system."""
+
+_TWO_COLUMNS = 320
+"""Smallest width of given axes with two columns of panels, in points."""
+
+_MARKS = {"better": "o", "worse": "s"}
+"""Mark of each verdict, which distinguishes them without colours."""
 
 
 def bin_comparison(
@@ -64,16 +76,16 @@ def bin_comparison(
         raise ValueError("`tables` must contain at least one table, got none. Pass a mapping of names to tables.")
     series = {name: columns_of(Source(table).bins(), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.create(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
-    canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # space for bin edges and tick labels of the panels
-    canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
+    # The distances are space for bin edges and tick labels of the panels.
+    canvas.label("prediction (probability)", "empirical probability", (24, 44 if logit else 30))
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()
-    gap = min(34 / canvas.points[1], 0.5 / len(series))  # space for bin edges and a heading
+    gap = min(34 * canvas.scale / canvas.points[1], 0.5 / len(series))  # space for bin edges and a heading
     panels = canvas.panels(len(series), gap)
     for (name, bins), panel in zip(series.items(), panels, strict=True):
         panel.title(_heading(name, bins), fontsize="small", parse_math=False)
         axis.apply(panel, "x")
         axis.apply(panel, "y")
-        panel.ax.tick_params(axis="x", length=0, pad=11, labelbottom=panel is panels[-1])
+        panel.ax.tick_params(axis="x", length=0, pad=11 * canvas.scale, labelbottom=panel is panels[-1])
         if bins.n.any():
             _draw_steps(panel, bins, axis)
         else:
@@ -128,12 +140,13 @@ def difference_plot(
 ) -> Axes:
     """Draw the differences between several systems and the first system, with 95% confidence intervals.
 
-    Each score and each main calibration error has a panel with its own scale, if its differences have intervals. A line
+    Each score and each main calibration error has a panel with its own scale, if its differences have intervals. Given
+    axes have as many panels as fit: ECE, NLL, Brier score and accuracy first. A line
     at 0 marks the first system, and the better side is shaded. Each further system has a row:
 
-    - A mark at the difference, and a line for its interval. The mark is blue for a better system, orange for a worse
-      system, and grey and hollow if the difference is not significant. Significance is not adjusted for the number of
-      differences; see `torchcalib.results.Difference`.
+    - A mark at the difference, and a line for its interval. The mark is a blue circle for a better system, an orange
+      square for a worse system, and a hollow grey circle if the difference is not significant. Significance is not
+      adjusted for the number of differences; see `torchcalib.results.Difference`.
     - A triangle instead of the mark, if the difference is beyond the end of the scale.
 
     Args:
@@ -157,7 +170,13 @@ def difference_plot(
     drawn = [  # a difference of NaN is drawn as "undefined"
         line for line in lines if any(d.interval is not None or math.isnan(d.value) for d in line.differences.values())
     ] or lines
-    n_rows = math.ceil(len(drawn) / _COLUMNS)
+    columns = _COLUMNS
+    if (box := given_box(ax)) is not None:
+        columns = _COLUMNS if box.width >= _TWO_COLUMNS else 1
+        fit = columns * max(1, int(box.height / scale_of(box) / (_ABOVE + _ROW * len(others))))
+        if len(drawn) > fit:
+            drawn = sorted(drawn, key=lambda line: _FIRST.index(line.key) if line.key in _FIRST else len(_FIRST))[:fit]
+    n_rows = math.ceil(len(drawn) / columns)
     names = [short_name(name) for name in others]
     if title is None:
         title = f"Difference from {short_name(comparison.baseline)}, 95% intervals"
@@ -165,18 +184,22 @@ def difference_plot(
     canvas = Canvas.create(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
     # System names are the tick labels of the first column of panels, and apply to all columns.
     across, down = canvas.points
-    margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
-    gap = min(0.06, 26 / across)
-    panels = canvas.panels(len(drawn), min(46 / down, 0.5 / n_rows), columns=_COLUMNS, left=margin, across=gap)
+    margin = min(0.4, canvas.scale * (12 + 5.6 * max(map(len, names))) / across)
+    gap = min(0.06, 26 * canvas.scale / across)
+    panels = canvas.panels(
+        len(drawn), min(46 * canvas.scale / down, 0.5 / n_rows), columns=columns, left=margin, across=gap
+    )
     for index, (line, panel) in enumerate(zip(drawn, panels, strict=True)):
         _draw_panel(panel, line, others)
         panel.ax.set_yticks(range(len(others)), labels=names if index < n_rows else [""] * len(others))
         for label in panel.ax.get_yticklabels():
             label.set_parse_math(False)
     verdicts = "better", "worse", "not significantly different"
-    handles = [_mark(*_colors(verdict, style), label=verdict) for verdict in verdicts]
+    handles = [_mark(*_colors(verdict, style), label=verdict, marker=_MARKS.get(verdict, "o")) for verdict in verdicts]
     where = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 1.5}
-    canvas.legend(handles=handles, handletextpad=0.1, columnspacing=1.2, **where)
+    legend = canvas.legend(handles=handles, handletextpad=0.1, columnspacing=1.2, **where)
+    if canvas.is_given:  # they may not fit into one line, so the title is above the legend
+        canvas.title(title, pad=22 + canvas.extent(legend).height / canvas.scale, parse_math=False)
     return canvas.ax
 
 
@@ -184,7 +207,9 @@ def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> No
     panel, style = canvas.ax, canvas.style
     unit = "" if line.unit == "probability" else f" ({line.unit})"
     name = f"|{line.name}|" if line.better == "nearer to 0" else line.name
-    canvas.title(f"{name}{unit}", fontsize="small", pad=4, parse_math=False)
+    full = f"{name}{unit}"
+    has_space = "\n" not in canvas.lines(full, "small", canvas.points[0])
+    canvas.title(full if has_space else name, fontsize="small", pad=4, parse_math=False)
     panel.grid(False, axis="y")
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
@@ -208,7 +233,7 @@ def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
     if difference.interval is not None:
         ends = np.clip([difference.interval.low, difference.interval.high], low, high)
         panel.plot(ends, [row, row], color=edge, linewidth=1.8, solid_capstyle="butt", zorder=2)
-    marker = "<" if difference.value < low else ">" if difference.value > high else "o"
+    marker = "<" if difference.value < low else ">" if difference.value > high else _MARKS.get(difference.verdict, "o")
     mark = _mark(edge, face, [np.clip(difference.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
     panel.add_line(mark)
 

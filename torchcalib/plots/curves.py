@@ -33,6 +33,9 @@ _OPERATING_POINTS = 512
 _HEIGHT = 2.0
 """Height of the diagram of the Bayes risk, divided by the largest risk of the constant decision."""
 
+_HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\")
+"""Hatches of the bars of systems, which distinguish them without colours."""
+
 _CURVES = {
     "nll": ("NLL", "ink", _SOLID),
     "ecd": ("ECD", "below", _SOLID),
@@ -69,7 +72,8 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
     """
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
-    ax.set(xlim=(0, 1), ylim=(-0.5, 2), ylabel="ECD (nats)", xlabel="p, the predicted probability of x = 1")
+    ax.set(xlim=(0, 1), ylim=(-0.5, 2))
+    canvas.label("p, the predicted probability of x = 1", "ECD (nats)")
     ax.axhline(0, color=style.ink, linewidth=0.8)
     p = torch.linspace(0, 1, 1025, dtype=torch.float64)
     at = 1 / (1 - ECD_MINIMUM)
@@ -81,10 +85,14 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
         curve = np.where(np.isfinite(score), score, np.nan)
         ax.plot(p.numpy(), curve, color=color, dashes=dashes, linewidth=1.8, label=f"x = {x}: {formula}")
         ax.plot([lowest], [ECD_MINIMUM], "o", color=color, markersize=4.5, label=f"minimum, x = {x}")
-        canvas.text(lowest, ECD_MINIMUM - 0.04, f"p = {lowest:.4f}", color, ha="center", va="top")
-        canvas.text(side, 1.6, f"x = {x}\n{formula}", color, ha=edge, va="center")
+        words = f"x = {x}\n{formula}" if canvas.scale == 1 else f"x = {x}"
+        canvas.text(side, 1.6, words, color, ha=edge, va="center")
+        if canvas.scale == 1:
+            canvas.text(lowest, ECD_MINIMUM - 0.04, f"p = {lowest:.4f}", color, ha="center", va="top")
+    if canvas.scale < 1:  # no space for explanations
+        return ax
     minimum = f"minimum: −W(1/e) = −{-ECD_MINIMUM:.4f}"
-    for y, text in ((ECD_MINIMUM - 0.04, minimum), (1.1, "above 0: over-confident\nbelow 0: under-confident")):
+    for y, text in ((ECD_MINIMUM - 0.11, minimum), (1.1, "above 0: over-confident\nbelow 0: under-confident")):
         canvas.text(0.5, y, text, style.muted, ha="center", va="top")
     return ax
 
@@ -135,7 +143,8 @@ def risk_coverage_curve(
     source = Source(preds, target, mode, class_names, {"task": task, **options})
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
-    ax.set(xlim=(0, 1), xlabel="coverage (fraction of samples)", ylabel="selective risk (error rate)")
+    ax.set(xlim=(0, 1))
+    canvas.label("coverage (fraction of samples)", "selective risk (error rate)")
     for name, curve in source.by_model(label, _named_curves):
         held = curve.coverage.isfinite().cpu()
         if held.any():
@@ -163,9 +172,9 @@ def bayes_risk_diagram(
     """Draw the Bayes risk for two classes against the operating point c, multiplied by a weight w(c).
 
     The area under the curve is the score of the weight: the cross entropy for the uniform weight. The legend states it.
-    A thin curve is the risk of the better constant decision for the class frequencies of the first model. Where a model
-    is above it, its decisions are worse than this decision. The axis ends at twice the largest such risk, because costs
-    are not bounded. A call with `label` adds a curve to `ax`.
+    A thin dashed curve is the risk of the better constant decision for the class frequencies of the first model. Where
+    a model is above it, its decisions are worse than this decision. The axis ends at twice the largest such risk,
+    because costs are not bounded. A call with `label` adds a curve to `ax`.
 
     Args:
         preds: Predictions, or a mapping of model names to predictions.
@@ -199,17 +208,22 @@ def bayes_risk_diagram(
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     unweighted = isinstance(weight, str) and weight == "uniform"
-    ax.set(xlim=(0, 1), xlabel="operating point c", ylabel="Bayes risk" if unweighted else "Bayes risk, weighted")
+    ax.set(xlim=(0, 1))
+    canvas.label("operating point c", "Bayes risk" if unweighted else "Bayes risk, weighted")
     c = torch.arange(1, _OPERATING_POINTS, dtype=torch.float64) / _OPERATING_POINTS
     w = weights_at(weight, c)
+    constant: dict[str, Any] | None = None  # look of the curve of the constant decision
     for name, risk, cheapest, area in source.by_model(label, partial(_risk_curves, c=c, weight=weight)):
         if not canvas.curves and cheapest.isfinite().all():
-            ax.plot(c.numpy(), (w * cheapest).numpy(), color=style.muted, linewidth=0.8, label="_constant decision")
+            constant = {"color": style.muted, "linewidth": 0.9, "linestyle": (0, (2, 2))}
+            ax.plot(c.numpy(), (w * cheapest).numpy(), label="_constant decision", **constant)
             ax.set_ylim(0, _HEIGHT * float((w * cheapest).max()) or None)
         if risk.isfinite().all():
             canvas.curve(c.numpy(), (w * risk).numpy(), "\n".join(filter(None, (name, f"area {area:.3g}"))))
         else:
             canvas.no_data()
+    if constant is not None:
+        canvas.key("better constant decision", **constant)
     canvas.curve_legend()
     return ax
 
@@ -266,8 +280,13 @@ def score_chart(
     for index, (system, of_system) in enumerate(scores.items()):
         values = np.array([float(value) for value in of_system.values()])
         at = np.arange(len(values)) + (index - (len(scores) - 1) / 2) * width
-        color = canvas.look(index)["color"]
-        ax.bar(at, np.where(np.isfinite(values), values, 0), width, color=color, label=printable(system))
+        look = {
+            "color": canvas.look(index)["color"],
+            "hatch": _HATCHES[index % len(_HATCHES)],
+            "edgecolor": style.paper,
+        }
+        heights = np.where(np.isfinite(values), values, 0)
+        ax.bar(at, heights, width, linewidth=0, label=printable(system), **look)
         for x, value in zip(at, values, strict=True):
             canvas.label_bar(f"{value:.3g}", x, value if np.isfinite(value) and value > 0 else 0, style.ink)
     ax.set_xticks(range(len(names[0])), [printable(name) for name in names[0]])
@@ -331,7 +350,8 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
     panels = canvas.panels(len(drawn), gap=0.05)
     for (unit, columns), panel in zip(drawn, panels, strict=True):
         _draw_curves(panel, at, columns)
-        panel.ax.set_ylabel(unit, fontsize="small")
+        if canvas.scale == 1:  # less space is not enough for the units
+            panel.ax.set_ylabel(unit, fontsize="small")
         is_last = panel is panels[-1]
         panel.ax.tick_params(axis="x", labelbottom=is_last)
         panel.ax.set_xlabel(history.unit if is_last else "")
@@ -366,7 +386,7 @@ def _draw_curves(canvas: Canvas, at: Column, columns: Mapping[str, Column]) -> N
     if "accuracy" in columns:
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.set_xlim(at.min() - 0.5 * (len(at) == 1), at.max() + 0.5 * (len(at) == 1))
-    ax.yaxis.set_major_locator(MaxNLocator(4))
+    ax.yaxis.set_major_locator(MaxNLocator(4 if canvas.scale == 1 else 2))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.margins(y=0.12)
     # Label each curve at its right end with its name and last value. Overlapping labels are moved up.

@@ -1,12 +1,14 @@
 """Reliability diagrams, with bins or isotonic regression, and the histogram of confidence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.arguments import InputOptions, Task
@@ -70,7 +72,8 @@ def reliability_diagram(
             `torchcalib.ECE`, or a `torchcalib.Report`, or its attribute `calibration`, for the predictions after
             calibration; or a mapping of model names to any of these.
         target: Labels for predictions.
-        ax: Axes to draw on; None creates a figure.
+        ax: Axes to draw on; None creates a figure. Labels and histogram stay within given axes. The legend is omitted
+            if it does not fit.
         label: Name of the model in the legend.
         smooth: Draw smooth curves instead of bins. `preds` must be predictions, a `torchcalib.SmECE`, or a metric that
             stores samples or a sketch of them, such as `torchcalib.ACE`; or a mapping of names to any of these.
@@ -104,16 +107,36 @@ def reliability_diagram(
         ['first\nECE 0.3', 'second\nECE 0.197']
     """
     source = Source(preds, target, mode, class_names, {"task": task, "n_bins": n_bins, **options})
+    return draw_reliability(source, ax, label=label, smooth=smooth, logit=logit, title=title, style=style).ax
+
+
+def draw_reliability(
+    source: Source,
+    ax: Axes | Figure | None,
+    *,
+    label: str | None = None,
+    smooth: bool = False,
+    logit: bool = False,
+    title: str | None = None,
+    style: Style = LIGHT,
+    line: Mapping[str, Any] | None = None,
+) -> Canvas:
+    """Draw the diagram of `reliability_diagram`, and return its canvas.
+
+    `line` are options of the curves. With them, the bins of a single model have a name and a curve too, unless another
+    curve is on the axes.
+    """
     series = source.by_model(label, smooth_series if smooth else binned_series)
-    canvas = _unit_square(ax, style, title)
+    canvas = unit_square(ax, style, title)
     words = source.confidence_name()
-    canvas.ax.set(xlabel=words if smooth else f"mean {words} of the bin", ylabel="observed frequency")
-    canvas.ax.tick_params(pad=6)  # space for a large mark in the corner
+    canvas.label(words if smooth else f"mean {words} of the bin", "observed frequency")
+    canvas.ax.tick_params(pad=6 * canvas.scale)  # space for a large mark in the corner
     axis = _axis_for(canvas, [one.data for one in series]) if logit else ProbabilityAxis()
     axis.apply(canvas, "x")
     axis.apply(canvas, "y")
     canvas.diagonal(axis.low, axis.high)
-    is_single = label is None and len(series) == 1 and series[0].name is None and not canvas.curves
+    has_bins = line is not None or (label is None and series[0].name is None)
+    is_single = has_bins and len(series) == 1 and not canvas.curves
     for one in series:
         data = one.data
         shown = _shown(canvas, one, len(series), is_single)
@@ -126,13 +149,18 @@ def reliability_diagram(
             _draw_smooth(canvas, data, shown, axis)
         elif is_single:
             draw_bins(canvas, data, axis)
-            canvas.key(one.error, "model")
+            if line is None:
+                canvas.key(one.error, "model")
+            else:
+                held = data.n > 0
+                points = axis.clip(data.confidence[held]), axis.clip(data.frequency[held])
+                canvas.curve(*points, one.label, **{"linewidth": 1.0, "zorder": 1.9, **line})
             draw_keys(canvas, data)
             _draw_counts(canvas, data.lower, data.upper - data.lower, data.n, MAX_LABELLED_BINS, axis)
         else:
-            _draw_curve(canvas, data, shown, axis)
+            _draw_curve(canvas, data, shown, axis, line or {})
     canvas.curve_legend()
-    return canvas.ax
+    return canvas
 
 
 def _shown(canvas: Canvas, one: Series, count: int, is_single: bool) -> Series:
@@ -160,17 +188,21 @@ def _axis_for(canvas: Canvas, drawn: Sequence[Any]) -> ProbabilityAxis:
     return ProbabilityAxis.logit_of(values[(values > 0) & (values < 1)], n)
 
 
-def _draw_curve(canvas: Canvas, bins: SimpleNamespace, one: Series, axis: ProbabilityAxis) -> None:
+def _draw_curve(
+    canvas: Canvas, bins: SimpleNamespace, one: Series, axis: ProbabilityAxis, options: Mapping[str, Any]
+) -> None:
     """Draw the bins of one of several models as a curve, and the outline of its counts."""
     held = bins.n > 0
     x, y = axis.clip(bins.confidence[held]), axis.clip(bins.frequency[held])
     few = has_few_samples(bins)[held]
-    canvas.curve(x[~few], y[~few], one.label, marked=True, markevery=[], zorder=3)  # the legend shows the mark
+    canvas.curve(
+        x[~few], y[~few], one.label, marked=True, **{"markevery": [], "zorder": 3, **options}
+    )  # the legend shows the mark
     line = canvas.curves[-1]
     canvas.ax.scatter(
         x,
         y,
-        s=10 + 70 * np.sqrt(bins.share[held]),  # small marks for bins with few samples
+        s=canvas.scale**2 * (10 + 70 * np.sqrt(bins.share[held])),  # small marks for bins with few samples
         marker=line.get_marker(),
         facecolors=list(np.where(few, canvas.style.paper, line.get_markerfacecolor())),
         edgecolors=list(np.where(few, canvas.style.muted, line.get_markeredgecolor())),
@@ -193,7 +225,9 @@ def _draw_smooth(canvas: Canvas, curve: SmoothCurve, one: Series, axis: Probabil
     pieces = np.stack([np.column_stack([confidence, frequency])[k : len(confidence) - 1 + k] for k in (0, 1)], 1)
     width = 0.8 + 4.2 * np.sqrt(held_density[:-1] / density.max())
     ribbon = {"colors": look["color"], "linewidths": width, "capstyle": "round", "clip_on": False, "zorder": 3}
-    canvas.ax.add_collection(LineCollection(list(pieces), **ribbon), autolim=False)
+    lines = LineCollection(list(pieces), **ribbon)
+    lines.set_in_layout(False)  # matplotlib cannot compute its extent, which is about that of the curve
+    canvas.ax.add_collection(lines, autolim=False)
     _add_outline(canvas, axis.clip(curve.confidence.cpu().numpy()), density, axis)
 
 
@@ -241,7 +275,7 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
         low = axis.clip(np.minimum(bins.band_low, 1 - least))
         high = axis.clip(np.maximum(bins.band_high, low + least))
         few = has_few_samples(bins)
-        for mask, options in ((known & ~few, _band(style)), (known & few, {**_band(style), "alpha": 0.1})):
+        for mask, options in ((known & ~few, _band(style)), (known & few, {**_band(style), "alpha": 0.16})):
             boxes = (values[mask] for values in (left, high - low, right - left, low))
             ax.bar(*boxes, align="edge", **options)
     x, y, gap = axis.clip(bins.confidence[has_data]), axis.clip(bins.frequency[has_data]), bins.gap[has_data]
@@ -251,7 +285,7 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # hundreds of bins require thin lines
     strokes = np.where(few, 0.5, stroke)
     ax.vlines(x, x, y, colors=list(color), linewidths=strokes, zorder=2)
-    size = scale * (4 * stroke + 220 * bins.share[has_data])  # visible even for bins with few samples
+    size = scale * canvas.scale**2 * (4 * stroke + 220 * bins.share[has_data])  # visible even for bins with few samples
     beyond = np.sign(bins.frequency[has_data] - y)
     for side, marker in ((0, "o"), (-1, "v"), (1, "^")):
         held = beyond == side
@@ -319,9 +353,9 @@ def corp_diagram(
         raise ValueError(
             f"`preds` must have no batch axes, got curves of shape {tuple(curve.n.shape)}. Draw one curve: `curves[k]`."
         )
-    canvas = _unit_square(ax, style, title)
+    canvas = unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel=source.confidence_name(), ylabel="recalibrated probability")
+    canvas.label(source.confidence_name(), "recalibrated probability")
     has_data = curve.n.cpu().numpy() > 0
     columns = (curve.confidence, curve.frequency, curve.band_low, curve.band_high, curve.n)
     confidence, frequency, low, high, n = (column.cpu().numpy()[has_data] for column in columns)
@@ -330,8 +364,10 @@ def corp_diagram(
     ax.fill_between(confidence, low, high, **_band(style))
     side = np.where(frequency > confidence, style.above, style.below)
     ax.plot(confidence, frequency, color=style.ink, linewidth=1.0, zorder=2)
-    ax.scatter(confidence, frequency, s=7, color=list(side), linewidths=0, zorder=3, clip_on=False)
-    _side_keys(canvas, hollow=False)
+    face = np.where(frequency > confidence, style.paper, style.below)
+    marks: dict[str, Any] = {"facecolors": list(face), "edgecolors": list(side), "linewidths": 0.7}
+    ax.scatter(confidence, frequency, s=8, zorder=3, clip_on=False, **marks)
+    _side_keys(canvas)
     _band_key(canvas, f"{100 * curve.level:.10g}% band if calibrated")
     counts, edges = np.histogram(confidence, bins=_CORP_BARS, range=(0, 1), weights=n)
     _draw_counts(canvas, edges[:-1], np.diff(edges), counts, 0, ProbabilityAxis())
@@ -388,14 +424,15 @@ def confidence_histogram(
     bins = columns_of(table)
     canvas = Canvas.create(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax
-    ax.set(xlim=(0, 1), xlabel=words)
+    ax.set(xlim=(0, 1))
     counts = bins.n[bins.n > 0]
     if not counts.size:
-        ax.set(ylim=(0, 1), ylabel="count per bin")
+        ax.set(ylim=(0, 1))
+        canvas.label(words, "count per bin")
         return canvas.no_data()
     if log is None:
         log = bool(counts.max() > 20 * np.median(counts))
-    ax.set_ylabel(f"count per bin{' (logarithmic scale)' if log else ''}")
+    canvas.label(words, f"count per bin{' (logarithmic scale)' if log else ''}")
     ax.set_yscale("log" if log else "linear")
     ax.set_ylim(counts.min() / 2 if log else 0, counts.max() * (2 if log else 1.06))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
@@ -406,17 +443,20 @@ def confidence_histogram(
     ):
         mean = table.mean(column).item()
         ax.axvline(mean, color=color, dashes=dashes, linewidth=1.6, clip_on=False, label=f"mean {name} {mean:.3f}")
-    canvas.legend(borderpad=0)
+    canvas.legend(borderpad=0, handlelength=3.2)
     return ax
 
 
-def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
+def unit_square(ax: Axes | Figure | None, style: Style, title: str | None) -> Canvas:
     """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
     canvas = Canvas.create(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
-    if canvas.ax.figure.axes == [canvas.ax]:
-        canvas.ax.set_anchor("W")  # space for a legend at the right
-    canvas.ax.set_box_aspect(1)
-    canvas.ax.apply_aspect()  # the number of ticks depends on the size
+    outer = canvas.outer if canvas.is_given else None
+    if outer is None or max(outer.size) <= 2 * min(outer.size):
+        canvas.ax.set_box_aspect(1)
+    if outer is None:
+        canvas.ax.apply_aspect()  # the number of ticks depends on the size
+    if canvas.space:
+        canvas.ax.set_anchor("W")  # the legend is at the right
     canvas.ax.set(xlim=(0, 1), ylim=(0, 1))
     canvas.diagonal()
     return canvas
@@ -424,14 +464,14 @@ def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
 
 def draw_keys(canvas: Canvas, bins: SimpleNamespace) -> None:
     """Add the meaning of the marks and of the consistency band, if `bins` contain it, to the legend."""
-    _side_keys(canvas, hollow=True)
+    _side_keys(canvas)
     if _has_band(bins).any():
         _band_key(canvas, "95% of bins if calibrated")
 
 
-def _side_keys(canvas: Canvas, *, hollow: bool) -> None:
+def _side_keys(canvas: Canvas) -> None:
     above, below, paper = canvas.style.above, canvas.style.below, canvas.style.paper
-    for text, color, face in (("more", above, paper if hollow else above), ("less", below, below)):
+    for text, color, face in (("more", above, paper), ("less", below, below)):
         look = {"markersize": 5, "markerfacecolor": face, "markeredgecolor": color, "markeredgewidth": 1.2}
         canvas.key(f"{text} often than predicted", "side", marker="o", **look)
 
@@ -449,9 +489,10 @@ def _strip(canvas: Canvas, axis: ProbabilityAxis) -> tuple[Canvas, bool]:
     """Return the canvas of the strip above the frame, and whether it is new. A later call on the axes shares it."""
     children: list[Any] = [child for child in canvas.ax.child_axes if child.get_label() == _COUNTS]
     if children:
-        panel = Canvas(children[0], canvas.style)
+        panel = replace(canvas, ax=children[0])
         axis.apply(panel, "x")
         panel.ax.set_xticks([])
+        panel.ax.yaxis.label.set_fontsize(canvas.size("x-small"))
         return panel, False
     panel = canvas.panel(0, 1.02, 1, 0.14)
     axis.apply(panel, "x")
@@ -459,7 +500,7 @@ def _strip(canvas: Canvas, axis: ProbabilityAxis) -> tuple[Canvas, bool]:
     panel.ax.grid(False)
     panel.ax.set(xticks=[], yticks=[])
     panel.ax.spines["left"].set_visible(False)
-    panel.ax.yaxis.label.set_fontsize("x-small")
+    panel.ax.yaxis.label.set_fontsize(canvas.size("x-small"))
     return panel, True
 
 

@@ -188,8 +188,10 @@ class Source:
 
     def _prepared(self, preds: Any, target: Any) -> Prepared:
         positive = self.options.get("positive_classes")
-        task = self.options.get("task")
-        return prepare(preds, target, task, class_names=self.class_names, positive_classes=positive)
+        task, from_logits = self.options.get("task"), self.options.get("from_logits", False)
+        return prepare(
+            preds, target, task, class_names=self.class_names, positive_classes=positive, from_logits=from_logits
+        )
 
     def _computed(self, function: Callable[..., T]) -> T:
         """Return the table or curve that a metric function computes for predictions, with an inferred task."""
@@ -226,7 +228,8 @@ def binned_series(source: Source, name: str | None) -> list[Series]:
     """Return the bins of a model, or of each class, with their errors."""
     data = source.data
     if isinstance(data, CalibrationStage):
-        return [Series(name or f"after {data.name}", columns_of(data.table), f"ECE {data.best.ece:.3g}")]
+        error = f"{_ece_name(bool(data.label_parameters))} {data.best.ece:.3g}"
+        return [Series(name or f"after {data.name}", columns_of(data.table), error)]
     table = source.bins()
     if isinstance(data, Report):
         return [Series(name, columns_of(table), _report_error(data, source.mode))]
@@ -257,13 +260,17 @@ def _smooth_one(name: str | None, cells: SmoothingCells, bandwidth: float | None
 
 def _report_error(report: Report, mode: Mode | None) -> str:
     line = next(line for line in report.lines if line.key == f"ece/{mode or next(iter(report.tables))}")
-    # The bins pool all labels. Their ECE would differ from that of the report, which is a mean over labels.
-    parts = [f"{'mean ECE of labels' if report.task == 'multilabel' else 'ECE'} {line.value:.3g}"]
+    parts = [f"{_ece_name(report.task == 'multilabel')} {line.value:.3g}"]
     if line.interval is not None:
         parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
     if line.noise_floor is not None:
         parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
     return "\n".join(parts)
+
+
+def _ece_name(is_multilabel: bool) -> str:
+    # The bins pool all labels. Their ECE would differ from that of a report, which is a mean over labels.
+    return "mean ECE of labels" if is_multilabel else "ECE"
 
 
 def errors_of(data: Any, table: BinTable) -> Tensor:

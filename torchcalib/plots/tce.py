@@ -92,9 +92,11 @@ def tce_diagram(
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
     sizes = canvas.panel(0, 0, 0.84, 0.24)
     limits = (0, max(len(bins.n), 1))
-    violins.ax.set(xlim=limits, ylim=(0, 1), ylabel="probability")
+    violins.ax.set(xlim=limits, ylim=(0, 1))
+    violins.label(y="probability")
     violins.ax.tick_params(axis="x", length=0, labelbottom=False)
-    sizes.ax.set(xlim=limits, ylabel="samples", xlabel="edges of the bins (probability)")
+    sizes.ax.set(xlim=limits)
+    sizes.label("edges of the bins (probability)", "samples")
     has_data = bins.n > 0
     if not has_data.any():
         for panel in (violins, histogram, sizes):
@@ -124,7 +126,9 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
         shapes.append(np.column_stack([index + 0.5 + half, outline]))
     # A violin of height 0 would be invisible without an edge.
     options = {"facecolor": style.bar, "edgecolor": style.bar, "linewidth": stroke, "zorder": 2, "clip_on": False}
-    ax.add_collection(PolyCollection(shapes, label="predictions of the bin", **options), autolim=False)
+    violins = PolyCollection(shapes, label="predictions of the bin", **options)
+    violins.set_in_layout(False)  # their extent, which matplotlib cannot compute, is within the panel
+    ax.add_collection(violins, autolim=False)
     empirical = axis.clip(bins.frequency[filled])
     ax.hlines(
         empirical,
@@ -137,18 +141,18 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
     )
     beyond = np.sign(bins.frequency[filled] - empirical)
     for side, marker in ((0, "D"), (-1, "v"), (1, "^")):
-        ax.plot(
-            filled[beyond == side] + 0.5,
-            empirical[beyond == side],
-            marker,
-            color=style.outcome,
-            markeredgecolor=style.paper,
-            markeredgewidth=0.6 * stroke,
-            markersize=1.5 + 4 * stroke,
-            zorder=3.5,
-            clip_on=False,
-            label=None if side else "empirical probability",
-        )
+        held = beyond == side
+        look = {
+            "marker": marker,
+            "color": style.outcome,
+            "markeredgecolor": style.paper,
+            "markeredgewidth": 0.6 * stroke,
+            "markersize": canvas.scale * (1.5 + 4 * stroke),
+        }
+        if held.any():
+            ax.plot(filled[held] + 0.5, empirical[held], linestyle="none", zorder=3.5, clip_on=False, **look)
+        if side == 0:
+            ax.plot([], [], linestyle="none", label="empirical probability", **look)
     canvas.legend(borderpad=0)
 
 
@@ -196,11 +200,13 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     middles = np.arange(len(bins.n)) + 0.5
     width = _SLOT if len(bins.n) <= 50 else 1.0  # no gaps, because gaps narrower than a pixel differ in width
     ax.bar(middles, bins.n, width, color=style.bar)
-    ax.bar(middles, bins.rejected, width, color=style.rejected)
+    ax.bar(middles, bins.rejected, width, color=style.rejected, hatch="////", edgecolor=style.paper, linewidth=0)
     ax.set_yticks([0, bins.n.max()], ["0", short_count(bins.n.max())])
     ax.grid(False)
     rejected, n = bins.rejected.sum(), bins.n.sum()
     heading = f"■ rejected: {rejected:,.10g} of {n:,.10g}, TCE {100 * rejected / n:.4g}%"
+    if "\n" in canvas.lines(heading, "small", canvas.points[0]):  # no space
+        heading = f"■ TCE {100 * rejected / n:.4g}%"
     canvas.text(0, 1.04, heading, style.rejected, va="bottom", transform=ax.transAxes)
     slot = canvas.points[0] / len(bins.n)
     upright = slot < 20  # points required for "100%" and a space
@@ -224,4 +230,4 @@ def _label_edges(canvas: Canvas, bins: SimpleNamespace) -> None:
     # The last edge is always labelled. A label that would overlap it is omitted.
     edges = [*range(0, n_bins - step + 1, step), n_bins]
     rotation = 0 if horizontal else 90
-    canvas.ax.set_xticks(edges, [labels[index] for index in edges], rotation=rotation, fontsize="x-small")
+    canvas.ax.set_xticks(edges, [labels[index] for index in edges], rotation=rotation, fontsize=canvas.size("x-small"))

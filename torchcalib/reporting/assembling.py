@@ -75,6 +75,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     if options.safe_threshold is not None:
         decision = with_safety(decision, next(line for line in lines if line.key == "ecd"), options.safe_threshold)
     ranked = "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"
+    positive = options.input_format.positive_classes
     report = Report(
         task=data.task,
         n=data.n,
@@ -88,6 +89,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         settings={
             **options.bins,
             **{name: getattr(options.input_format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
+            **({} if positive is None else {"positive_classes": positive}),
             "order_based": ranked if data.samples else "left out",
             "p_values": of_main.method,
             "safe_threshold": options.safe_threshold,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
@@ -36,12 +37,15 @@ class PredictionBuffer:
     n_ranks: int = 1  # number of processes; each may store 1 / `n_ranks` of the limits
     n_samples: int = 0  # number of samples added so far (multi-label: samples times labels)
     n_values: int = 0  # number of elements of `preds` added so far
+    are_stored: bool = True  # False if some predictions are hidden states, whose logits are not written
     # Copies of the batches, in their order. Small batches are concatenated. `groups` are the identifiers of clusters.
     pieces: list[Predictions] = field(default_factory=list)
 
     @property
     def why_not(self) -> str:
         """Reason why the predictions were dropped, as a clause; an empty string if no limit is exceeded."""
+        if not self.are_stored:
+            return "the logits of hidden states are not written. Pass some of the logits to torchcalib.report"
         if self.n_samples * self.n_ranks <= MAX_SAMPLES and self.n_values * self.n_ranks <= MAX_VALUES:
             return ""
         return (
@@ -56,12 +60,15 @@ class PredictionBuffer:
 
     def from_predictions(self, p: Predictions) -> Self:
         """Return a new buffer that contains only the batch `p`, which must have no batch axes."""
-        empty = replace(self, n_samples=p.samples.numel(), n_values=p.input_preds.numel(), pieces=[])
+        n_samples, n_values = p.samples.numel(), p.input_preds.numel()
+        are_stored = not isinstance(p.input_preds, LinearLogits)
+        empty = replace(self, n_samples=n_samples, n_values=n_values, are_stored=are_stored, pieces=[])
         return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])
 
     def __add__(self, other: Self) -> Self:
         n_samples, n_values = self.n_samples + other.n_samples, self.n_values + other.n_values
-        both = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
+        are_stored = self.are_stored and other.are_stored
+        both = replace(self, n_samples=n_samples, n_values=n_values, are_stored=are_stored, pieces=[])
         if both.why_not:
             return both
         pieces = list(self.pieces)
@@ -86,13 +93,15 @@ class PredictionBuffer:
     def state(self) -> dict[str, Any]:
         """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
         pieces = [{name: getattr(piece, name) for name in _SAVED} for piece in self.pieces]
-        return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
+        sizes = {"n_samples": self.n_samples, "n_values": self.n_values}
+        return {**sizes, "are_stored": self.are_stored, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
         """Return a buffer, restored from a result of `state()`, with the checks of new predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
-        loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
+        are_stored = saved_value(state, "are_stored", bool)
+        loaded = replace(self, n_samples=n_samples, n_values=n_values, are_stored=are_stored, pieces=pieces)
         if not loaded.why_not and (size := sum(piece.input_preds.numel() for piece in pieces)) != n_values:
             raise ValueError(f"`pieces` must contain {n_values:,} predicted values, got {size:,}. The file is corrupt.")
         return replace(loaded, pieces=[]) if loaded.why_not else loaded

@@ -44,7 +44,7 @@ from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size
 from torchcalib.reporting.lines import Data
-from torchcalib.reporting.options import ReportOptions, ReportOptionsDict, num_classes_of
+from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
@@ -69,7 +69,7 @@ class ReportBuilder:
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         source: origin of the predictions, such as file names, for the report.
-        **options: see `torchcalib.reporting.options.ReportOptionsDict`, without `weights`.
+        **options: see `torchcalib.reporting.options.BuilderOptionsDict`, without `weights`.
 
     Example:
         >>> import torch
@@ -80,11 +80,15 @@ class ReportBuilder:
         4.0
     """
 
-    def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[ReportOptionsDict]) -> None:
+    FORMAT = "torchcalib report state", 19
+    """Name and version of the format of `save`. Increase the version when the content of a state changes."""
+
+    def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[BuilderOptionsDict]) -> None:
         self.source = source
         self._options = ReportOptions.from_arguments(task, options)
         self._format, self._task = self._options.input_format, self._options.task
-        self._parts: frozenset[str] = frozenset()  # identifiers of all merged builders, to reject a second merge
+        # Identifiers of all merged builders, to reject a second merge, and a digest of their rows, empty if unknown
+        self._parts: dict[str, str] = {}
         self._has_groups: bool | None = None  # None before the first batch
         self._has_clusters: bool | None = None
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
@@ -156,7 +160,7 @@ class ReportBuilder:
         self._format = input_format.following(preds, target)
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
-        self._parts = self._parts or frozenset((uuid4().hex,))
+        self._parts = self._parts or {uuid4().hex: ""}
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Return the report on all predictions added so far.
@@ -194,7 +198,10 @@ class ReportBuilder:
 
     @property
     def _catalogue(self) -> Catalogue:
-        return catalogue_of(self._task, **self._options.bins, are_confidences=self._options.are_confidences)
+        options = self._options
+        return catalogue_of(
+            self._task, **options.bins, are_confidences=options.are_confidences, with_classes=options.with_classes
+        )
 
     @property
     def _is_buffered(self) -> bool:
@@ -317,11 +324,7 @@ class ReportBuilder:
             source = None if self.source is None or other.source is None else self.source + other.source
         has_groups = _agreed("groups", self._has_groups, other._has_groups)
         has_clusters = _agreed("clusters", self._has_clusters, other._has_clusters)
-        if self._parts & other._parts:
-            raise ValueError(
-                "`other` must contain no predictions of this builder, got a part that was merged before. "
-                "Merge each builder once."
-            )
+        check_distinct(self._parts, other._parts)
         if other._states:
             self._axis = other._axis
             self._kinds = self._kinds or other._kinds
@@ -330,7 +333,7 @@ class ReportBuilder:
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
         self._has_groups, self._has_clusters = has_groups, has_clusters
         self._has_items |= other._has_items
-        self._parts |= other._parts
+        self._parts = self._parts | other._parts
         self.source = source
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":
@@ -339,6 +342,54 @@ class ReportBuilder:
         both.merge(self)
         both.merge(other)
         return both
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Identifier of each merged builder, with the digest of its rows from `as_part`; else an empty string."""
+        return dict(self._parts)
+
+    def as_part(self, identifier: str, digest: str) -> None:
+        """Name a builder after the partition of a data set that it contains, and store a digest of its rows.
+
+        Builders with the same identifier cannot be merged. A partition is therefore counted once.
+        """
+        self._parts = {identifier: digest}
+
+    def state_bytes(self) -> bytes:
+        """Return the state as bytes, the content of a file that `save` writes; `from_bytes` restores the builder.
+
+        The size is bounded. Sums take a few kilobytes for each class, and sums by cluster up to 128 MB for each mode.
+        Up to 2^24 exact samples take 5 to 17 bytes each (multi-label: for each label), and a sketch of more samples at
+        most 110 MB. Predictions for calibrators and intervals take up to 2^26 values, 256 MB for float32. They are
+        omitted with `with_calibration=False` and `with_intervals=False`, and above their limits.
+
+        Example:
+            >>> import torch
+            >>> builder = ReportBuilder(task="binary")
+            >>> builder.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
+            >>> ReportBuilder.from_bytes(builder.state_bytes()).report().n
+            2.0
+        """
+        from torchcalib.reporting.saving import state_bytes
+
+        return state_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ReportBuilder":
+        """Restore a builder from `state_bytes`, with the checks of `load`: untrusted bytes are safe.
+
+        Args:
+            content: bytes from `state_bytes`, or the content of a file that `save` wrote.
+
+        Returns:
+            The builder, on the CPU.
+
+        Raises:
+            ValueError: if the bytes are not a report state, are damaged, or have another version.
+        """
+        from torchcalib.reporting.saving import builder_from
+
+        return builder_from(content, "content", cls)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file. An interrupted write leaves no incomplete file.
@@ -353,9 +404,7 @@ class ReportBuilder:
         Raises:
             OSError: if the file cannot be written.
         """
-        from torchcalib.reporting.saving import state_bytes
-
-        write_whole(Path(path), state_bytes(self))
+        write_whole(Path(path), self.state_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> "ReportBuilder":
@@ -386,9 +435,9 @@ class ReportBuilder:
             >>> whole.report().n
             4.0
         """
-        from torchcalib.reporting.saving import load_builder
+        from torchcalib.reporting.saving import builder_from
 
-        return load_builder(path)
+        return builder_from(Path(path), str(path), cls)
 
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
@@ -430,7 +479,7 @@ class ReportBuilder:
             "num_classes": self._format.num_classes,
             "class_axis": self._axis,
             "has_items": self._has_items,
-            "parts": sorted(self._parts),
+            "parts": dict(sorted(self._parts.items())),
             "states": {name: list(self._kinds[name].parts(state)) for name, state in self._states.items()},
             "predictions": self._buffer.state() if self._is_buffered and self._states else None,
         }
@@ -440,7 +489,7 @@ class ReportBuilder:
         """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
-        builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
+        builder._parts = {str(part): str(digest) for part, digest in saved_value(state, "parts", dict).items()}
         saved = saved_value(state, "states", dict)
         if not saved:
             return builder
@@ -483,6 +532,22 @@ class ReportBuilder:
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
         return kinds
+
+
+def check_distinct(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Raise ValueError if two builders have a part in common, by the identifiers and digests of their parts."""
+    shared = [part for part in theirs if part in mine]
+    changed = [part for part in shared if mine[part] != theirs[part]]
+    if changed:
+        raise ValueError(
+            f"Part {shown(changed[0])} must have the same rows in all states, got different rows in two of them. Merge "
+            "states of one run, in which the rows of a partition do not change."
+        )
+    if shared:
+        raise ValueError(
+            "`other` must contain no predictions of this builder, got a part that was merged before. "
+            "Merge each builder once."
+        )
 
 
 def _agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:

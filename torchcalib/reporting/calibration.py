@@ -57,7 +57,7 @@ DIAGNOSED = (TemperatureScaling, BiasCorrection, AffineScaling)
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
-_SHOWN_LABELS = 2  # number of labels whose fitted parameters are described
+_SHOWN_LABELS = 3  # number of labels whose fitted parameters are described, those with the largest ECE
 
 _AT_ONCE = 2**21
 """Number of predicted values that are calibrated at once."""
@@ -189,7 +189,10 @@ def _stage(
         f"{capitalised(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
     names = [printable(name) for name in class_names]
-    words = {each.name: _parameters(whole.fits[type(each)], names) for each in calibrators}
+    raw = lines["none"].bins
+    worst = (raw.share * raw.gap.abs()).sum(-1).nan_to_num(0).argsort(descending=True).tolist()
+    words = {each.name: _parameters(whole.fits[type(each)], names, worst) for each in calibrators}
+    chosen = whole.fits[type(best)]
     stage = CalibrationStage(
         recommendation=recommendation,
         lines=tuple(_line(name, each, p, recommendation, words) for name, each in lines.items()),
@@ -199,17 +202,17 @@ def _stage(
         n_repeats=len(splits),
         seed=FOLDS["seed"],
         notes=notes,
+        label_parameters=tuple(chosen.part(k).in_words() for k in range(len(worst))) if chosen.grad_norm.dim() else (),
     )
     return stage, whole
 
 
-def _parameters(fit: Calibrator, class_names: Sequence[str]) -> str:
-    """Return the fitted parameters in words; of the first labels if every label has its own fit."""
+def _parameters(fit: Calibrator, class_names: Sequence[str], worst: Sequence[int]) -> str:
+    """Return the fitted parameters in words; of the first labels in `worst` if every label has its own fit."""
     if not fit.grad_norm.dim():
         return fit.in_words(class_names)
-    labels = range(min(len(fit.grad_norm), _SHOWN_LABELS))
     names = class_names or [f"label {k}" for k in range(len(fit.grad_norm))]
-    shown = [f"{names[k]}: {fit.part(k).in_words()}" for k in labels]
+    shown = [f"{names[k]}: {fit.part(k).in_words()}" for k in worst[:_SHOWN_LABELS]]
     return "; ".join([*shown, *["..."] * (len(fit.grad_norm) > _SHOWN_LABELS)])
 
 

@@ -226,25 +226,35 @@ def has_table(task: Task, mode: Mode) -> bool:
 
 @lru_cache(maxsize=64)
 def catalogue_of(
-    task: Task, n_bins: int = 15, right: bool = False, *, are_confidences: bool = False, with_noise: bool = True
+    task: Task,
+    n_bins: int = 15,
+    right: bool = False,
+    *,
+    are_confidences: bool = False,
+    with_noise: bool = True,
+    with_classes: bool = True,
 ) -> Catalogue:
     """Return the metrics of a report.
 
     With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. With
     `with_noise`, bins include sums of their noise and, if they have a table, of their entropic calibration difference.
+    Without `with_classes`, class-wise errors of a multi-class task are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
     # Values and tests do not depend on the number of classes, which only determines the size of the state.
     given |= {"num_classes": 2} if task == "multiclass" else {"num_labels": 1} if task == "multilabel" else {}
     scores, errors, selective = [], [], []
+    modes = modes_of(task)
+    if task == "multiclass" and not with_classes:
+        modes = ("top_label",)
     for entry in CATALOGUE:
         if issubclass(entry.metric, SelectiveMetric):
             selective.append(_member(entry, {**given, "mode": "positive" if are_confidences else None}, None))
         elif issubclass(entry.metric, ScoreMetric):
             scores.append(_member(entry, given, None))
         else:
-            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes_of(task)]
-    by_mode = [member for mode in modes_of(task) for member in errors if member.mode == mode]
+            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes]
+    by_mode = [member for mode in modes for member in errors if member.mode == mode]
     members: list[Member] = []
     accumulators: dict[str, Any] = {}
     for member in (*scores, *by_mode, *selective):

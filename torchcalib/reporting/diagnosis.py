@@ -130,7 +130,7 @@ def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor
         pieces.append((q * finite.square()).sum(-1).to(w.dtype))
     frequency = torch.zeros_like(mean).index_add(-1, p.target, w)
     total = w.sum()
-    varentropy = torch.cat(pieces) - p.rows.neg_entropy.square()
+    varentropy = torch.cat(pieces) - p.neg_entropy.square()
     return mean / total, frequency / total, mean - square, varentropy, p.rows.top
 
 

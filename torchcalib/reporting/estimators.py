@@ -16,7 +16,7 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
     if not hasattr(estimator, "predict_proba"):
         raise TypeError(
             f"`estimator` must have predict_proba, got {type(estimator).__name__}. Wrap a classifier in "
-            "sklearn.calibration.CalibratedClassifierCV, or pass predictions to torchcalib.report."
+            "torchcalib.sklearn.CalibratedClassifier, or pass predictions to torchcalib.report."
         )
     probs, target = estimator.predict_proba(X), np.asarray(y)
     if target.ndim == 2 and target.shape[1] == 1:
@@ -41,7 +41,7 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
             f"{len(classes)} classes in classes_. Fit it to data of several classes."
         )
     _check_rows(probs, target)
-    labels = torch.from_numpy(_indices(target, classes))
+    labels = torch.from_numpy(class_indices(target, classes))
     if len(classes) == 2:
         return Prepared(torch.from_numpy(probs[:, 1].copy()), labels, "binary", names)
     return Prepared(torch.from_numpy(probs.copy()), labels, "multiclass", names)
@@ -78,7 +78,7 @@ def _flags(target: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(target.astype(np.int64))
 
 
-def _indices(target: NDArray[Any], classes: Sequence[Any]) -> NDArray[np.int64]:
+def class_indices(target: NDArray[Any], classes: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
     """Return the index of each label in `classes`, int64 `(N,)`; labels are numbers or strings."""
     names = np.asarray(classes)
     if names.dtype.kind in "OUS":

@@ -153,7 +153,7 @@ class Findings:
         bins, self.table = data.bins[mode], data.tables[mode]
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
         self.ece, self.size, self.nll = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"], lines["nll"]
-        self.classwise_size = lines["rmsce_debiased/classwise"] if self.task == "multiclass" else None
+        self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None
         self.nce = self.nll.value / self.nll.naive if self.nll.naive > 0 else math.nan
         is_above = self.ece.value > (self.ece.noise_floor or 0.0)
         self.is_significant = self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above

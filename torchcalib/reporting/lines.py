@@ -50,10 +50,11 @@ class Data:
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
         return [each for each in members if self.has_labels or not each.metric.needs_labels]
 
-    @property
+    @cached_property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
-        return {mode: self.statistics[bins_of(mode)] for mode in modes_of(self.task)}
+        names = {mode: bins_of(mode) for mode in modes_of(self.task)}
+        return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
     def samples(self) -> dict[NamedMode, RankedSample]:

@@ -15,7 +15,12 @@ from torchcalib.io.errors import shown
 MAX_BINS = 1000
 """Maximum number of bins, for legible diagrams and tables."""
 
-_ONLY_REPORTS = ("safe_threshold", "with_calibration", "with_intervals")  # options that comparisons do not have
+ONLY_REPORTS = (
+    "safe_threshold",
+    "with_calibration",
+    "with_intervals",
+    "with_classes",
+)  # options that comparisons do not have
 _ROLES = ("groups", "group_names", "clusters")  # further arguments of `torchcalib.report`, which errors suggest
 _INPUT_SETTINGS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
 
@@ -41,6 +46,16 @@ class ReportOptionsDict(InputOptions, total=False):
     with_intervals: bool
 
 
+class BuilderOptionsDict(ReportOptionsDict, total=False):
+    """Options of `ReportBuilder` as keyword arguments: those of `ReportOptionsDict`, and this one.
+
+    - `with_classes` (default True): compute class-wise errors of a multi-class task. They need sums over bins for each
+      class, which are large for the tokens of a vocabulary, and all class probabilities.
+    """
+
+    with_classes: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Checked options of a report."""
@@ -53,17 +68,18 @@ class ReportOptions:
     safe_threshold: float | None = None
     with_calibration: bool = True
     with_intervals: bool = True
+    with_classes: bool = True
 
     @classmethod
     def from_arguments(cls, task: Task, options: Mapping[str, Any], is_comparison: bool = False) -> Self:
-        """Check options, given as in `ReportOptionsDict`. A comparison has no options of `_ONLY_REPORTS`."""
+        """Check options, given as in `BuilderOptionsDict`. A comparison has no options of `ONLY_REPORTS`."""
         where = "a comparison" if is_comparison else "a report"
-        known = [name for name in ReportOptionsDict.__annotations__ if not (is_comparison and name in _ONLY_REPORTS)]
+        known = [name for name in BuilderOptionsDict.__annotations__ if not (is_comparison and name in ONLY_REPORTS)]
         own = {name: options[name] for name in known if name in options}
         of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}
         binning = Binning("equal_width", own.get("n_bins", cls.n_bins), own.get("right", cls.right))
         check_count("n_bins", binning.n_bins, at_most=MAX_BINS)
-        for name in ("with_calibration", "with_intervals"):
+        for name in ("with_calibration", "with_intervals", "with_classes"):
             check_flag(name, own.get(name, True))
         if own.get("safe_threshold") is not None:
             check_positive("safe_threshold", own["safe_threshold"])
@@ -102,6 +118,7 @@ class ReportOptions:
             "safe_threshold": self.safe_threshold,
             "with_calibration": self.with_calibration,
             "with_intervals": self.with_intervals,
+            "with_classes": self.with_classes,
             **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},
         }
 

@@ -3,11 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.opening import PredictionFiles, open_predictions
+from torchcalib.io.opening import PIECE_BYTES, PredictionFiles, open_predictions
 from torchcalib.reporting.building import ReportBuilder
-
-PIECE_BYTES = 4 * 2**20
-"""Bytes of predictions in a chunk. Class-wise bins need about 40 bytes for each float32 prediction."""
 
 
 def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:

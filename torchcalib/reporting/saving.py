@@ -1,36 +1,40 @@
-"""Serialize the state of a `ReportBuilder`, load it from files, and gather it from all ranks."""
+"""Serialize the state of a builder, load it from files, and gather it from all ranks."""
 
 import io
 from functools import reduce
 from operator import add
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from torchcalib.io.errors import InputError, shown
-from torchcalib.io.saved import load_saved
+from torchcalib.io.saved import load_saved, saved_bytes
 from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.comparison.building import ComparisonBuilder
 
-FORMAT, VERSION = "torchcalib report state", 16
+B = TypeVar("B", ReportBuilder, ComparisonBuilder)
+
 _GATHER = "gather a report"
 
 
-def load_builder(path: str | Path) -> ReportBuilder:
-    """Load a builder from a file; see `ReportBuilder.load`."""
+def builder_from(content: Path | bytes, name: str, kind: type[B]) -> B:
+    """Load a builder from a file, or from its content; see `ReportBuilder.load`. `name` is that in errors."""
     try:
-        return _builder_of(load_saved(Path(path)))
+        return _builder_of(load_saved(content), kind)
     except (OSError, _OtherVersionError):
         raise
     # Damaged files cause many types of errors, such as BadZipFile, UnpicklingError and KeyError.
     except Exception as error:
-        message = shorten(str(error), 200, placeholder=" ...").rstrip(".")
+        what, message = kind.FORMAT[0].partition(" ")[2], shorten(str(error), 200, placeholder=" ...").rstrip(".")
+        how = "`ComparisonBuilder.state_bytes`"
+        if kind is ReportBuilder:
+            how = "`torchcalib report --save-state` or `ReportBuilder.save`"
         raise InputError(
-            f"`{path}` must be a complete report state, got {type(error).__name__}: {message}. "
-            "Create it with `torchcalib report --save-state` or `ReportBuilder.save`."
+            f"`{name}` must be a complete {what}, got {type(error).__name__}: {message}. Create it with {how}."
         ) from error
 
 
@@ -51,7 +55,9 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     parts = [builder] if builder is not None and rank == 0 else []
     try:
         states = (io.BytesIO(content) for content in received if content)
-        parts += [_builder_of(torch.load(state, map_location="cpu", weights_only=True)) for state in states]
+        parts += [
+            _builder_of(torch.load(state, map_location="cpu", weights_only=True), ReportBuilder) for state in states
+        ]
     except Exception as error:
         problem = error
     exchanged(_GATHER, (), process_group, problem=problem)
@@ -70,24 +76,24 @@ def merged_over_ranks(builder: ReportBuilder, process_group: Any = None) -> Repo
     return whole
 
 
-def state_bytes(builder: ReportBuilder) -> bytes:
+def state_bytes(builder: ReportBuilder | ComparisonBuilder) -> bytes:
     """Serialize the state of a builder in the format of `torch.save`."""
-    content = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
-    return content.getvalue()
+    name, version = builder.FORMAT
+    return saved_bytes({"format": name, "version": version, **builder.state()})
 
 
 class _OtherVersionError(InputError):
     """State in another version of the format."""
 
 
-def _builder_of(state: Any) -> ReportBuilder:
+def _builder_of(state: Any, kind: type[B]) -> B:
     """Return the saved builder; raise an exception of any type if the state is invalid."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"`format` must be {FORMAT!r}, got another file. Load a report state.")
-    if state.get("version") != VERSION:
+    name, version = kind.FORMAT
+    if not isinstance(state, dict) or state.get("format") != name:
+        raise ValueError(f"`format` must be {name!r}, got another file. Load a {name.partition(' ')[2]}.")
+    if state.get("version") != version:
         raise _OtherVersionError(
-            f"`version` of the report state must be {VERSION}, got {shown(state.get('version'))}. "
+            f"`version` of the {name.partition(' ')[2]} must be {version}, got {shown(state.get('version'))}. "
             "Save and merge all parts with the same version of torchcalib."
         )
-    return ReportBuilder.of_state(state)
+    return kind.of_state(state)

@@ -1,7 +1,12 @@
+from torchcalib.results.audit import Audit as Audit
+from torchcalib.results.audit import AuditComparison as AuditComparison
+from torchcalib.results.audit import AuditedConfidence as AuditedConfidence
+from torchcalib.results.audit import Published as Published
 from torchcalib.results.base import Results as Results
 from torchcalib.results.calibration import CalibrationStage as CalibrationStage
 from torchcalib.results.calibration import CalibratorLine as CalibratorLine
 from torchcalib.results.decision import Decision as Decision
+from torchcalib.results.definitions import Definition as Definition
 from torchcalib.results.lines import ClassLine as ClassLine
 from torchcalib.results.lines import ComparedLine as ComparedLine
 from torchcalib.results.lines import Difference as Difference

@@ -24,6 +24,9 @@ from torchcalib.results.history import History
 
 V = TypeVar("V")
 
+SCHEMA_VERSION = 1
+"""Version of the format of `to_dict`, which increases with each change that can break a program that reads it."""
+
 
 def above(place: str) -> Any:
     """Return the function or class at a place such as `"torchcalib.plots.reliability:reliability_diagram"`.
@@ -120,12 +123,13 @@ class Results(Mapping[str, V], Tabular):
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain Python values; a table is a dict of columns.
+        """Return `schema_version` and the attributes as plain Python values; a table is a dict of columns.
 
         Quantiles of bins are omitted. NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
         has no such numbers.
         """
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        values = {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        return {"schema_version": SCHEMA_VERSION, **values}
 
     def to_json(self) -> str:
         """Return `to_dict()` as strict JSON."""

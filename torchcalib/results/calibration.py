@@ -55,6 +55,8 @@ class CalibrationStage(Tabular):
         n_repeats: number of random splits into folds over which scores are averaged.
         seed: seed of the splits.
         notes: sentences on problems of the fits and on omitted calibrators.
+        label_parameters: parameters of the fit of `calibrator` to all samples of each label, in words. Empty for tasks
+            without labels.
     """
 
     recommendation: Recommendation
@@ -65,6 +67,7 @@ class CalibrationStage(Tabular):
     n_repeats: int
     seed: int
     notes: tuple[str, ...] = ()
+    label_parameters: tuple[str, ...] = ()
 
     def advised(self, worthwhile: float) -> "CalibrationStage":
         """Return the stage with the recommendation for another smallest worthwhile gain in percent."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from typing import Any, Literal
@@ -127,7 +127,7 @@ def system_table(comparison: Comparison) -> Table:
     for key in ("ece", "nll", "accuracy"):
         if (line := comparison.line(key)) is not None:
             columns += values(line, "always" if key == "ece" else "page")
-    return Table.from_items(columns, {"": comparison.systems}, index=["system"])
+    return replace(Table.from_items(columns, {"": comparison.systems}, index=["system"]), is_stacked=True)
 
 
 def difference_table(comparison: Comparison, *names: str) -> Table:

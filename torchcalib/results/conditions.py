@@ -1,4 +1,7 @@
-"""Conditions on the values of a report, such as `p(ece) < 0.01 and ece > 0.02`, for checks in tests and pipelines."""
+"""Conditions on the values of a report, such as `p(ece) < 0.01 and ece > 0.02`, for checks in tests and pipelines.
+
+Importing this module does not import torch.
+"""
 
 import ast
 import math
@@ -6,12 +9,14 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchcalib.display.words import significant
 from torchcalib.io.errors import shown
-from torchcalib.results.lines import Line
-from torchcalib.results.report import Report
+
+if TYPE_CHECKING:
+    from torchcalib.results.lines import Line
+    from torchcalib.results.report import Report
 
 ALPHA, MAX_ECE = 0.01, 0.02
 """Default level of the p-value and largest accepted ECE of a check. A check fails if both are exceeded."""
@@ -20,7 +25,7 @@ DEFAULT = f"p(ece) < {ALPHA} and ece > {MAX_ECE}"
 """Default condition of failure."""
 
 _MAX_LENGTH = 1000  # characters of a condition; the parser of Python limits the depth
-_FUNCTIONS: dict[str, Callable[[Line], float | None]] = {
+_FUNCTIONS: dict[str, Callable[["Line"], float | None]] = {
     "": lambda line: line.value,
     "p": lambda line: line.p_value,
     "floor": lambda line: line.noise_floor,
@@ -113,13 +118,13 @@ class Condition:
             for term in self.terms
         )
 
-    def outcome(self, report: Report) -> Outcome:
+    def outcome(self, report: "Report") -> Outcome:
         """Evaluate the condition for a report. Raise ValueError if the report lacks a value, or it is NaN."""
         values = {term: _value(term, report) for term in self.terms}
         return Outcome(self.test(values), {str(term): value for term, value in values.items()})
 
 
-def _value(term: Term, report: Report) -> float:
+def _value(term: Term, report: "Report") -> float:
     """Return a value of a report. Without this value, or for NaN, a comparison would be false without a reason."""
     line = report.line(term.key)
     if line is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from html import escape
 from operator import attrgetter
 from pathlib import Path
@@ -17,9 +18,10 @@ from torchcalib.display.tables import Cell, Column, Table, attribute_column, num
 from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.results.base import Results, above
+from torchcalib.results.base import Results, above, plain
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision
+from torchcalib.results.definitions import Definition
 from torchcalib.results.history import History
 from torchcalib.results.lines import ClassLine, Line, by_group, explanation_columns, interval_column, name_column
 
@@ -216,10 +218,23 @@ class Report(Results[float]):
                 with_intervals=with_intervals,
                 **options,
             )
+        for name, value in (("weights", weights), ("groups", groups), ("clusters", clusters)):
+            if isinstance(value, str):
+                raise TypeError(
+                    f"`{name}` must have one value for each sample, got the name {shown(value)}. Pass the column, or "
+                    f"the DataFrame with all columns: report(df, target='NAME', {name}={shown(value)})."
+                )
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
-        p = prepare(preds, target, task, class_names=class_names, positive_classes=options.get("positive_classes"))
+        p = prepare(
+            preds,
+            target,
+            task,
+            class_names=class_names,
+            positive_classes=options.get("positive_classes"),
+            from_logits=options.get("from_logits", False),
+        )
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=task if task == "confidence" else p.task,
             class_names=p.class_names,
@@ -239,6 +254,26 @@ class Report(Results[float]):
             clusters=None if clusters is None else cluster_ids(clusters, p.preds),
         )
         found: Report = replace(builder.report(), task_is_inferred=task is None)
+        return found
+
+    def flat(self) -> dict[str, float]:
+        """Return all numbers as one dictionary for loggers, such as TensorBoard, MLflow and Weights & Biases.
+
+        Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
+        in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`.
+
+        Example:
+            >>> import torchcalib
+            >>> r = torchcalib.report([0.2, 0.7, 0.9], [0, 1, 1], with_intervals=False, with_calibration=False)
+            >>> [key for key in r.flat() if key.startswith("ece/positive")]
+            ['ece/positive', 'ece/positive/noise_floor', 'ece/positive/p_value']
+        """
+        found = {"n": self.n}
+        for line in self.lines:
+            ends = (None, None) if line.interval is None else (line.interval.low, line.interval.high)
+            evidence = {"noise_floor": line.noise_floor, "p_value": line.p_value, "low": ends[0], "high": ends[1]}
+            found[line.key] = line.value
+            found |= {f"{line.key}/{name}": value for name, value in evidence.items() if value is not None}
         return found
 
     @classmethod
@@ -403,6 +438,23 @@ class Report(Results[float]):
         """Total weight of the rows: `n`; multi-label: the largest total weight of the labelled entries of a label."""
         return max(line.n for line in self.class_lines) if self.task == "multilabel" else self.n
 
+    @cached_property
+    def definitions(self) -> dict[str, Definition]:
+        """Definition of each line, by key: confidences, event, bins, norm and excluded rows.
+
+        Example:
+            >>> import torchcalib
+            >>> r = torchcalib.report([0.2, 0.7, 0.9], [0, 1, 1], with_intervals=False, with_calibration=False)
+            >>> r.definitions["ece/positive"].edges
+            '[a, b), last bin closed'
+        """
+        found: dict[str, Definition] = above("torchcalib.reporting.definitions:definitions_of")(self)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes and `definitions` as plain Python values; see `Results.to_dict`."""
+        return {**super().to_dict(), "definitions": plain(self.definitions)}
+
     @property
     def publications(self) -> tuple[str, ...]:
         """Publications cited by the lines and the calibrators, in the order of their citation numbers."""
@@ -531,6 +583,11 @@ def class_table(report: Report, most: int | None = None) -> Table | None:
             data={name: attrgetter(name) for name in ("gap", "gap_p_value", "direction")},
         ),
     ]
+    stage = report.calibration
+    if stage is not None and stage.label_parameters:
+        fits = stage.label_parameters
+        name = f"fitted {stage.name}"
+        columns.append(Column(name, lambda line: Cell(fits[line.index]), is_number=False, shown="page", wraps=True))
     title = f"Calibration by {kind}"
     if most is not None and len(order) > most:
         title = f"The {most} worst calibrated of {count(len(order))} {members}"

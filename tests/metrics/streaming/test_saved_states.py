@@ -14,6 +14,7 @@ from torch import nn
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.state import SumState
+from torchcalib.io.saved import saved_bytes
 from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
@@ -185,6 +186,41 @@ def damaged(state):
     yield "got {'sums': 3}", {"sums": 3}
 
 
+@pytest.mark.parametrize(
+    ("metric", "columns"),
+    [
+        (tc.ECE(**BINARY), {}),
+        (tc.KS(**BINARY), {}),
+        (tc.KS(**BINARY, resolution=64), {}),
+        (tc.ByGroup(tc.ECE(**BINARY), num_groups=3), {"groups": Y}),
+        (tc.Clustered(tc.ECE(**BINARY)), {"clusters": Y}),
+        (tc.Clustered(tc.KS(**BINARY)), {"clusters": Y}),
+        (tc.Bootstrapped(tc.ECE(**BINARY), n_replicates=39), {"clusters": Y}),
+        (tc.CalibrationCollection([tc.NLL(**BINARY), tc.KS(**BINARY)], prefix="v/"), {}),
+    ],
+)
+def test_bytes_of_states_restore_and_merge_metrics_and_damaged_ones_raise_errors(metric, columns):
+    whole, part = metric.clone(), metric.clone()
+    for each in (whole, part):
+        each.update(P, Y, **columns)
+    content = part.state_bytes()
+    loaded = whole.from_bytes(content)
+    torch.testing.assert_close(loaded.compute(), part.compute(), equal_nan=True)
+    torch.testing.assert_close(whole.compute(), part.compute(), equal_nan=True)  # unchanged
+    if isinstance(metric, tc.CalibrationCollection):
+        with pytest.raises(ValueError, match="must contain the states of this collection only, got `KS`"):
+            tc.CalibrationCollection([tc.NLL(**BINARY)]).from_bytes(content)
+    else:
+        whole.merge_state(loaded)
+        assert whole.update_count == 2
+    for damaged in (b"", b"hello" * 99, content[:-50], content[:100] + content[120:]):
+        with pytest.raises(ValueError, match="must be the complete state of a metric, got"):
+            metric.from_bytes(damaged)
+    for other in (tc.ECE(**BINARY, n_bins=7), tc.CalibrationCollection([tc.ECE(**BINARY)])):
+        with pytest.raises(ValueError, match=r"must (have the configuration of this metric|contain)"):
+            other.from_bytes(content)
+
+
 def test_damaged_newer_older_and_undescribed_states_raise_errors():
     metric = updated(tc.ECE(task="binary", persistent=True))
     metric.compute()
@@ -201,6 +237,8 @@ def test_damaged_newer_older_and_undescribed_states_raise_errors():
             with pytest.raises(ValueError, match=message):
                 refusing(given)
             assert snapshot(metric) == before
+        with pytest.raises(ValueError, match=message):
+            metric.from_bytes(saved_bytes(given))
 
     check_each(damaged(state), refuses)
     metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # a tool may cast all tensors

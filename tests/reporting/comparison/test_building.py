@@ -1,5 +1,6 @@
 """Comparisons of systems: values equal those of reports, intervals those of slow loops, verdicts follow the numbers."""
 
+import io
 import json
 import math
 from functools import partial
@@ -8,11 +9,13 @@ import pytest
 import torch
 from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, SELECTIVE, TASKS
+from helpers.shards import assert_same
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.inference.resampling import Interval
+from torchcalib.io.saved import saved_bytes
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import system
 from torchcalib.reporting.comparison.building import ComparisonBuilder
@@ -231,3 +234,78 @@ def test_calibrated_systems_are_rarely_called_better_or_worse_calibrated(monkeyp
         n_wrong += found.verdict != "not significant"
         n_naive += found.interval.low > 0 or found.interval.high < 0
     assert n_wrong <= 8 < 40 <= n_naive, (n_wrong, n_naive)
+
+
+def parts_of(logits, target, task, ends, **options):
+    """Return a builder of a comparison for each part of the rows, with pairs of rows as clusters."""
+    builders = []
+    for k, (start, end) in enumerate(zip((0, *ends), (*ends, len(target)), strict=True)):
+        builder = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
+        preds = {name: each[start:end] for name, each in logits.items()}
+        builder.update(preds, target[start:end], clusters=torch.arange(len(target))[start:end] // 2, **options)
+        builder.as_part(str(k), f"rows {start} to {end}")
+        builders.append(builder)
+    return builders
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_merged_parts_from_bytes_give_the_comparison_of_the_whole(task):
+    logits, target = systems(task)
+    whole = tc.compare(logits, target, task=task, from_logits=True, clusters=torch.arange(len(target)) // 2, **FEW)
+    merged = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
+    for part in parts_of(logits, target, task, (31, 100)):
+        merged.merge(ComparisonBuilder.from_bytes(part.state_bytes()))
+    expected = {**whole.to_dict(), "task_is_inferred": False}
+    assert_same(merged.comparison().to_dict(), expected)
+
+
+def test_parts_of_a_comparison_must_be_alike_and_different_and_have_clusters():
+    logits, target = systems("binary")
+    first, second = parts_of(logits, target, "binary", (31,))
+    with pytest.raises(ValueError, match="a part that was merged before"):
+        first.merge(first)
+    second.as_part("0", "other rows")
+    with pytest.raises(ValueError, match="Part '0' must have the same rows in all states"):
+        first.merge(second)
+    without = ComparisonBuilder(tuple(logits), task="binary", from_logits=True, **FEW)
+    first.merge(without)  # an empty part
+    without.update(logits, target)
+    with pytest.raises(ValueError, match="`other` must have clusters, got none"):
+        first.merge(without)
+    other = ComparisonBuilder(tuple(logits), task="binary", from_logits=True, seed=7, **FEW)
+    with pytest.raises(ValueError, match="must have the same seed, got 7 instead of 0"):
+        first.merge(other)
+
+
+def test_damaged_states_of_a_comparison_raise_an_error():
+    logits, target = systems("binary")
+    (builder,) = parts_of(logits, target, "binary", ())
+    content = builder.state_bytes()
+    state = torch.load(io.BytesIO(content), weights_only=True)
+    system_of = state["systems"]["sure"]
+    name = next(iter(system_of["ranks"]))
+    sums, ranks = next(iter(system_of["sums"])), system_of["ranks"][name]
+    for changes in (
+        {"format": "torchcalib report state"},
+        {"settings": {**state["settings"], "n_bins": 16}},
+        {"settings": {**state["settings"], "n_bins": 10**9}},
+        {"n_rows": "1"},
+        {"has_clusters": 1},
+        {"parts": []},
+        {"systems": {"sure": system_of}},
+        {"systems": {**state["systems"], "sure": {**system_of, "sums": {}}}},
+        {"systems": {**state["systems"], "sure": {**system_of, "from_logits": None}}},
+        {"systems": {**state["systems"], "sure": {**system_of, "sums": {**system_of["sums"], sums: [torch.ones(1)]}}}},
+        {"systems": {**state["systems"], "sure": {**system_of, "ranks": {**system_of["ranks"], name: ranks[:-1]}}}},
+        {"systems": {**state["systems"], "sure": {**system_of, "ranks": {**system_of["ranks"], name: 3}}}},
+    ):
+        with pytest.raises(ValueError, match="`content` must be a complete comparison state, got"):
+            ComparisonBuilder.from_bytes(saved_bytes({**state, **changes}))
+    for damaged in (b"", content[:-50], b"hello" * 99):
+        with pytest.raises(ValueError, match="`content` must be a complete comparison state, got"):
+            ComparisonBuilder.from_bytes(damaged)
+    with pytest.raises(ValueError, match="`version` of the comparison state must be 1, got 2"):
+        ComparisonBuilder.from_bytes(saved_bytes({**state, "version": 2}))
+    with pytest.raises(ValueError, match="`content` must be a complete report state, got"):
+        tc.ReportBuilder.from_bytes(content)
+    assert ComparisonBuilder.from_bytes(content).comparison().n == len(target)

@@ -20,7 +20,7 @@ from helpers.tables import small_blocks
 import torchcalib as tc
 from torchcalib import plots
 from torchcalib.display.words import significant
-from torchcalib.plots import DARK, LIGHT
+from torchcalib.plots import DARK
 from torchcalib.reporting.render import html
 from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.reporting.render.html import _overview, _square_diagram, render
@@ -129,11 +129,12 @@ def test_date_is_in_json_and_can_be_set_for_reproducible_files(monkeypatch):
 def test_headline_diagram_has_bands_and_the_curve_after_the_calibrator(task):
     r = full_report(task)
     stage, name = r.calibration, _overview(r)[1]
-    ax = _square_diagram(r, LIGHT, stage)
+    ax = _square_diagram(r, stage)
     legend = legend_of(ax)
     assert "95% of bins if calibrated" in legend
-    assert legend[0].startswith(f"{'mean ECE of labels' if task == 'multilabel' else 'ECE'} {r['ece']:.3g}")
-    assert " ".join(legend[-1].split()) == f"after {stage.name} ECE {stage.best.ece:.3g}"
+    error = "mean ECE of labels" if task == "multilabel" else "ECE"
+    assert legend[0].startswith(f"{error} {r['ece']:.3g}")
+    assert " ".join(legend[-1].split()) == f"after {stage.name} {error} {stage.best.ece:.3g}"
     assert name in (stage.name, "")
     words = "confidence" if task == "multiclass" else "predicted probability"
     assert ax.get_xlabel() == f"mean {words} of the bin"
@@ -229,7 +230,7 @@ def test_dark_figure_equals_a_figure_drawn_with_the_dark_style(draw, of):
         ids = {}
         return re.sub(r"\b[a-z]?[0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), svg)
 
-    drawn = html.both_themes(draw, of(), "p", "label")
+    drawn = html.both_themes(plots.to_svg(draw(of())), "p", "label")
     dark = html._inline(plots.to_svg(draw(of(), style=DARK)), "p-dark-", "label", "dark")
     assert numbered(drawn[drawn.index('<svg class="dark"') :]) == numbered(dark)
 

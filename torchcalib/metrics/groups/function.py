@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, task_of
 from torchcalib.core.groups import check_group_range, check_groups, numbered_groups
@@ -47,7 +48,8 @@ def by_group(
             `relative_calibration_loss` and `bootstrap`, is not supported.
 
     Returns:
-        Values `(G, ...)`, or a named tuple of tensors `(G, ...)`. NaN for a group without samples.
+        Values `(G, ...)`, or a named tuple of tensors `(G, ...)`. NaN for a group without samples, and at the end of
+        the last axis if groups differ in its size, such as the number of bins.
 
     Raises:
         TypeError, ValueError: for invalid input. A note with the group number is added to errors from the function.
@@ -117,7 +119,12 @@ def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
     if not isinstance(first, Tensor):
         raise TypeError(
             f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}. "
-            "Convert the result with torch.as_tensor."
+            "Call it with the rows of each group: preds[groups == k], target[groups == k]."
         )
-    empty = first.new_full((num_groups, *first.shape), torch.nan)
-    return empty.index_copy(0, groups, torch.stack(list(values)))
+    sizes = {value.shape[-1:] for value in values}
+    if len(sizes) > 1:  # groups with different numbers of bins
+        longest = max(*sizes)[0]
+        values = [pad(value, (0, longest - value.shape[-1]), value=torch.nan) for value in values]
+    stacked = torch.stack(list(values))
+    empty = stacked.new_full((num_groups, *stacked.shape[1:]), torch.nan)
+    return empty.index_copy(0, groups, stacked)

@@ -20,7 +20,7 @@ from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
-__all__ = ["Noise", "class_bins", "event_bins", "flatten_batch"]
+__all__ = ["Bins", "Noise", "class_bins", "event_bins", "flatten_batch"]
 
 
 def event_bins(

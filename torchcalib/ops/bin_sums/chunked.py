@@ -13,6 +13,8 @@ from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_column
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
+MAX_ROWS = 2**16  # largest number of events of a `summary`, which stay in the cache between its steps
+_FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
 _LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: more would not fit the cache
@@ -81,6 +83,26 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
         into[0] += counts.sum(0)
         into[2] += counts[1]
     return sums
+
+
+def summary(values: Any, target: Any, *_: Any) -> tuple[Any, Any, None] | None:
+    """Return probabilities and labels, as in `core.batch_summary`; None if any of them is invalid."""
+    is_valid = values.min() >= 0 and values.max() <= 1 and target.min() >= 0 and target.max() <= 1
+    return (values.astype(np.float64), target.astype(np.uint8), None) if is_valid else None
+
+
+def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> None:
+    """Add events with labels and without weights to `sums` `(F, B)` in place."""
+    if len(confidence) > _FEW_EVENTS:
+        cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
+    else:  # the index of a bin is the number of inner edges below its values
+        inner = np.arange(1, bins.n_bins) / bins.n_bins
+        cell = np.searchsorted(inner, confidence, "left" if bins.right else "right")
+    columns = [None, confidence, outcome] + [confidence * (1 - confidence)] * (bins.noise == "labels")
+    for row, column in zip(sums, columns, strict=False):
+        row += np.bincount(cell, column, bins.n_bins)
+    if bins.noise == "labels":
+        sums[4] = sums[3]  # weight 1 makes both sums of noise equal
 
 
 def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:

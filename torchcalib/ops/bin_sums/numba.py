@@ -23,6 +23,7 @@ from torchcalib.ops.numba_math import (
     INF,
     ZERO,
     F,
+    all_bits,
     bin_of,
     by_rows,
     compiled_loop,
@@ -34,6 +35,7 @@ from torchcalib.ops.numba_math import (
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.threads import in_threads
 
+MAX_ROWS = 2**16  # largest number of events of a `summary`, whose sums one thread computes
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
@@ -60,15 +62,6 @@ def _cells(confidence, n_bins, first, out):
         near += np.int32(abs(scaled - np.floor(scaled + half)) <= tolerance)
         out[i] = np.int32(scaled) + first[i]
     return near
-
-
-@step
-def _all_bits(x):
-    """Return the bitwise "or" of all integers: 0 or 1 if every integer is 0 or 1, and another number otherwise."""
-    bits = x[0]
-    for i in range(x.size):
-        bits |= x[i]
-    return bits
 
 
 @compiled_loop
@@ -133,7 +126,7 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
         # 2. An outcome that is neither 0 nor 1 sets another bit. Such a block is not counted.
-        if _all_bits(outcomes) & ~1:
+        if all_bits(outcomes) & ~1:
             part = None if groups is None else groups[start : start + BLOCK]
             add_events(values, outcomes, None, None, part, noise, edges, right, sums)
             continue
@@ -341,6 +334,10 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     """Return the bin sums of events; arguments as for `chunked.event_sums`."""
     squared = events.weights is not None and not bins.copies
     options = None if bins.noise == "none" else (bins.noise == "shares", squared), _edges(bins.n_bins), bins.right
+    n_series, n = events.confidence.shape
+    is_transposed = n_series > 1 and events.confidence.stride() == events.outcome.stride() == (1, n_series)
+    if is_transposed and countable and events.groups is None:
+        return _sums_of_columns(events.confidence.T, events.outcome.T, options, shape)
     c, o, w, d, g = columns_of(*events)
 
     def add(element: int, block: slice, into: Any) -> None:
@@ -354,7 +351,6 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
     # The size of a piece depends on the numbers of events and cells, but not on the number of threads. Sums of the same
     # pieces in the same order are equal to the last bit.
-    n_series, n = events.confidence.shape
     sums = np.zeros((n_series, *shape))
     size = max(_PIECE, _PER_CELL * shape[-1] if g is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
@@ -371,6 +367,51 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
         in_threads(add_pieces, len(starts), n)
         into[:] = pieces.sum(0)
     return torch.from_numpy(sums)
+
+
+@compiled_loop
+def _fill_events(values, target, confidence, outcome):
+    """Fill the probabilities and labels of binary predictions. Return False if any of them is invalid."""
+    for i in range(values.size):
+        if not (0 <= values[i] <= 1 and 0 <= target[i] <= 1):
+            return False
+        confidence[i], outcome[i] = values[i], target[i]
+    return True
+
+
+def summary(values: Any, target: Any, *_: Any) -> tuple[Any, Any, None] | None:
+    """Return probabilities and labels, as in `core.batch_summary`; None if any of them is invalid."""
+    confidence, outcome = np.empty(len(values)), np.empty(len(values), np.uint8)
+    is_valid = _fill_events(np.ascontiguousarray(values), np.ascontiguousarray(target), confidence, outcome)
+    return (confidence, outcome, None) if is_valid else None
+
+
+def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> None:
+    """Add events with labels and without weights to `sums` `(F, B)` in place."""
+    noise = None if bins.noise == "none" else (False, False)
+    add_labels(confidence, outcome, None, noise, _edges(bins.n_bins), bins.right, sums)
+
+
+def _sums_of_columns(confidence: Tensor, outcome: Tensor, options: Any, shape: tuple[int, int]) -> Tensor:
+    """Return the sums of every column of events `(N, L)` with labels, which are read in the order of their memory.
+
+    The columns are groups. Copies of the sums are not needed, because neighbouring events have different groups.
+    """
+    (n, n_series), (n_sums, n_bins) = confidence.shape, shape
+    n_rows = -(-max(_PIECE, _PER_CELL * n_series * n_bins, n * n_series // _PIECES) // n_series)
+    c, o = (x.reshape(-1) for x in columns_of(confidence, outcome))
+    groups = np.tile(np.arange(n_series), min(n_rows, n))
+    starts = range(0, n * n_series, n_rows * n_series)
+    pieces = np.zeros((len(starts), n_sums, n_series * n_bins))
+
+    def add_pieces(begin: int, end: int) -> None:
+        for piece in range(begin, end):
+            part = slice(starts[piece], starts[piece] + n_rows * n_series)
+            values = c[part]
+            add_labels(values, o[part], groups[: values.size], *options, pieces[piece])
+
+    in_threads(add_pieces, len(starts), c.size)
+    return torch.from_numpy(pieces.sum(0)).view(n_sums, n_series, n_bins).transpose(0, 1).contiguous()
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Sums over bins by Triton kernels. Their speed on a GPU has not been measured.
+"""Sums over bins by Triton kernels, and the gradient of class-wise sums.
 
-Each program stores its own sums. These are then added in a fixed order, without atomic operations, which makes results
-reproducible. Addresses are int64, because offsets can exceed 2^31.
+Results are reproducible although programs run in any order. Programs store their own sums, which are then added in a
+fixed order. Class-wise sums of the rare probabilities >= 1/B use atomic additions of numbers that float64 adds without
+rounding. Addresses are int64, because offsets can exceed 2^31.
 """
 
 import torch
@@ -13,14 +14,16 @@ from torchcalib.ops.bin_sums import chunked
 from torchcalib.ops.bin_sums.chunked import ClassRows, Events
 from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.segments import BELOW_EDGE
+from torchcalib.ops.softmax_stats.triton import exp, in_units
 
-_EVENTS = 256  # events that a program loads at a time
-_PIECE = 512  # smallest number of events per program
-_PIECES = 1024  # largest number of programs that share the events of a batch element
-_BINS = 32  # largest number of bins per program
-_TILE, _CLASSES = 512, 128  # entries that a program loads at a time, and largest number of classes per program
-_SUMS = 2**15  # limit for the number of classes times the number of pieces of rows, which determines the memory
-_LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
+_EVENTS, _BINS = 32, 16  # events that a program of one warp loads at a time, and largest number of its bins
+_PIECE = 128  # smallest number of events per program
+_PIECES = 4096  # largest number of programs that share the events of a batch element
+# Entries that a program of one warp loads at a time, and largest number of its classes. With twice as many entries, an
+# H100 has registers for fewer programs, and sums of 50,000 x 1,000 entries take 290 instead of 224 microseconds.
+_TILE, _CLASSES = 256, 256
+_PROGRAMS = 4096  # programs of one warp that occupy a GPU
+_ROWS = 64  # smallest number of rows per program
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
@@ -38,7 +41,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     with torch.cuda.device_of(confidence):
         _add_events[(n_series, pieces, triton.cdiv(bins.n_bins, width))](
             *columns, parts, n, size, bins.n_bins, weights is not None, ecd is not None, bins.right,
-            bins.noise != "none", bins.noise == "shares", not bins.copies, _EVENTS, width,
+            bins.noise != "none", bins.noise == "shares", not bins.copies, _EVENTS, width, num_warps=1,
         )  # fmt: skip
     return parts.sum(1)
 
@@ -49,19 +52,40 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
-    size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
-    pieces = triton.cdiv(n_rows, size)
     classes = min(_CLASSES, triton.next_power_of_2(n_classes))
-    parts = torch.zeros(pieces, n_distinct, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    n_ranges = triton.cdiv(n_classes, classes)
+    size = max(_ROWS, triton.cdiv(n_rows, max(1, _PROGRAMS // n_ranges)))
+    pieces = triton.cdiv(n_rows, size)
+    # Sums over the first bin by piece; sums over all bins as two parts of different magnitude, see `_add_exactly`.
+    first = torch.empty(pieces, n_distinct, n_classes, dtype=sums.dtype, device=sums.device)
+    others = torch.zeros(2, n_distinct, n_bins, n_classes, dtype=sums.dtype, device=sums.device)
+    columns = [x.contiguous() for x in (target, confidence if weights is None else weights, top, confidence)]
+    heaviest = confidence.new_ones(()) if weights is None else weights.abs().amax()
+    scale = heaviest / torch.frexp(heaviest).mantissa  # a power of 2
     with torch.cuda.device_of(values):
-        _add_classes[(triton.cdiv(n_classes, classes), pieces)](
-            values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
-            top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, bins.right, n_distinct, _TILE // classes, classes,
+        _add_classes[(n_ranges, pieces)](
+            values, *in_units(values), *columns, scale, triton.next_power_of_2(n_rows), first, others, n_rows, size,
+            n_bins, weights is not None, from_logits, bins.right, n_distinct, _TILE // classes, classes, num_warps=1,
         )  # fmt: skip
-    sums[:, :n_distinct] = parts.sum(0).movedim(-1, 0)
+    total = others.sum(0)
+    total[:, 0] += first.sum(0)
+    sums[:, :n_distinct] = total.movedim(-1, 0)
     if n_distinct < n_sums:
         sums[:, 4] = sums[:, 3]
+
+
+def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
+    """Fill `out` as `chunked.class_gradient` does, without synchronising the device."""
+    values, from_logits, weights, top, confidence = rows
+    n_rows, n_classes = values.shape
+    block = min(_CLASSES, triton.next_power_of_2(n_classes))
+    tile = _TILE // block
+    columns = [x.contiguous() for x in (confidence if weights is None else weights, top, confidence, grads.T)]
+    with torch.cuda.device_of(values):
+        _fill_gradient[(triton.cdiv(n_rows, tile),)](
+            values, *in_units(values), *columns, out, n_rows, grads.shape[-1], weights is not None, from_logits, right,
+            tile, block, num_warps=1,
+        )  # fmt: skip
 
 
 def _contiguous(x: Tensor) -> Tensor:
@@ -93,17 +117,18 @@ def _add_events(
     squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
     """Sum a piece of the events of a batch element over a range of bins. Grid: batch elements, pieces, ranges."""
-    # 1. The program compares its events with its own bins, a tile of events x bins. Sums are in registers: atomic
-    #    additions to shared bins would be in an arbitrary order, and results would differ between calls.
+    # 1. The program compares its events with its own bins, a tile of bins x events. Sums are in registers: atomic
+    #    additions to shared bins would be in an arbitrary order, and results would differ between calls. A thread has
+    #    its own events and their sums for all bins. Otherwise several threads would compute the bin of an event.
     series = tl.program_id(0).to(tl.int64) * n
     piece = tl.program_id(1).to(tl.int64)
     program_bins = tl.program_id(2) * bins + tl.arange(0, bins)
-    count = tl.zeros([bins], tl.float64)
-    sum_confidence = tl.zeros([bins], tl.float64)
-    sum_outcome = tl.zeros([bins], tl.float64)
-    sum_spread = tl.zeros([bins], tl.float64)
-    sum_noise = tl.zeros([bins], tl.float64)
-    sum_ecd = tl.zeros([bins], tl.float64)
+    count = tl.zeros([bins, chunk], tl.float64)
+    sum_confidence = tl.zeros([bins, chunk], tl.float64)
+    sum_outcome = tl.zeros([bins, chunk], tl.float64)
+    sum_spread = tl.zeros([bins, chunk], tl.float64)
+    sum_noise = tl.zeros([bins, chunk], tl.float64)
+    sum_ecd = tl.zeros([bins, chunk], tl.float64)
     end = tl.minimum((piece + 1) * size, n)
     for start in range(piece * size, end, chunk):
         # 2. Weights w, confidences p and bins of a chunk of events. Masked loads skip events of weight 0, which may be
@@ -113,33 +138,33 @@ def _add_events(
         w = tl.load(weights + series + event, mask=present, other=0) if weighted else present.to(tl.float64)
         present = w != 0
         value = tl.load(confidence + series + event, mask=present, other=0).to(tl.float64)
-        in_bin = present[:, None] & (_bin(value, n_bins, right)[:, None] == program_bins[None, :])
+        in_bin = present[None, :] & (_bin(value, n_bins, right)[None, :] == program_bins[:, None])
         # 3. Sums of w, w p, w y, w p (1 - p), w v and w ecd in float64.
         y = tl.load(outcome + series + event, mask=present, other=0).to(tl.float64)
-        count += tl.sum(tl.where(in_bin, w[:, None], 0.0), 0)
-        sum_confidence += tl.sum(tl.where(in_bin, (w * value)[:, None], 0.0), 0)
-        sum_outcome += tl.sum(tl.where(in_bin, (w * y)[:, None], 0.0), 0)
+        count += tl.where(in_bin, w[None, :], 0.0)
+        sum_confidence += tl.where(in_bin, (w * value)[None, :], 0.0)
+        sum_outcome += tl.where(in_bin, (w * y)[None, :], 0.0)
         if has_noise:
             spread = w * value * (1 - value)
-            sum_spread += tl.sum(tl.where(in_bin, spread[:, None], 0.0), 0)
+            sum_spread += tl.where(in_bin, spread[None, :], 0.0)
             if shares or squared:
                 variance = w * (y - value) * (y - value) if shares else spread
                 variance = w * variance if squared else variance
-                sum_noise += tl.sum(tl.where(in_bin, variance[:, None], 0.0), 0)
+                sum_noise += tl.where(in_bin, variance[None, :], 0.0)
         if has_ecd:
             ecds = tl.load(ecd + series + event, mask=present, other=0).to(tl.float64)
-            sum_ecd += tl.sum(tl.where(in_bin, (w * ecds)[:, None], 0.0), 0)
+            sum_ecd += tl.where(in_bin, (w * ecds)[None, :], 0.0)
     # 4. Store the sums of the piece, which `event_sums` adds in order.
     n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
     to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + program_bins
-    tl.store(to, count, mask=program_bins < n_bins)
-    tl.store(to + n_bins, sum_confidence, mask=program_bins < n_bins)
-    tl.store(to + 2 * n_bins, sum_outcome, mask=program_bins < n_bins)
+    tl.store(to, tl.sum(count, 1), mask=program_bins < n_bins)
+    tl.store(to + n_bins, tl.sum(sum_confidence, 1), mask=program_bins < n_bins)
+    tl.store(to + 2 * n_bins, tl.sum(sum_outcome, 1), mask=program_bins < n_bins)
     if has_noise:
-        tl.store(to + 3 * n_bins, sum_spread, mask=program_bins < n_bins)
-        tl.store(to + 4 * n_bins, sum_noise if shares or squared else sum_spread, mask=program_bins < n_bins)
+        tl.store(to + 3 * n_bins, tl.sum(sum_spread, 1), mask=program_bins < n_bins)
+        tl.store(to + 4 * n_bins, tl.sum(sum_noise if shares or squared else sum_spread, 1), mask=program_bins < n_bins)
     if has_ecd:
-        tl.store(to + (n_columns - 1) * n_bins, sum_ecd, mask=program_bins < n_bins)
+        tl.store(to + (n_columns - 1) * n_bins, tl.sum(sum_ecd, 1), mask=program_bins < n_bins)
 
 
 @triton.jit
@@ -147,108 +172,183 @@ def _proportional(x, largest, logits: tl.constexpr):
     """Return the probabilities of a tile of rows; for logits, divided by the probability of the top class."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
-    if logits:
+    if logits:  # equal logits can be infinite, and their difference NaN
         largest = largest.to(x.dtype)[:, None]
-        d = tl.where(x == largest, 0.0, x - largest)
-        x = tl.where(largest == float("-inf"), float("nan"), tl.exp(tl.where(d < _LOWEST, _LOWEST, d)))
+        x = exp(tl.where(x == largest, 0.0, x - largest))
     return x
 
 
-@triton.jit(do_not_specialize=["n_rows", "size", "n_bins"])
+@triton.jit
+def _next_at_least_edge(x, reaches, columns):
+    """Return the largest entry of each row with True in `reaches`, its column, and `reaches` without it; else -1."""
+    best = tl.max(tl.where(reaches, x, -1.0), 1)
+    place = tl.max(tl.where(reaches & (x == best[:, None]), columns[None, :], -1), 1)
+    return best, place, reaches & (columns[None, :] != place[:, None])
+
+
+@triton.jit
+def _add_exactly(to, level, value, most, n, mask, integers: tl.constexpr = False):
+    """Add float64 numbers to memory with the same result in every order.
+
+    `most` is at least the largest number, and `n` at least the number of additions; both are powers of 2. A number is
+    split into two parts, which are added to different sums. The first is a multiple of u = 2^-52 n `most`, and at most
+    `most`. The second is a multiple of 2^-53 n u, and at most u / 2. So float64 represents all partial sums exactly.
+    The lost rest is at most 2^-106 n^2 `most`. Integers need no second part.
+    """
+    step = 1.5 * n * most  # the last bit of numbers near `step` is u
+    coarse = (value + step) - step
+    tl.atomic_add(to, coarse, mask=mask, sem="relaxed")
+    if not integers:
+        step = step * n * (1 / 9007199254740992)  # 2^-53
+        fine = ((value - coarse) + step) - step
+        tl.atomic_add(to + level, fine, mask=mask, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n_added", "n_rows", "size", "n_bins"])
 def _add_classes(
-    values, row_stride, column_stride, target, weights, tops, confidence, parts, n_rows, n_classes, size, n_bins,
-    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
-    classes: tl.constexpr,
+    values, row_units, column_stride, units, unit: tl.constexpr, target, weights, tops, confidence, heaviest, n_added,
+    first, others, n_rows, size, n_bins, weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr,
+    n_sums: tl.constexpr, rows: tl.constexpr, classes: tl.constexpr,
 ):  # fmt: skip
     """Sum a piece of the rows over the bins of a range of classes. Grid: ranges of classes, pieces.
 
-    Sums are as for `numba._add_classes`. Those of the first bin are in registers. Entries of other bins are added to
-    sums in memory, one bin at a time. With many classes, most tiles have only entries of the first bin.
+    Sums are as for `numba._add_classes`. Those of the first bin are in registers. The other entries, at most B in a
+    row, are added to sums in memory, one entry of each row at a time.
     """
-    columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
+    columns = tl.program_id(0) * classes + tl.arange(0, classes)
+    n_classes = units * unit
     real = columns < n_classes
     piece = tl.program_id(1).to(tl.int64)
     column = (tl.full([], 0, tl.int64) + n_classes) * n_bins
-    to = parts + piece * n_sums * column + columns
+    level = n_sums * column
+    n = n_added.to(tl.float64)
+    most = tl.load(heaviest)
     threshold = _BELOW_EDGE / n_bins
-    count = tl.zeros([classes], tl.float64)
+    count = tl.zeros([classes], tl.float64 if weighted else tl.int32)
     total = tl.zeros([classes], tl.float64)
-    hits = tl.zeros([classes], tl.float64)
+    hits = tl.zeros([classes], tl.float64 if weighted else tl.int32)
     spread = tl.zeros([classes], tl.float64)
     noise = tl.zeros([classes], tl.float64)
     end = tl.minimum((piece + 1) * size, n_rows)
     for start in range(piece * size, end, rows):
-        # 1. Weight, top class and scale of each row. The largest logit is loaded again, instead of stored by `rows`.
+        # 1. Weight, label, top class and scale of each row. The largest logit is loaded again, instead of stored.
         row = start + tl.arange(0, rows)
+        row_at = row.to(tl.int64) * row_units * unit
         present = row < end
         w = tl.load(weights + row, mask=present, other=0) if weighted else present.to(tl.float64)
         present = w != 0
+        label = tl.load(target + row, mask=present, other=-1)
         place = tl.load(tops + row, mask=present, other=0)
-        largest = tl.load(values + row * row_stride + place * column_stride, mask=present, other=0)
+        largest = tl.load(values + row_at + place * column_stride, mask=present, other=0)
         scale = tl.load(confidence + row, mask=present, other=0)
         # 2. Probabilities q of a tile of rows x classes.
         inside = present[:, None] & real[None, :]
-        x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
-        x = _proportional(x, largest, logits)
+        at = row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
+        x = _proportional(tl.load(values + at, mask=inside, other=0), largest, logits)
         q = x * scale.to(x.dtype)[:, None] if logits else x
-        is_label = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
+        is_label = columns[None, :] == label.to(tl.int32)[:, None]
         # 3. First bin: sums in registers.
         reaches = inside & (q >= threshold)
-        first = inside & ~reaches
+        low = inside & ~reaches
+        low_q = tl.where(low, q, 0.0)
         if weighted:
-            count += tl.sum(tl.where(first, w[:, None], 0.0), 0)
-            total += tl.sum(tl.where(first, w[:, None] * q, 0.0), 0)
-            hits += tl.sum(tl.where(first & is_label, w[:, None], 0.0), 0)
+            count += tl.sum(tl.where(low, w[:, None], 0.0), 0)
+            total += tl.sum(w[:, None] * low_q, 0)
+            hits += tl.sum(tl.where(low & is_label, w[:, None], 0.0), 0)
         else:
-            count += tl.sum(first.to(tl.int32), 0)
-            total += tl.sum(tl.where(first, q, 0.0), 0)
-            hits += tl.sum((first & is_label).to(tl.int32), 0)
+            count += tl.sum(low.to(tl.int32), 0)
+            total += tl.sum(low_q, 0)
+            hits += tl.sum((low & is_label).to(tl.int32), 0)
         if n_sums > 3:
-            weighted_spread = w[:, None] * (q * (1 - q))
-            spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
+            low_spread = w[:, None] * (low_q * (1 - low_q))
+            spread += tl.sum(low_spread, 0)
             if n_sums > 4:
-                noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # 4. Probabilities >= 1/B: loop over the bins that occur in the tile, from the last bin down. The bin is
-        #    computed in float64, because a product in float32 can be on the other side of an edge.
-        if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
-            wide = x.to(tl.float64)
+                noise += tl.sum(w[:, None] * low_spread, 0)
+        # 4. Probabilities >= 1/B, from the largest one of each row down. Most tiles of many classes have none. The bin
+        #    is computed in float64, because a product in float32 can be on the other side of an edge.
+        n_reached = tl.sum(reaches.to(tl.int32), 1)
+        while tl.max(n_reached, 0) > 0:
+            best, at_column, reaches = _next_at_least_edge(x, reaches, columns)
+            n_reached -= 1
+            found = best >= 0
+            wide = best.to(tl.float64)
             if logits:
-                wide *= scale[:, None]
-            index = tl.where(reaches, _bin(wide, n_bins, right), -1)
-            bin_ = tl.max(tl.max(index, 1), 0)
-            while bin_ >= 0:
-                in_bin = index == bin_
-                weighted_spread = w[:, None] * (wide * (1 - wide))
-                _add(
-                    to + bin_.to(tl.int64) * n_classes, column, real,
-                    tl.sum(tl.where(in_bin, w[:, None], 0.0), 0),
-                    tl.sum(tl.where(in_bin, w[:, None] * wide, 0.0), 0),
-                    tl.sum(tl.where(in_bin & is_label, w[:, None], 0.0), 0),
-                    tl.sum(tl.where(in_bin, weighted_spread, 0.0), 0),
-                    tl.sum(tl.where(in_bin, w[:, None] * weighted_spread, 0.0), 0),
-                    n_sums,
-                )  # fmt: skip
-                index = tl.where(in_bin, -1, index)
-                bin_ = tl.max(tl.max(index, 1), 0)
-    _add(to, column, real, count, total, hits, spread, noise, n_sums)
+                wide *= scale
+            to = others + _bin(wide, n_bins, right).to(tl.int64) * n_classes + at_column
+            _add_exactly(to, level, w, most, n, found, not weighted)
+            _add_exactly(to + column, level, w * wide, most, n, found)
+            _add_exactly(to + 2 * column, level, w, most, n, found & (at_column == label), not weighted)
+            if n_sums > 3:
+                row_spread = w * (wide * (1 - wide))
+                _add_exactly(to + 3 * column, level, row_spread, most, n, found)
+                if n_sums > 4:
+                    _add_exactly(to + 4 * column, level, w * row_spread, most * most, n, found)
+    # 5. Store the sums of the first bin, which `class_sums` adds in order.
+    to = first + piece * n_sums * n_classes + columns
+    tl.store(to, count, mask=real)
+    tl.store(to + n_classes, total, mask=real)
+    tl.store(to + 2 * n_classes, hits, mask=real)
+    if n_sums > 3:
+        tl.store(to + 3 * n_classes, spread, mask=real)
+    if n_sums > 4:
+        tl.store(to + 4 * n_classes, noise, mask=real)
 
 
 @triton.jit
-def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
-    """Add five sums of one bin to memory. Barriers order the loads and stores of different threads."""
-    count += tl.load(to, mask=mask, other=0)
-    total += tl.load(to + column, mask=mask, other=0)
-    hits += tl.load(to + 2 * column, mask=mask, other=0)
-    if n_sums > 3:
-        spread += tl.load(to + 3 * column, mask=mask, other=0)
-    if n_sums > 4:
-        noise += tl.load(to + 4 * column, mask=mask, other=0)
-    tl.debug_barrier()
-    tl.store(to, count, mask=mask)
-    tl.store(to + column, total, mask=mask)
-    tl.store(to + 2 * column, hits, mask=mask)
-    if n_sums > 3:
-        tl.store(to + 3 * column, spread, mask=mask)
-    if n_sums > 4:
-        tl.store(to + 4 * column, noise, mask=mask)
-    tl.debug_barrier()
+def _slopes(x, reaches, inside, scale, columns, grads, n_classes, n_bins, logits: tl.constexpr, right: tl.constexpr):
+    """Return the gradients in the sums of confidence at the bins of a tile of entries, in their dtype."""
+    low = tl.load(grads + columns, mask=columns < n_classes, other=0).to(x.dtype)
+    slope = tl.where(inside, low[None, :], 0.0)
+    n_reached = tl.sum(reaches.to(tl.int32), 1)
+    while tl.max(n_reached, 0) > 0:
+        best, place, reaches = _next_at_least_edge(x, reaches, columns)
+        n_reached -= 1
+        wide = best.to(tl.float64)
+        if logits:
+            wide *= scale
+        at = _bin(wide, n_bins, right).to(tl.int64) * n_classes + place
+        high = tl.load(grads + at, mask=best >= 0, other=0).to(x.dtype)
+        slope = tl.where(columns[None, :] == place[:, None], high[:, None], slope)
+    return slope
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_bins"])
+def _fill_gradient(
+    values, row_units, column_stride, units, unit: tl.constexpr, weights, tops, confidence, grads, out, n_rows, n_bins,
+    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of rows: w s_k for probabilities, w q_k (s_k - sum_j q_j s_j) for logits, with slopes s."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    real = row < n_rows
+    n_classes, row_at = units * unit, row * row_units * unit
+    w = tl.load(weights + row, mask=real, other=0) if weighted else real.to(tl.float64)
+    place = tl.load(tops + row, mask=real, other=0)
+    largest = tl.load(values + row_at + place * column_stride, mask=real, other=0)
+    scale = tl.load(confidence + row, mask=real, other=0)
+    present = real & (w != 0)
+    threshold = _BELOW_EDGE / n_bins
+    mean = tl.zeros([rows], tl.float64)
+    if logits:
+        present = present & (largest != float("inf"))
+        for start in range(0, n_classes, block):
+            columns = start + tl.arange(0, block)
+            inside = present[:, None] & (columns < n_classes)[None, :]
+            at = row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
+            x = _proportional(tl.load(values + at, mask=inside, other=0), largest, logits)
+            q = x * scale.to(x.dtype)[:, None]
+            slope = _slopes(
+                x, inside & (q >= threshold), inside, scale, columns, grads, n_classes, n_bins, logits, right
+            )
+            mean += tl.sum(tl.where(inside, q * slope, 0.0), 1)
+    for start in range(0, n_classes, block):
+        columns = start + tl.arange(0, block)
+        stored = real[:, None] & (columns < n_classes)[None, :]
+        inside = stored & present[:, None]
+        at = row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
+        x = _proportional(tl.load(values + at, mask=inside, other=0), largest, logits)
+        q = x * scale.to(x.dtype)[:, None] if logits else x
+        slope = _slopes(x, inside & (q >= threshold), inside, scale, columns, grads, n_classes, n_bins, logits, right)
+        if logits:
+            slope = q * (slope - mean.to(x.dtype)[:, None])
+        result = tl.where(inside, slope * w.to(x.dtype)[:, None], 0.0)
+        tl.store(out + row[:, None] * n_classes + columns[None, :], result.to(out.dtype.element_ty), mask=stored)

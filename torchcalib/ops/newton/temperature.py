@@ -4,10 +4,13 @@ The derivative of one parameter brackets its root, which `descent` cannot use. H
 which costs one more product for each score.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 from torchcalib.ops.newton.descent import DECREMENT, GRADIENT, ROUNDS, all_true, is_within_rounding
 from torchcalib.ops.newton.scores import ZERO_SLOPE, LabelledScores, Solution
 
@@ -19,7 +22,8 @@ def solve_temperature(p: LabelledScores) -> Solution:
     separable = p.label_mean >= 0  # every label has the largest score of its row: the NLL has no finite minimiser
     # Start: the result of a float32 fit to all samples, which itself starts at a fit to about a thousand samples.
     start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
-    alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.label_mean), at_bound | separable, None, ROUNDS)
+    start = start.to(p.w.dtype).expand_as(p.label_mean)
+    alpha, slope, done = _bracketed(partial(_derivatives, p), p.scale, start, at_bound | separable, None, ROUNDS)
 
     # A minimum at the bound has priority: with equal scores, every label has the largest score of its row.
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
@@ -27,10 +31,68 @@ def solve_temperature(p: LabelledScores) -> Solution:
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
 
 
+# Values of alpha in the first pass, relative to its estimate. The first one is practically 0.
+_GRID = (2.0**-20, 0.5, 0.8, 1.25, 2.0)
+
+
+def solve_by_moments(
+    moments: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], w: Tensor, estimate: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Minimise the negative log-likelihood (NLL) over alpha >= 0, in few passes over the scores.
+
+    `moments` returns the score of the label, the mean and the variance of the scores of every row at K values of alpha,
+    `(K, N)` each, where the largest score of a row is 0. `w` are the weights `(N,)`. Return alpha, the gradient at the
+    last but one alpha, the outcome and the weight of the samples whose label has the score -inf, as scalars.
+
+    The first pass evaluates several values of alpha at once. Inverse Hermite interpolation of the derivative, between
+    those values that bracket its root, starts the Newton steps. A step of a relative size of 1e-5 is the last one. With
+    an `estimate` of alpha from some of the samples, three or four passes are sufficient.
+    """
+    grid = w.new_tensor(_GRID) * estimate
+    label, mean, variance = moments(grid)
+    is_lost = label[0] == -torch.inf
+    lost = w.masked_fill(~is_lost, 0).sum()
+    used = (w != 0) & ~is_lost
+    share = w.masked_fill(~used, 0)
+    share = share / share.sum()
+
+    def derivatives(of: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        label, mean, variance = of
+        slope = (share * (mean - label)).masked_fill(~used, 0).sum(-1)
+        return slope, (share * variance).masked_fill(~used, 0).sum(-1)
+
+    slopes, curvatures = derivatives((label, mean, variance))
+    at_bound, separable = slopes[0] >= -ZERO_SLOPE, ((label[0] >= 0) | ~used).all()
+    # The interval of the root; above the last value, the Newton step from it.
+    k = (slopes[1:-1] < 0).sum()
+    a, b, slope_a, slope_b = (x[i] for x in (grid, slopes) for i in (k, k + 1))
+    # Cubic Hermite interpolation of alpha as a function of the slope, whose derivative is 1 / curvature, at slope 0.
+    h = slope_b - slope_a
+    t = -slope_a / h
+    start = (1 + 2 * t) * (1 - t).square() * a + t * (1 - t).square() * h / curvatures[k]
+    start = start + t.square() * (3 - 2 * t) * b + t.square() * (t - 1) * h / curvatures[k + 1]
+    start = torch.where((start > a) & (start < b), start, (a * b).sqrt())
+    start = torch.where(slope_b < 0, (b - slope_b / curvatures[k + 1]).clamp(max=4 * b), start)
+
+    def at(alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slope, curvature = (x.squeeze(0) for x in derivatives(moments(alpha.reshape(1))))
+        return slope, curvature, torch.zeros_like(slope)
+
+    start, one = torch.where(start.isfinite(), start, estimate), torch.ones_like(start)
+    alpha, slope, done = _bracketed(at, one, start, at_bound | separable, 1e-5, ROUNDS)
+    outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
+    outcome = outcome.masked_fill(~used.any(), SEPARABLE).masked_fill((w == 0).all(), NO_DATA)
+    alpha = alpha.masked_fill(at_bound, 0).masked_fill(outcome == SEPARABLE, 1)
+    grad_norm = slope.abs().masked_fill(at_bound, 0).masked_fill(outcome == SEPARABLE, torch.nan)
+    has_none = outcome == NO_DATA
+    return alpha.masked_fill(has_none, torch.nan), grad_norm.masked_fill(has_none, torch.nan), outcome, lost
+
+
 def approximate_alpha(p: LabelledScores, start: Tensor, relative: float = 0.3) -> Tensor:
     """Return an approximate alpha, `(1, S)` in [1e-3, 1e3], with relative tolerance `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.label_mean)
-    alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
+    fixed = torch.zeros_like(start, dtype=torch.bool)
+    alpha, *_ = _bracketed(partial(_derivatives, p), p.scale, start, fixed, relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
@@ -59,7 +121,12 @@ def _derivatives(p: LabelledScores, alpha: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _bracketed(
-    p: LabelledScores, x: Tensor, fixed: Tensor, relative: float | None, rounds: int
+    derivatives: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    scale: Tensor,
+    x: Tensor,
+    fixed: Tensor,
+    relative: float | None,
+    rounds: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the root alpha of the slope of the NLL, the slope and whether it converged, each `(R, S)`.
 
@@ -68,17 +135,20 @@ def _bracketed(
     at most half as long as the previous step, and does not quadruple alpha. Otherwise alpha becomes the geometric mean
     of the bounds, or 4 alpha without an upper bound, or a quarter of the upper bound without a lower bound.
 
+    `derivatives` returns the first three derivatives of the mean NLL, for scores in units of `scale`. With a third
+    derivative of 0, a Halley step is a Newton step.
+
     The iteration starts at `x`, and stops at a step of the fraction `relative` of alpha. The slope is then that at the
     previous alpha. None stops at `GRADIENT` and `DECREMENT`.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     previous_length, slope, done = high, low, fixed
     for _ in range(rounds):
-        slope, curvature, skew = _derivatives(p, x)
+        slope, curvature, skew = derivatives(x)
         # Halley's method for the root of slope(x): Newton step / (1 + step * skew / (2 * curvature)).
         step = -slope / curvature
         step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
-        exact = ((slope * p.scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
+        exact = ((slope * scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         done = exact if relative is None else step.abs() <= relative * x
         # Narrow the bracket by the sign of the slope.
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
@@ -93,5 +163,5 @@ def _bracketed(
         next_x = torch.where(is_finished, x, torch.where(is_accepted, newton, middle))
         previous_length, x = (next_x - x).abs(), next_x
     if relative is None:
-        return x, slope, done | is_within_rounding((slope * p.scale).abs(), slope * step)
+        return x, slope, done | is_within_rounding((slope * scale).abs(), slope * step)
     return torch.where(done, x + step, x), slope, done

@@ -13,7 +13,10 @@ from torch import Tensor
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats.formula import row_formula
+from torchcalib.ops.softmax_stats.formula import Detail, row_formula
+from torchcalib.ops.softmax_stats.logit_sums import Sums
+
+__all__ = ["Detail", "Rows", "matrices", "rows", "sums"]
 
 _N_SCORES = 4
 
@@ -32,31 +35,38 @@ class Rows(NamedTuple):
 
 
 def rows(
-    values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
+    values: Tensor,
+    target: Tensor,
+    *,
+    from_logits: bool,
+    tolerance: float = math.inf,
+    detail: Detail = "entropy",
+    backend: Backend = "auto",
 ) -> Rows:
     """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
     The results of a row are bitwise equal in every batch. Arithmetic is float64 for float64 input. For narrower dtypes
     it is float32 within a block of entries, and float64 across blocks. The relative error is then below 2e-6 for logits
-    at most 20 below their maximum, and grows linearly for lower logits. Backends differ by at most this error. Float64
-    on the CPU supports only "torch".
+    at most 20 below their maximum, and grows linearly for lower logits. For float64 it is below 1e-13. Backends differ
+    by at most this error.
 
     In a row with logits of +inf, their classes have equal probabilities and all other classes have probability 0. For a
     label outside [0, C), `log_prob` and `squared_error` are NaN. `tolerance` is the largest accepted |sum_k q_k - 1|.
     If finite, a row that exceeds it or contains probabilities outside [0, 1] has NaN statistics. For logits, only rows
-    with NaN or with only -inf have NaN statistics.
+    with NaN or with only -inf have NaN statistics. `detail` can omit the squared error and the entropy, which then are
+    undefined: the logarithms of probabilities are most of the work.
 
     Gradient: in `values`, in reverse and forward mode and of any order. It is 0 for log 0, for a row with a logit of
     +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated as
     the probability of the class `top`.
     """
-    scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
+    scores, top = _rows(values, target, from_logits, tolerance, detail, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
 
 
 def _forward(
-    backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float
+    backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Tensor, Tensor]:
     """Return the first four statistics of `Rows` as one tensor `(..., 4, N)`, and the top classes `(..., N)`."""
     values = values.detach()
@@ -66,10 +76,11 @@ def _forward(
         return scores, values.new_empty(lead, dtype=torch.int64)
     source = source_of("rows", values.device.type, values.dtype, backend)
     if values.dim() == 2:
-        scores, top = source.forward(values, target, from_logits, tolerance)
+        scores, top = source.forward(values, target, from_logits, tolerance, detail)
         return scores, top
     labels = target.reshape(-1)
-    parts = [source.forward(matrix, labels[rows], from_logits, tolerance) for rows, matrix in matrices(values)]
+    options = from_logits, tolerance, detail
+    parts = [source.forward(matrix, labels[rows], *options) for rows, matrix in matrices(values)]
     scores, top = (torch.cat(column, -1) for column in zip(*parts, strict=True))
     return scores.view(_N_SCORES, *lead).movedim(0, -2), top.view(lead)
 
@@ -77,10 +88,12 @@ def _forward(
 def _gradient(
     backend: Backend, arguments: list[Any], results: tuple[Tensor, Tensor], needed: list[int], grads: Tensor
 ) -> list[Tensor]:
-    values, target, from_logits, _ = arguments
+    values, target, from_logits, _, detail = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
     scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (results[0], grads))
+    if detail != "entropy":  # undefined statistics have no gradient, but 0 times NaN is NaN
+        scores = torch.cat((scores[:1], scores[1:3].masked_fill(upstream[1:3] == 0, 0), scores[3:]))
     columns = target.reshape(-1), scores, results[1].reshape(-1), upstream, out.view(-1, out.shape[-1]).T
     for row_slice, matrix in matrices(values.detach()):
         labels, row_scores, row_tops, grad_scores, filled = (x[..., row_slice] for x in columns)
@@ -89,6 +102,23 @@ def _gradient(
 
 
 _rows = fused(_forward, row_formula, _gradient)
+
+
+def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> Sums:
+    """Return sums over parts of the classes of `alpha` * `logits` `(n, C)`, each `(P, n)`, to merge with other parts.
+
+    A label outside [0, C) belongs to other classes. Logits are float32 or float64, without gradient. `alpha` is a
+    number in `wide_dtype`.
+    """
+    found, top = source_of("rows", logits.device.type, logits.dtype, backend).sums(logits, alpha)
+    known = (label >= 0) & (label < logits.shape[-1])
+    own = logits.gather(-1, label.masked_fill(~known, 0).unsqueeze(-1)).squeeze(-1).masked_fill_(~known, torch.nan)
+    at_label = torch.full(top.shape, torch.nan, dtype=found.dtype, device=found.device)
+    at_label[0] = own  # the label of all parts
+    largest = logits.gather(-1, top.T).T.to(found.dtype)
+    if alpha is not None:
+        at_label, largest = at_label * alpha, largest * alpha
+    return Sums(at_label, largest, top, *found)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:

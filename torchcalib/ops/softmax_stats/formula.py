@@ -4,6 +4,7 @@ For probabilities q and the label h of a row: log q_h, sum_k (q_k - 1[k = h])^2,
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +13,17 @@ from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xm
 
 LOWEST = -1000  # exp of this number is 0 in every dtype
 
+Detail = Literal["confidence", "squares", "entropy"]
+"""Last statistic to compute, where each includes those before it: `log_prob`, `confidence` and `top`; then also
+`squared_error`; then also `neg_entropy`. The remaining ones are undefined."""
+
 
 def row_formula(
-    values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf
+    values: Tensor,
+    target: Tensor,
+    from_logits: bool,
+    tolerance: float = math.inf,
+    detail: Detail = "entropy",  # noqa: ARG001 - `torch.compile` omits what is not used
 ) -> tuple[Tensor, Tensor]:
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
@@ -35,17 +44,17 @@ def row_formula(
         shift = x - x.gather(-1, top)  # log q - log q_top
         log_prob = shift.gather(-1, label).squeeze(-1) + log_top
         miss = q.scatter(-1, label, 0).sum(-1)
-        entropy = (others * shift.clamp(min=LOWEST)).sum(-1) + log_top
+        neg_entropy = (others * shift.clamp(min=LOWEST)).sum(-1) + log_top
     else:
         q = x
         q_label = q.gather(-1, label).squeeze(-1)
         log_prob = safe_log(q_label)
         miss = 1 - q_label
-        entropy = xmul(q, safe_log(q)).sum(-1)
+        neg_entropy = xmul(q, safe_log(q)).sum(-1)
         is_invalid = is_invalid | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
     squared_error = miss.square() + q.scatter(-1, label, 0).square().sum(-1)
     log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
-    scores = torch.stack((log_prob, squared_error, entropy, q.gather(-1, top).squeeze(-1)), -2)
+    scores = torch.stack((log_prob, squared_error, neg_entropy, q.gather(-1, top).squeeze(-1)), -2)
     return scores.masked_fill(is_invalid.unsqueeze(-2), torch.nan), top.squeeze(-1)
 
 

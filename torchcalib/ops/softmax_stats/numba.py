@@ -2,7 +2,8 @@
 
 A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cache for several vector passes. The passes
 compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, because it
-would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks.
+would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks, and all float64 for
+float64 input. Every loop is compiled for both dtypes.
 
 The loops run in the OpenMP threads of torch if possible. A sleeping Python thread takes about 50 microseconds to start.
 OpenMP threads keep running for a moment after every operator of torch, and start at once. So two threads halve the time
@@ -32,29 +33,33 @@ from torch import Tensor
 from torchcalib.ops.numba_math import (
     BLOCK,
     INF,
-    LOWEST,
     NAN,
     ONE,
     ZERO,
-    F,
+    bits_of,
     by_rows,
+    clipped,
     compiled_loop,
     exp,
     fill_exps,
     fill_limits,
     fill_logs,
+    float_of_bits,
     lanes,
+    log,
     log1p,
     step,
 )
+from torchcalib.ops.softmax_stats.formula import Detail
 
 _FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
+MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread computes
 _LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
 
 @step
 def _extreme_bits(bits):
-    most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
+    most, least = bits[0], bits[0]
     for k in range(bits.size):
         most, least = max(most, bits[k]), min(least, bits[k])
     return most, least
@@ -78,7 +83,7 @@ def _first_largest(row, bits):
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
     most, least = _extreme_bits(bits)
-    largest = np.int32(most if most >= 0 else least).view(np.float32)
+    largest = float_of_bits(most if most >= 0 else least)
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
         k = _first_equal(part, largest)
@@ -90,12 +95,31 @@ def _first_largest(row, bits):
 @lanes
 def _sums(x, y):
     """Return the sums of x, x^2 and x y over a block."""
-    once, square, product = ZERO, ZERO, ZERO
+    zero = x.dtype.type(0)
+    once, square, product = zero, zero, zero
     for k in range(x.size):
         once += x[k]
         square += x[k] * x[k]
         product += x[k] * y[k]
     return once, square, product
+
+
+@lanes
+def _spread(x, y):
+    """Return the sum of x y^2 over a block."""
+    total = x.dtype.type(0)
+    for k in range(x.size):
+        total += x[k] * y[k] * y[k]
+    return total
+
+
+@step
+def _fill_scaled_exps(x, top, alpha, shifted, exps):
+    """Fill `shifted` and `exps` like `fill_exps`, with differences multiplied by `alpha`."""
+    for k in range(x.size):
+        shift = clipped(alpha * (x[k] - top))
+        shifted[k] = shift
+        exps[k] = exp(shift)
 
 
 @step
@@ -116,10 +140,10 @@ def _probability_gradient(q, logs, b, c, out):
 
 @compiled_loop
 def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from float32 logits, one row at a time; arguments as for `chunked.forward`."""
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
-    bits = values.view(np.int32)
-    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    bits = bits_of(values)
+    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
         #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
@@ -161,6 +185,37 @@ def _forward_logits(values, target, scores, tops):
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
+@compiled_loop
+def _fill_sums(values, _, sums, tops, alpha, __):
+    """Fill `sums` `(4, R)` and `tops` with the sums R, S, P and Q of `alpha` times the logits of every row.
+
+    R, S and P are those of `_forward_logits`, and Q is the sum of e d^2. A separate loop, because that one is faster
+    without a factor and Q.
+    """
+    n_rows, n_classes = values.shape
+    bits, factor = bits_of(values), values.dtype.type(alpha)
+    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
+    for i in range(n_rows):
+        row = values[i]
+        top = _first_largest(row, bits[i])
+        largest = row[top]
+        tops[i], sums[:, i] = top, 0.0
+        for start in range(0, n_classes, BLOCK):
+            x = row[start : start + BLOCK]
+            y, e = shifted[: x.size], exps[: x.size]
+            if abs(largest) == INF:
+                fill_limits(x, y, e)
+            else:
+                _fill_scaled_exps(x, largest, factor, y, e)
+            if start <= top < start + x.size and e[top - start] == ONE:
+                e[top - start] = ZERO
+            found = _sums(e, y)
+            sums[0, i] += found[0]
+            sums[1, i] += found[1]
+            sums[2, i] += found[2]
+            sums[3, i] += _spread(e, y)
+
+
 # Functions of arrays with one number per row, for `_LANES` rows. They have few arguments, because the compiler uses
 # vector instructions only if it can prove that the arrays do not overlap.
 
@@ -176,9 +231,9 @@ def _update_maximum(x, k, largest, tops):
 
 @step
 def _fill_exps_of_rows(x, largest, shifted, exps):
-    """Fill `shifted` with the differences from the maxima of the rows, at least `LOWEST`, and `exps` with their exp."""
+    """Fill `shifted` with the differences from the maxima of the rows, after `clipped`, and `exps` with their exp."""
     for i in range(_LANES):
-        shift = max(x[i] - largest[i], LOWEST)
+        shift = clipped(x[i] - largest[i])
         shifted[i] = shift
         exps[i] = exp(shift)
 
@@ -213,8 +268,9 @@ def _replace_by_limits(x, largest):
 
 
 @step
-def _column():
-    return np.empty(_LANES, np.float32)
+def _column(x):
+    """Return an array for one number per row. Separate arrays do not overlap, unlike rows of a matrix."""
+    return np.empty(_LANES, x.dtype)
 
 
 @step
@@ -227,10 +283,10 @@ def _log_totals(rest, out):
 def _forward_few_logits(values, target, scores, tops):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     n_rows, n_classes = values.shape
-    x = np.zeros((n_classes, _LANES), np.float32)
+    x = np.zeros((n_classes, _LANES), values.dtype)
     places, labels = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
-    largest, shifted, exps, rest = _column(), _column(), _column(), _column()
-    squares, product, log_totals = _column(), _column(), np.empty(_LANES)
+    largest, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x)
+    squares, product, log_totals = _column(x), _column(x), np.empty(_LANES)
     for start in range(0, n_rows, _LANES):
         # 1. Transpose a block of rows, so that a vector instruction processes one class of several rows.
         n = min(_LANES, n_rows - start)
@@ -273,12 +329,21 @@ def _forward_few_logits(values, target, scores, tops):
                 scores[1, start + i] = 1 - 2 * math.exp(shift) * confidence + (1 + square) * (confidence * confidence)
 
 
+@lanes
+def _count_negative(x):
+    """Return the number of negative entries, as a float."""
+    count = ZERO
+    for k in range(x.size):
+        count += ONE if x[k] < ZERO else ZERO
+    return count
+
+
 @compiled_loop
-def _forward_probabilities(values, target, scores, tops, tolerance):
-    """Fill `scores` and `tops` from float32 probabilities; arguments as for `chunked.forward`."""
+def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
+    """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
-    bits = values.view(np.int32)
-    buffer = np.empty(BLOCK, np.float32)
+    bits = bits_of(values)
+    buffer = np.zeros(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h = values[i], target[i]
         # 1. Start the sums of q and q log q with the top entry.
@@ -290,7 +355,10 @@ def _forward_probabilities(values, target, scores, tops, tolerance):
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
-            fill_logs(q, logs)
+            if with_entropy:
+                fill_logs(q, logs)
+            elif _count_negative(q) > 0:
+                entropy = math.nan
             # 2. Sum the entries before and after the top entry. Subtracting its terms from the sums would lose digits.
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
@@ -315,11 +383,80 @@ def _forward_probabilities(values, target, scores, tops, tolerance):
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
 
 
+@step
+def _fill_logs_of_rows(x, out):
+    """Fill `out` with log x, or with 0 where x <= 0."""
+    for i in range(_LANES):
+        value = log(x[i])  # outside of the condition, which would be a branch
+        out[i] = value if x[i] > ZERO else ZERO
+
+
+@compiled_loop
+def _sums_of_row(row):
+    """Return top class, maximum and minimum of a row, and the sums of q and q^2 over the other classes."""
+    top, largest, least = 0, np.float64(row[0]), np.float64(row[0])
+    rest, squares = 0.0, 0.0
+    for k in range(1, row.size):
+        # The smaller one of entry and maximum is not the top entry. NaN is never larger, and is added.
+        q = np.float64(row[k])
+        above = q > largest
+        other = largest if above else q
+        top, largest = (k, q) if above else (top, largest)
+        least = min(least, q)
+        rest += other
+        squares += other * other
+    return top, largest, least, rest, squares
+
+
+@compiled_loop
+def _forward_few_probabilities(values, target, scores, tops, tolerance, with_entropy):
+    """Fill `scores` and `tops` like `_forward_probabilities`, for few classes.
+
+    Logarithms are computed by vector instructions that span 64 rows.
+    """
+    n_rows, n_classes = values.shape
+    x = np.ones((n_classes, _LANES), values.dtype)
+    logs, entropies = _column(x), _column(x)
+    at_label, log_labels = np.ones(_LANES), np.empty(_LANES)
+    for start in range(0, n_rows, _LANES):
+        n = min(_LANES, n_rows - start)
+        # 1. Sum of q log q. The rows are transposed, so that a vector instruction processes one class of several rows.
+        #    With at most 48 classes, float32 sums are accurate enough. NaN makes the sum NaN.
+        if with_entropy:
+            for i in range(n):
+                for k in range(n_classes):
+                    x[k, i] = values[start + i, k]
+            entropies[:] = ZERO
+            for k in range(n_classes):
+                _fill_logs_of_rows(x[k], logs)
+                _add_product(x[k], logs, entropies)
+        # 2. log q_h
+        for i in range(n):
+            h = target[start + i]
+            at_label[i] = values[start + i, h] if 0 <= h < n_classes else math.nan
+        _fill_logs_of_rows(at_label, log_labels)
+        for i in range(n):
+            # 3. Sums of the row, and scores as in `_forward_probabilities`, in float64.
+            top, q_top, least, rest, squares = _sums_of_row(values[start + i])
+            h, q_h = target[start + i], at_label[i]
+            tops[start + i] = top
+            valid = abs(q_top + rest - 1) <= tolerance and q_top <= 1 and least >= 0
+            if tolerance < math.inf and not valid:
+                scores[:, start + i] = math.nan
+                continue
+            scores[2, start + i] = np.float64(entropies[i]) if with_entropy and least >= 0 else math.nan
+            scores[3, start + i] = q_top if squares == squares else math.nan
+            scores[0, start + i] = log_labels[i] if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
+            others = 0.0 if h == top else q_top * q_top - q_h * q_h
+            scores[1, start + i] = (1 - q_h) * (1 - q_h) + squares + others
+
+
 @compiled_loop
 def _backward_logits(values, target, scores, tops, grads, out):
     """Fill `out` with the gradient in logits; see `chunked.backward` for the formula."""
     n_rows, n_classes = values.shape
-    shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    number = values.dtype.type
+    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h, top = values[i], target[i], tops[i]
         grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -334,12 +471,13 @@ def _backward_logits(values, target, scores, tops, grads, out):
         mean_shift = scores[2, i] - math.log(q_top)
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
         b = 2 * grad_square
-        # 2. All classes in float32, with q = q_top exp d: no sum over the row is computed again.
+        # 2. All classes in the dtype of the row, with q = q_top exp d: no sum over the row is computed again.
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             fill_exps(x, row[top], y, e)
-            _logit_gradient(y, e, F(q_top), F(a), F(b), F(grad_entropy), out[i, start : start + BLOCK])
+            coefficients = number(q_top), number(a), number(b), number(grad_entropy)
+            _logit_gradient(y, e, *coefficients, out[i, start : start + BLOCK])
         # 3. Top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
         at_top = q_top * (a + b * q_top) + grad_confidence * q_top
         at_label = grad_log - b * q_h
@@ -355,7 +493,8 @@ def _backward_logits(values, target, scores, tops, grads, out):
 def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
     """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
     n_rows, n_classes = values.shape
-    buffer = np.zeros(BLOCK, np.float32)
+    number = values.dtype.type
+    buffer = np.zeros(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h = values[i], target[i]
         grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
@@ -371,7 +510,8 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
             logs = buffer[: q.size]
             if grad_entropy != 0:
                 fill_logs(q, logs)
-            _probability_gradient(q, logs, F(2 * grad_square), F(grad_entropy), out[i, start : start + BLOCK])
+            part = out[i, start : start + BLOCK]
+            _probability_gradient(q, logs, number(2 * grad_square), number(grad_entropy), part)
         # 2. The terms of the label and of the top class, in float64.
         q_h = np.float64(row[h])
         out[i, h] = 2 * grad_square * (q_h - 1)
@@ -382,9 +522,9 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
 
 # Forward loops in the OpenMP threads of torch
 
-_SMALL = 2**20  # largest number of entries that are converted at once, before the threads start; 4 MB in float32
+_CONVERTED = 2**20  # largest number of entries that are converted at once, 4 MB in float32
 _PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
-_TASK = struct.Struct("2q4qd")  # rows and classes; four addresses; tolerance
+_TASK = struct.Struct("2q4qdq")  # rows and classes; four addresses; tolerance or alpha; whether entropies are needed
 _PROCESS = os.getpid()  # a forked process has no OpenMP threads, and would wait for them forever
 _own_thread = types.ExternalFunction("omp_get_thread_num", types.intc())
 _n_threads = types.ExternalFunction("omp_get_num_threads", types.intc())
@@ -427,62 +567,165 @@ def _pointer(_, address):
 
 
 @step
-def _own_rows(task):
-    """Return the arguments of a forward loop for the rows of the calling thread."""
+def _own_rows(task, dtype):
+    """Return the arguments of a forward loop for the rows of the calling thread, with values of a dtype."""
     numbers = numba.carray(task, 6, np.int64)
     n, n_classes, thread, n_threads = numbers[0], numbers[1], _own_thread(), _n_threads()
     begin, end = n * thread // n_threads, n * (thread + 1) // n_threads
-    values = numba.carray(_pointer(numbers[2]), (n, n_classes), np.float32)[begin:end]
+    values = numba.carray(_pointer(numbers[2]), (n, n_classes), dtype)[begin:end]
     target = numba.carray(_pointer(numbers[3]), n, np.int64)[begin:end]
     scores = numba.carray(_pointer(numbers[4]), (4, n), np.float64)[:, begin:end]
     tops = numba.carray(_pointer(numbers[5]), n, np.int64)[begin:end]
     return values, target, scores, tops
 
 
+@step
+def _own_options(task):
+    """Return the tolerance or alpha, and whether entropies are needed."""
+    return numba.carray(task, 7, np.float64)[6], numba.carray(task, 8, np.int64)[7] != 0
+
+
 def _own_logits(task):
-    values, target, scores, tops = _own_rows(task)
+    values, target, scores, tops = _own_rows(task, np.float32)
+    _forward_logits(values, target, scores, tops)
+
+
+def _own_wide_logits(task):
+    values, target, scores, tops = _own_rows(task, np.float64)
     _forward_logits(values, target, scores, tops)
 
 
 def _own_few_logits(task):
-    values, target, scores, tops = _own_rows(task)
+    values, target, scores, tops = _own_rows(task, np.float32)
+    _forward_few_logits(values, target, scores, tops)
+
+
+def _own_few_wide_logits(task):
+    values, target, scores, tops = _own_rows(task, np.float64)
     _forward_few_logits(values, target, scores, tops)
 
 
 def _own_probabilities(task):
-    values, target, scores, tops = _own_rows(task)
-    _forward_probabilities(values, target, scores, tops, numba.carray(task, 7, np.float64)[6])
+    values, target, scores, tops = _own_rows(task, np.float32)
+    _forward_probabilities(values, target, scores, tops, *_own_options(task))
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the statistics of every row as `chunked.forward` does, for float32 and narrower dtypes."""
+def _own_wide_probabilities(task):
+    values, target, scores, tops = _own_rows(task, np.float64)
+    _forward_probabilities(values, target, scores, tops, *_own_options(task))
+
+
+def _own_few_probabilities(task):
+    values, target, scores, tops = _own_rows(task, np.float32)
+    _forward_few_probabilities(values, target, scores, tops, *_own_options(task))
+
+
+def _own_few_wide_probabilities(task):
+    values, target, scores, tops = _own_rows(task, np.float64)
+    _forward_few_probabilities(values, target, scores, tops, *_own_options(task))
+
+
+def _own_sums(task):
+    values, target, sums, tops = _own_rows(task, np.float32)
+    _fill_sums(values, target, sums, tops, *_own_options(task))
+
+
+def _own_wide_sums(task):
+    values, target, sums, tops = _own_rows(task, np.float64)
+    _fill_sums(values, target, sums, tops, *_own_options(task))
+
+
+# Loops by whether input has logits and few classes: for `by_rows`, and for OpenMP threads in float32 and float64.
+_LOOPS: dict[tuple[bool, bool], tuple[Callable[..., None], ...]] = {
+    (True, False): (_forward_logits, _own_logits, _own_wide_logits),
+    (True, True): (_forward_few_logits, _own_few_logits, _own_few_wide_logits),
+    (False, False): (_forward_probabilities, _own_probabilities, _own_wide_probabilities),
+    (False, True): (_forward_few_probabilities, _own_few_probabilities, _own_few_wide_probabilities),
+}
+
+
+def forward(
+    values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
+) -> tuple[Tensor, Tensor]:
+    """Return the statistics of every row as `chunked.forward` does."""
+    n, n_classes = values.shape
+    entropy = detail == "entropy"
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    # Input of another dtype or layout is converted by the threads of torch, in pieces that fit into the cache.
+    size = max(1, _CONVERTED // n_classes)
+    if values.dtype != dtype or not values.is_contiguous() or not target.is_contiguous():
+        if n > size:
+            pieces = zip(values.split(size), target.split(size), strict=True)
+            found = [forward(x, h, from_logits, tolerance, detail) for x, h in pieces]
+            return torch.cat([x for x, _ in found], -1), torch.cat([x for _, x in found])
+        values, target = values.to(dtype).contiguous(), target.contiguous()
+    options = () if from_logits else (tolerance, entropy)
+    return _in_openmp_threads(_LOOPS[from_logits, n_classes <= _FEW_CLASSES], values, target, options)
+
+
+def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return sums and top classes of rows as `chunked.sums` does."""
+    top = torch.empty(len(logits), dtype=torch.int64)
+    options = 1.0 if alpha is None else float(alpha), False
+    found, top = _in_openmp_threads((_fill_sums, _own_sums, _own_wide_sums), logits.contiguous(), top, options)
+    return found.unsqueeze(1), top.unsqueeze(0)
+
+
+def _in_openmp_threads(
+    loops: tuple[Callable[..., None], ...], values: Tensor, target: Tensor, options: tuple[float, bool] | tuple[()]
+) -> tuple[Tensor, Tensor]:
+    """Return the four numbers and the top class of every row, from contiguous tensors of float32 or float64."""
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
-    few = n_classes <= _FEW_CLASSES
-    # 1. Small input is converted at once. Larger input is converted in pieces by the threads of `by_rows`.
-    ready = values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous()
-    if not ready and n * n_classes <= _SMALL:
-        values, target, ready = values.to(torch.float32).contiguous(), target.contiguous(), True
-    # 2. OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
-    parallel = _parallel() if ready and os.getpid() == _PROCESS else None
+    loop, narrow, wide = loops
+    # OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
+    parallel = _parallel() if os.getpid() == _PROCESS else None
     if parallel is not None:
         addresses = values.data_ptr(), target.data_ptr(), scores.data_ptr(), top.data_ptr()
-        task = _TASK.pack(n, n_classes, *addresses, tolerance)
-        function = _own_probabilities if not from_logits else _own_few_logits if few else _own_logits
+        task = _TASK.pack(n, n_classes, *addresses, *(options or (0, False)))
+        function = wide if values.dtype == torch.float64 else narrow
         n_threads = max(1, min(torch.get_num_threads(), n * n_classes // _PER_THREAD))
         parallel(_address(function), task, n_threads, 0)
         return scores, top
-    columns = target.numpy(), scores.numpy(), top.numpy()
-    if from_logits:
-        by_rows(_forward_few_logits if few else _forward_logits, values, columns)
-    else:
-        by_rows(_forward_probabilities, values, columns, (tolerance,))
+    by_rows(loop, values, (target.numpy(), scores.numpy(), top.numpy()), options)
     return scores, top
+
+
+@compiled_loop
+def _outcomes_and_totals(scores, tops, target):
+    """Return whether the top class of each row is its label, and the sums of the four scores and of these outcomes."""
+    outcomes, totals = np.empty(tops.size, np.uint8), np.zeros(5)
+    for i in range(tops.size):
+        outcomes[i] = tops[i] == target[i]
+        for k in range(4):
+            totals[k] += scores[k, i]
+        totals[4] += outcomes[i]
+    return outcomes, totals
+
+
+def summary(
+    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
+) -> tuple[Any, Any, list[float]] | None:
+    """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
+    n, n_classes = values.shape
+    if values.size < 2 * _PER_THREAD:  # one thread
+        rows, tops = np.empty((4, n)), np.empty(n, np.int64)
+        options = () if from_logits else (tolerance, detail == "entropy")
+        loop = _LOOPS[from_logits, n_classes <= _FEW_CLASSES][0]
+        loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
+    else:
+        given = torch.from_numpy(values), torch.from_numpy(target)
+        scores, top = forward(*given, from_logits, tolerance, detail)
+        rows, tops = scores.numpy(), top.numpy()
+    outcomes, totals = _outcomes_and_totals(rows, tops, np.ascontiguousarray(target))
+    if math.isnan(totals[1] + totals[3]):  # the squared error is NaN for an invalid label, both for an invalid row
+        return None
+    return rows[3], outcomes, totals.tolist()
 
 
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `chunked.backward` does, for float32 and narrower dtypes."""
+    """Fill `out` as `chunked.backward` does."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -1,4 +1,4 @@
-"""Statistics of rows by Triton kernels. Their speed on a GPU has not been measured.
+"""Statistics of rows by Triton kernels, and their gradient.
 
 A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its computation
 depends on the number of classes, dtype and strides, but not on the number of rows. Results of a row are therefore
@@ -20,9 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.softmax_stats.chunked import backward
-
-__all__ = ["backward", "forward"]  # the gradient uses plain torch
+from torchcalib.ops.softmax_stats.formula import Detail
 
 _FEW_CLASSES = 64  # largest number of classes for which one kernel computes sums and scores
 _TILE = 2048  # entries per program for rows of at most `_FEW_CLASSES` classes
@@ -33,7 +31,13 @@ _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter lacks inline assembly
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
+def forward(
+    values: Tensor,
+    target: Tensor,
+    from_logits: bool,
+    tolerance: float,
+    detail: Detail = "entropy",  # noqa: ARG001 - arithmetic takes no time while the GPU waits for memory
+) -> tuple[Tensor, Tensor]:
     """Compute `chunked.forward` without synchronising the device."""
     n_rows, n_classes = values.shape
     scores = torch.empty(4, n_rows, dtype=torch.float64, device=values.device)
@@ -62,6 +66,35 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float)
     return scores, top
 
 
+def backward(
+    values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
+) -> None:
+    """Fill `out` as `chunked.backward` does, without synchronising the device."""
+    n_rows, n_classes = values.shape
+    rows, block, warps = _launch_shape(n_classes)
+    columns = target.contiguous(), scores.contiguous(), top.contiguous(), grads.contiguous()
+    with torch.cuda.device_of(values):
+        _fill_gradient[(triton.cdiv(n_rows, rows), triton.cdiv(n_classes, block))](
+            values, *in_units(values), *columns, out, n_rows, from_logits, rows, block, num_warps=warps
+        )
+
+
+def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute `chunked.sums` without synchronising the device, for parts of long rows."""
+    n_rows, n_classes = logits.shape
+    rows, block, warps = _launch_shape(n_classes)
+    parts = triton.cdiv(n_classes, block)
+    numbers = torch.empty(4, parts, n_rows, dtype=torch.float64, device=logits.device)
+    places = torch.empty(parts, n_rows, dtype=torch.int64, device=logits.device)
+    factor = torch.ones((), dtype=torch.float64, device=logits.device) if alpha is None else alpha
+    if n_rows:
+        with torch.cuda.device_of(logits):
+            _fill_sums[(triton.cdiv(n_rows, rows), parts)](
+                logits, *in_units(logits), factor, numbers, places, n_rows, rows, block, num_warps=warps
+            )
+    return numbers, places
+
+
 def in_units(values: Tensor) -> tuple[int, int, int, int]:
     """Return row stride in units, column stride, number of units per row, and entries per unit."""
     n_classes, (row_stride, column_stride) = values.shape[1], values.stride()
@@ -86,20 +119,22 @@ def _log1p(x):
 
 
 @triton.jit
-def _exp(x):
+def exp(x):  # noqa: ANN201
     """Return exp x; float32 results below the smallest normal number are 0, which is faster than `tl.exp`."""
     if x.dtype == tl.float64 or _INTERPRETED:
-        return tl.exp(x)
-    scaled = x * 1.4426950408889634
-    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [scaled], tl.float32, True, 1)
+        result = tl.exp(x)
+    else:
+        scaled = x * 1.4426950408889634
+        result = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [scaled], tl.float32, True, 1)
+    return result
 
 
 @triton.jit
-def _sums(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
-    """Return the largest entry of a block of each row, its first index, and three sums over the other entries.
+def _sums(values, row_at, column_stride, present, begin, n_classes, alpha, logits: tl.constexpr, block: tl.constexpr):
+    """Return the largest entry of a block of each row, its first index, and four sums over the other entries.
 
-    For logits x these are the sums of e, e^2 and e d with d = x - max x and e = exp d. For probabilities q they are the
-    sums of q, q^2 and q log q. NaN in a row makes its sums NaN. All results have the shape `[rows]`.
+    For logits x these are the sums of e, e^2, e d and e d^2 with d = alpha (x - max x) and e = exp d. For probabilities
+    q they are the sums of q, q^2 and q log q, and 0. NaN in a row makes its sums NaN. Results have the shape `[rows]`.
     """
     # 1. Load a tile of rows x classes. Missing entries are -inf, which has no effect on the maximum and on exp.
     columns = begin + tl.arange(0, block)
@@ -116,21 +151,23 @@ def _sums(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     # 3. Sums over the other entries: R, S and P of `numba._forward_logits`, relative to the maximum of this block.
     if logits:
         # Subtract 0 if all entries are -inf, so that every e is 0 and not NaN.
-        d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
-        e = tl.where(others, _exp(d), 0.0)
+        d = alpha * (x - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
+        e = tl.where(others, exp(d), 0.0)
         rest, squares = tl.sum(e, 1), tl.sum(e * e, 1)
-        product = tl.sum(e * tl.where(d < _LOWEST, _LOWEST, d), 1)
+        d = tl.where(d < _LOWEST, _LOWEST, d)
+        product, spread = tl.sum(e * d, 1), tl.sum(e * d * d, 1)
         infinite = largest == float("inf")
         if tl.max(infinite.to(tl.int32), 0) > 0:  # limit of softmax: entries of +inf have e = 1, others e = 0
             ties = tl.sum(tl.where(x == float("inf"), 1.0, tl.where(x == x, 0.0, float("nan"))), 1).to(x.dtype)
             rest, squares = tl.where(infinite, ties - 1, rest), tl.where(infinite, ties - 1, squares)
-            product = tl.where(infinite, 0 * ties, product)
+            product, spread = tl.where(infinite, 0 * ties, product), tl.where(infinite, 0 * ties, spread)
     else:
         q = tl.where(others & inside, x, 0.0)
         rest, squares = tl.sum(q, 1), tl.sum(q * q, 1)
         product = tl.sum(q * tl.log(tl.where(q == 0, 1.0, q)), 1)
         product = tl.where(squares == squares, product, float("nan"))
-    return largest, tl.minimum(place, n_classes - 1).to(tl.int64), rest, squares, product
+        spread = 0 * rest
+    return largest, tl.minimum(place, n_classes - 1).to(tl.int64), rest, squares, product, spread
 
 
 @triton.jit
@@ -184,7 +221,9 @@ def _read_rows(
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
-    largest, place, rest, squares, product = _sums(values, row_at, column_stride, present, 0, n_classes, logits, block)
+    largest, place, rest, squares, product, _ = _sums(
+        values, row_at, column_stride, present, 0, n_classes, 1.0, logits, block
+    )
     _store_scores(
         values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
         largest.to(tl.float64), place, rest.to(tl.float64), squares.to(tl.float64), product.to(tl.float64), logits,
@@ -200,8 +239,8 @@ def _read_parts(
     part = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
-    largest, place, rest, squares, product = _sums(
-        values, row * row_units * unit, column_stride, present, part * block, units * unit, logits, block
+    largest, place, rest, squares, product, _ = _sums(
+        values, row * row_units * unit, column_stride, present, part * block, units * unit, 1.0, logits, block
     )
     n_parts = tl.num_programs(1)
     to = row * n_parts + part
@@ -210,6 +249,29 @@ def _read_parts(
     tl.store(partial + column + to, rest, mask=present)
     tl.store(partial + 2 * column + to, squares, mask=present)
     tl.store(partial + 3 * column + to, product, mask=present)
+    tl.store(places + to, place, mask=present)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _fill_sums(
+    values, row_units, column_stride, units, unit: tl.constexpr, alpha, numbers, places, n_rows,
+    rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Store the four sums and the top class for one part of each row. Grid: groups of rows, parts."""
+    part = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    factor = tl.load(alpha)
+    factor = factor if values.dtype.element_ty == tl.float64 else factor.to(tl.float32)
+    _, place, rest, squares, product, spread = _sums(
+        values, row * row_units * unit, column_stride, present, part * block, units * unit, factor, True, block
+    )
+    to = part.to(tl.int64) * n_rows + row
+    column = (tl.full([], 0, tl.int64) + n_rows) * tl.num_programs(1)
+    tl.store(numbers + to, rest.to(tl.float64), mask=present)
+    tl.store(numbers + column + to, squares.to(tl.float64), mask=present)
+    tl.store(numbers + 2 * column + to, product.to(tl.float64), mask=present)
+    tl.store(numbers + 3 * column + to, spread.to(tl.float64), mask=present)
     tl.store(places + to, place, mask=present)
 
 
@@ -256,3 +318,66 @@ def _merge_parts(
         values, row * row_units * unit, column_stride, target, scores, score_stride, tops, row, present, tolerance,
         n_classes, largest, place, rest, squares, product, logits,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _fill_gradient(
+    values, row_units, column_stride, units, unit: tl.constexpr, target, scores, tops, grads, out, n_rows,
+    logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Store a part of the gradient of rows, by the formula of `chunked.backward`. Grid: groups of rows, parts."""
+    # 1. Scores of the rows, the gradients in them, and the entries of label and top class.
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n_rows
+    n_classes, row_at = units * unit, row * row_units * unit
+    of_log = tl.load(grads + row, mask=present, other=0)
+    of_square = tl.load(grads + n_rows.to(tl.int64) + row, mask=present, other=0)
+    of_entropy = tl.load(grads + 2 * n_rows.to(tl.int64) + row, mask=present, other=0)
+    of_confidence = tl.load(grads + 3 * n_rows.to(tl.int64) + row, mask=present, other=0)
+    flat = (of_log == 0) & (of_square == 0) & (of_entropy == 0) & (of_confidence == 0)
+    label = tl.load(target + row, mask=present, other=0)
+    known = (label >= 0) & (label < n_classes)
+    place = tl.load(tops + row, mask=present, other=0)
+    at_label = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
+    at_top = tl.load(values + row_at + place * column_stride, mask=present, other=0).to(tl.float64)
+    hit = label == place
+    # 2. A tile of rows x classes.
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    inside = present[:, None] & (columns < n_classes)[None, :]
+    x = tl.load(values + row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride, mask=inside, other=0)
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    # 3. Gradient of all classes in the dtype of the tile; for the label and the top class in float64.
+    b, c = (2 * of_square).to(x.dtype)[:, None], of_entropy.to(x.dtype)[:, None]
+    if logits:
+        q_h = tl.exp(tl.load(scores + row, mask=present, other=0))
+        error = tl.load(scores + n_rows.to(tl.int64) + row, mask=present, other=0)
+        entropy = tl.load(scores + 2 * n_rows.to(tl.int64) + row, mask=present, other=0)
+        q_top = tl.load(scores + 3 * n_rows.to(tl.int64) + row, mask=present, other=1)
+        mean_shift = entropy - tl.log(q_top)
+        a = -of_log - of_confidence * q_top - 2 * of_square * (error - 1 + q_h) - of_entropy * mean_shift
+        for_top = q_top * (a + 2 * of_square * q_top + of_confidence)
+        shift = tl.where(q_h == 0, 0.0, at_label - at_top)
+        for_label = tl.where(hit, for_top, q_h * (a + 2 * of_square * q_h + of_entropy * shift))
+        for_label += of_log - 2 * of_square * q_h
+        d = x - at_top.to(x.dtype)[:, None]
+        d = tl.where(d < _LOWEST, _LOWEST, d)
+        q = exp(d) * q_top.to(x.dtype)[:, None]
+        result = q * (a.to(x.dtype)[:, None] + b * q + c * d)
+        result = tl.where(columns[None, :] == place[:, None], for_top.to(x.dtype)[:, None], result)
+        flat = flat | (at_top == float("inf"))
+    else:
+        log_label = tl.log(tl.where(at_label == 0, 1.0, at_label))
+        of_label = of_log / tl.where(at_label == 0, 1.0, at_label) + of_entropy * (log_label + 1)
+        for_label = tl.where(at_label == 0, 0.0, of_label) + 2 * of_square * (at_label - 1)
+        for_label = tl.where(hit, for_label + of_confidence, for_label)
+        slope = tl.where(x == 0, 0.0, tl.log(tl.where(x == 0, 1.0, x)) + 1)
+        result = b * x + c * slope
+        at_place = result + of_confidence.to(x.dtype)[:, None]
+        result = tl.where(columns[None, :] == place[:, None], at_place, result)
+    result = tl.where(columns[None, :] == label[:, None], for_label.to(x.dtype)[:, None], result)
+    # 4. Rows with an unknown label have gradient NaN. Rows with +inf, or without incoming gradients, have gradient 0.
+    result = tl.where(known[:, None], result, float("nan"))
+    result = tl.where(flat[:, None], 0.0, result)
+    at = row.to(tl.int64)[:, None] * n_classes + columns[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)

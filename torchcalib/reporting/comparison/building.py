@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, Self
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -29,11 +30,13 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.io.errors import first_of, limited, shown
+from torchcalib.io.saved import saved_value
+from torchcalib.reporting.building import check_distinct
 from torchcalib.reporting.catalogue import check_size, names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.options import ReportOptions, num_classes_of
+from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions, num_classes_of
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
 
@@ -157,7 +160,12 @@ def compare(
     for name in names:
         with _naming_system(name):
             prepared[name] = prepare(
-                systems[name], target, task, class_names=class_names, positive_classes=positive_classes
+                systems[name],
+                target,
+                task,
+                class_names=class_names,
+                positive_classes=positive_classes,
+                from_logits=from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits,
             )
     first = prepared[names[0]]
     builder = ComparisonBuilder(
@@ -183,6 +191,9 @@ def compare(
 
 class ComparisonBuilder:
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
+
+    FORMAT = "torchcalib comparison state", 1
+    """Name and version of the format of `state_bytes`. Increase the version when the content of a state changes."""
 
     def __init__(
         self,
@@ -216,30 +227,42 @@ class ComparisonBuilder:
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
         self._has_clusters: bool | None = None  # None before the first batch
+        self._parts: dict[str, str] = {}  # as in `ReportBuilder`
 
     @torch.no_grad()
     def update(
         self,
         preds: Mapping[str, Tensor],
-        target: Tensor,
+        target: Tensor | Mapping[str, Tensor],
         *,
         weights: Tensor | None = None,
         clusters: Any = None,
     ) -> None:
-        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged."""
+        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
+
+        With the task `"confidence"`, `target` may contain whether each answer is correct by system name, because
+        systems can give different answers to a question. The other tasks have shared targets.
+        """
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
-        self._check(preds, target, weights)
+        targets = target if isinstance(target, Mapping) else dict.fromkeys(self._names, target)
+        if targets is target and (not self._are_confidences or set(targets) != set(self._names)):
+            raise ValueError(
+                "`target` must be shared by all systems, or contain the name of each for the task 'confidence', got "
+                f"{first_of(targets) or 'none'}. Pass one tensor."
+            )
+        self._check(preds, targets, weights)
         n_dropped = 0
         if self._options.input_format.nan_policy == "drop":
-            weights, n_dropped = self._without_missing_rows(preds, target, weights)
+            weights, n_dropped = self._without_missing_rows(preds, targets, weights)
         read: dict[str, Predictions] = {}
         evidence = {name: replace(each) for name, each in self._evidence.items()}
         for name in self._names:
             with _naming_system(name):
                 read[name] = self._formats[name].read(
-                    preds[name], target, weights, batch_shape=(), evidence=evidence[name]
+                    preds[name], targets[name], weights, batch_shape=(), evidence=evidence[name]
                 )
         first, input_format = preds[self._names[0]], self._formats[self._names[0]]
+        target = targets[self._names[0]]
         samples = input_format.samples_of(first, target)
         n_rows = samples[0] if samples else 1
         if clusters is None:
@@ -250,8 +273,8 @@ class ComparisonBuilder:
             num_classes = num_classes_of(input_format, first, target)
             check_name_count(self._options.class_names, num_classes or 2)
             check_size(input_format.read_as, num_classes or 2, self._options.n_bins)
-            bins = self._options.bins
-            self._systems = {name: System(p, **bins, are_confidences=self._are_confidences) for name, p in read.items()}
+            how = {**self._options.bins, "are_confidences": self._are_confidences}
+            self._systems = {name: System.like(p, **how) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
         counts = are_counts(weights)
@@ -261,6 +284,122 @@ class ComparisonBuilder:
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= counts
         self._has_clusters = clusters is not None
+        self._parts = self._parts or {uuid4().hex: ""}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All arguments of the builder, as a dict of plain Python values."""
+        shared = {name: value for name, value in self._options.to_dict().items() if name not in ONLY_REPORTS}
+        declared = {name: each.from_logits for name, each in self._formats.items()}
+        draws = {"n_replicates": self._n_replicates, "seed": self._seed}
+        return {"names": list(self._names), **shared, "from_logits": declared, **draws}
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Identifiers and digests of all merged builders; see `ReportBuilder.parts`."""
+        return dict(self._parts)
+
+    def as_part(self, identifier: str, digest: str) -> None:
+        """Name a builder after the partition that it contains; see `ReportBuilder.as_part`."""
+        self._parts = {identifier: digest}
+
+    @torch.no_grad()
+    def merge(self, other: "ComparisonBuilder") -> None:
+        """Append the predictions of another builder, with the same arguments and with clusters; it is unchanged.
+
+        Clusters determine the replicates, whatever the order of the rows. Without clusters row numbers determine them,
+        which are unknown in a part of the data.
+
+        Raises:
+            ValueError: if the arguments differ, if there are no clusters, or if `other` was merged before. The builder
+                is then unchanged.
+        """
+        mine, theirs = self.settings, other.settings
+        if self._systems and other._systems:
+            mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
+        if differing := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
+            raise ValueError(
+                f"`other` must have the same {differing[0]}, got {shown(theirs[differing[0]])} instead of "
+                f"{shown(mine[differing[0]])}. Create all parts with the same arguments."
+            )
+        if not other._systems:
+            return
+        if False in (self._has_clusters, other._has_clusters):
+            raise ValueError(
+                "`other` must have clusters, got none in one of two builders. Pass `clusters` to `update` of both, for "
+                "example the numbers of the rows."
+            )
+        check_distinct(self._parts, other._parts)
+        if not self._systems:
+            self._formats = other._formats
+            self._systems = {name: self._empty_system(system.from_logits) for name, system in other._systems.items()}
+        for name, system in self._systems.items():
+            system.add_parts(other._systems[name].parts())
+        self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
+        self._are_counts &= other._are_counts
+        self._has_clusters, self._parts = True, self._parts | other._parts
+
+    def state_bytes(self) -> bytes:
+        """Return the state as bytes, which `from_bytes` restores.
+
+        Their size is at most 64 MB for each sum of a system, and 20 MB for its ranked samples.
+        """
+        from torchcalib.reporting.saving import state_bytes
+
+        return state_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "ComparisonBuilder":
+        """Restore a builder from `state_bytes`; see `ReportBuilder.from_bytes`."""
+        from torchcalib.reporting.saving import builder_from
+
+        return builder_from(content, "content", cls)
+
+    def state(self) -> dict[str, Any]:
+        """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
+        return {
+            "settings": self.settings,
+            "num_classes": self._num_classes,
+            "n_rows": self._n_rows,
+            "n_dropped": self._n_dropped,
+            "are_counts": self._are_counts,
+            "has_clusters": bool(self._has_clusters),
+            "parts": dict(sorted(self._parts.items())),
+            "systems": {name: system.parts() for name, system in self._systems.items()},
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
+        builder = cls(**saved_value(state, "settings", dict))
+        builder._parts = {str(part): str(digest) for part, digest in saved_value(state, "parts", dict).items()}
+        saved = saved_value(state, "systems", dict)
+        if not saved:
+            return builder
+        if builder._options.input_format.task != "binary":
+            num_classes = saved_value(state, "num_classes", int)
+            builder._formats = {name: replace(each, num_classes=num_classes) for name, each in builder._formats.items()}
+        check_size(builder._options.task, builder._num_classes or 2, builder._options.n_bins)
+        if saved.keys() != set(builder._names):
+            raise ValueError(f"`systems` must have the keys {first_of(builder._names)}, got {first_of(saved)}.")
+        for name in builder._names:
+            parts = saved_value(saved, name, dict)
+            builder._systems[name] = builder._empty_system(saved_value(parts, "from_logits", bool))
+            builder._systems[name].add_parts(parts)
+        builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
+        builder._are_counts = saved_value(state, "are_counts", bool)
+        builder._has_clusters = saved_value(state, "has_clusters", bool)
+        return builder
+
+    @property
+    def _num_classes(self) -> int | None:
+        return self._formats[self._names[0]].num_classes
+
+    def _empty_system(self, from_logits: bool) -> System:
+        task = self._options.task
+        num_classes = 2 if task == "binary" else self._num_classes or 2
+        how = {**self._options.bins, "are_confidences": self._are_confidences}
+        return System(task, num_classes, from_logits, torch.device("cpu"), **how)
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
@@ -320,7 +459,7 @@ class ComparisonBuilder:
         )
         return comparison_of_confidences(comparison) if self._are_confidences else comparison
 
-    def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
+    def _check(self, preds: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None) -> None:
         if set(preds) != set(self._names):
             raise ValueError(
                 f"`preds` must contain predictions of {first_of(self._names)}, got "
@@ -330,7 +469,7 @@ class ComparisonBuilder:
             check_has_values("preds", each)
         for name in self._names:
             with _naming_system(name):
-                self._formats[name].resolved(preds[name], target).check(preds[name], target, weights)
+                self._formats[name].resolved(preds[name], targets[name]).check(preds[name], targets[name], weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
                 f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
@@ -338,13 +477,13 @@ class ComparisonBuilder:
             )
 
     def _without_missing_rows(
-        self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
+        self, preds: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None
     ) -> tuple[Tensor, int]:
         """Return weights that are 0 for rows with a missing prediction or target, and the number of dropped rows."""
 
         def missing_of(name: str) -> Tensor:
-            input_format = self._formats[name].resolved(preds[name], target)
-            rows = input_format.missing_in(preds[name], target)
+            input_format = self._formats[name].resolved(preds[name], targets[name])
+            rows = input_format.missing_in(preds[name], targets[name])
             return rows.any(input_format.axis) if input_format.task == "multilabel" else rows
 
         missing = reduce(torch.logical_or, map(missing_of, self._names))

@@ -10,22 +10,25 @@ same replicates, and common errors cancel in their differences.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.arguments import Task
 from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sample_or_sketch import are_labels
+from torchcalib.core.sample_or_sketch import are_labels, check_values
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, OrderedSample
+from torchcalib.io.errors import first_of, shown
+from torchcalib.io.saved import saved_value
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
@@ -101,7 +104,8 @@ class GroupedSums:
     place, because there can be many more groups than rows in a batch.
     """
 
-    def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, accumulator: Any, task: Task, num_classes: int, device: torch.device) -> None:
+        shape: tuple[int, ...] = accumulator.shape(task, num_classes)
         size = math.prod(shape)
         n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // size))
         n_groups = n_groups if n_groups * size <= _MAX_SIZE else 1
@@ -110,7 +114,12 @@ class GroupedSums:
         self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
         # (G, ..., F, K); with a single group there are no replicates
         self.sums = self._sums.movedim(-2, 0)
-        self._bins: BinStats | None = None  # bins of all rows, with their noise
+        # Bins of all rows, with their noise
+        self._with_noise = replace(accumulator, with_noise=True) if isinstance(accumulator, EqualWidthBins) else None
+        self._bins: BinStats | None = None
+        if self._with_noise is not None:
+            sums = self._sums.new_zeros(self._with_noise.shape(task, num_classes))
+            self._bins = replace(self._with_noise.wrap(sums), noise_flag=sums.new_zeros(sums.shape[:-2]))
 
     def add(self, p: Predictions, words: Tensor) -> None:
         """Add a batch with the random integer of each row from `words_of`. A row can contain several samples."""
@@ -118,9 +127,27 @@ class GroupedSums:
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
         self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
-        if isinstance(self._accumulator, EqualWidthBins):
-            bins = replace(self._accumulator, with_noise=True).from_predictions(p)
-            self._bins = bins if self._bins is None else self._bins + bins
+        if self._bins is not None and self._with_noise is not None:
+            self._bins = self._bins + self._with_noise.from_predictions(p)
+
+    def parts(self) -> list[Tensor]:
+        """Return the sums to save: those of all groups and, for bins, those of all rows with their noise flags."""
+        bins = self._bins
+        return [self._sums, *([] if bins is None or bins.noise_flag is None else [bins.sums, bins.noise_flag])]
+
+    def add_parts(self, parts: Sequence[Tensor]) -> None:
+        """Add the sums of other groups, in the same order as `parts`."""
+        self._sums += parts[0].to(self._sums)
+        if self._bins is not None:
+            bins, noise_flag = (part.to(self._sums) for part in parts[1:])
+            self._bins = self._bins + replace(self._bins, sums=bins, noise_flag=noise_flag)
+
+    def check(self, parts: Any) -> None:
+        """Raise ValueError unless saved `parts` have the dtypes and shapes of these."""
+        mine = [(part.dtype, part.shape) for part in self.parts()]
+        theirs = [(part.dtype, part.shape) for part in parts if isinstance(part, Tensor)]
+        if not isinstance(parts, list) or len(theirs) != len(parts) or theirs != mine:
+            raise ValueError(f"`sums` must have dtypes and shapes {mine}, got {theirs}. The file is corrupt.")
 
     @property
     def clusters(self) -> ClusteredSums[Any]:
@@ -166,15 +193,34 @@ class GroupedSums:
 class GroupedRanks:
     """Ranked samples, with the random group of each row."""
 
-    def __init__(self, accumulator: ExactSample, like: Predictions, num_classes: int) -> None:
-        lead = accumulator.leading_shape(like.task, num_classes)
-        self._kind = GroupedSampleState(accumulator, lead, like.from_logits, (), MAX_GROUPS)
+    def __init__(self, accumulator: ExactSample, task: Task, num_classes: int, from_logits: bool) -> None:
+        lead = accumulator.leading_shape(task, num_classes)
+        self._kind = GroupedSampleState(accumulator, lead, from_logits, (), MAX_GROUPS)
         self._state = self._kind.empty()
 
     def add(self, p: Predictions) -> None:
         """Add a batch whose rows have groups."""
-        more = self._kind.detach(self._kind.from_predictions(p))
+        self.add_state(self._kind.detach(self._kind.from_predictions(p)))
+
+    def add_state(self, more: Any) -> None:
+        """Add the samples of another state."""
         self._state = self._kind.add(self._state, more) if self._state.scores else more
+
+    def parts(self) -> list[Any]:
+        """Return the parts of the samples to save."""
+        return list(self._kind.parts(self._state))
+
+    def checked(self, parts: Any) -> Any:
+        """Return a state from saved parts; raise ValueError if they are not valid."""
+        is_complete = isinstance(parts, list) and len(parts) == len(self._kind.names)
+        state = self._kind.check(parts, self._kind.empty()) if is_complete else None
+        if state is None:
+            raise ValueError(
+                f"`ranks` must contain the {', '.join(self._kind.names)} of samples, got {shown(parts)}. The file is "
+                "corrupt: save the comparison again."
+            )
+        check_values(self._kind.statistic(state).whole)
+        return state
 
     @property
     def size(self) -> int:
@@ -214,21 +260,57 @@ class GroupedRanks:
 class System:
     """Accumulated sums and ranked samples of one system, for each random group of rows, by name of the statistic.
 
-    `like` is a batch that defines the task, the number of classes and the device. `ranks` is empty for too many samples
-    and for fractional weights.
+    `num_classes` is 2 for a binary task. `ranks` is empty for too many samples and for fractional weights.
     """
 
-    def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
-        num_classes = like.samples[0] if like.task == "multilabel" else like.num_classes
-        self.catalogue = catalogue_of(like.task, n_bins, right, are_confidences=are_confidences, with_noise=False)
+    def __init__(
+        self,
+        task: Task,
+        num_classes: int,
+        from_logits: bool,
+        device: torch.device,
+        *,
+        n_bins: int,
+        right: bool,
+        are_confidences: bool,
+    ) -> None:
+        self.from_logits = from_logits
+        self.catalogue = catalogue_of(task, n_bins, right, are_confidences=are_confidences, with_noise=False)
         self.sums: dict[str, GroupedSums] = {}
         self.ranks: dict[str, GroupedRanks] = {}
         for name, accumulator in self.catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
-                self.ranks[name] = GroupedRanks(accumulator, like, num_classes)
+                self.ranks[name] = GroupedRanks(accumulator, task, num_classes, from_logits)
             else:
-                shape = accumulator.shape(like.task, num_classes)
-                self.sums[name] = GroupedSums(accumulator, shape, like.input_preds.device)
+                self.sums[name] = GroupedSums(accumulator, task, num_classes, device)
+
+    @classmethod
+    def like(cls, p: Predictions, **options: Any) -> Self:
+        """Return an empty system with the task, number of classes and device of a batch."""
+        num_classes = p.samples[0] if p.task == "multilabel" else p.num_classes
+        return cls(p.task, num_classes, p.from_logits, p.input_preds.device, **options)
+
+    def parts(self) -> dict[str, Any]:
+        """Return the sums and ranked samples to save, by name of the statistic, and `from_logits`."""
+        kinds: tuple[Mapping[str, Any], ...] = (self.sums, self.ranks)
+        sums, ranks = ({name: each.parts() for name, each in kind.items()} for kind in kinds)
+        return {"from_logits": self.from_logits, "sums": sums, "ranks": ranks}
+
+    def add_parts(self, parts: Mapping[str, Any]) -> None:
+        """Add the sums and ranked samples of another system, from its `parts`, after a check of all of them."""
+        sums, ranks = saved_value(parts, "sums", dict), saved_value(parts, "ranks", dict)
+        if sums.keys() != self.sums.keys() or (ranks and self.ranks and ranks.keys() != self.ranks.keys()):
+            raise ValueError(f"`sums` must have the keys {first_of(self.sums)}, got {first_of(sums)}.")
+        for name, each in self.sums.items():
+            each.check(sums[name])
+        self.ranks = self.ranks if ranks else {}
+        states = {name: each.checked(ranks[name]) for name, each in self.ranks.items()}
+        for name, each in self.sums.items():
+            each.add_parts(sums[name])
+        for name, state in states.items():
+            self.ranks[name].add_state(state)
+        if self.size > MAX_KEPT:
+            self.ranks = {}
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
         """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""

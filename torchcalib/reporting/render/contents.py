@@ -69,6 +69,13 @@ GROUP_WORDS = (
 """Explanation of the groups of a report."""
 
 
+DEFINITION_WORDS = (
+    "Bins: pava are isotonic blocks (pool-adjacent-violators algorithm), pava bc those of bounded size. Ties: pool if "
+    "samples with equal confidence have no order. Norm: over bins, for KS over samples; mean is a signed mean."
+)
+"""Explanation of the table of definitions."""
+
+
 def explanations(report: Report) -> list[str]:
     """Return explanations of the columns and groups in `line_table(report)`."""
     has_evidence = any(line.p_value is not None for line in report.lines)
@@ -104,12 +111,19 @@ def title_words(source: Mapping[str, Any]) -> str:
     return ""
 
 
+def without_folders(value: Any) -> Any:
+    """Return a value of a source with the names of files instead of absolute paths, which only one machine has."""
+    if isinstance(value, list | tuple):
+        return [without_folders(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
 def facts(results: Results[Any], source: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the source, the input and the settings as pairs of a name and a formatted value."""
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
     kind, kinds = ("label", "labels") if is_multilabel else ("class", "classes")
-    pairs = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
+    pairs = [(str(key).replace("_", " "), formatted(without_folders(value))) for key, value in source.items()]
     pairs.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
     if is_multilabel and isinstance(results, Report):
         pairs.append(("rows", count(results.n_rows)))
@@ -169,7 +183,8 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         numbers.append(KeyNumber("Accuracy", percent(accuracy.value), frequent))
     if nll is not None:
         share = nll.value / nll.naive if nll.naive > 0 else math.nan
-        relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the class frequencies"
+        kind = "label" if report.task == "multilabel" else "class"
+        relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the {kind} frequencies"
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     mean = ["mean over labels"] if report.task == "multilabel" else []
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))

@@ -5,10 +5,9 @@ A page is self-contained: it includes its style sheet, and each diagram in a lig
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import astuple, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,17 +21,17 @@ except ImportError as error:
         "Install them: pip install 'torchcalib[report]'."
     ) from error
 
-from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.display.tables import to_html
 from torchcalib.display.words import count, listed, significant
 from torchcalib.io.errors import short_name
-from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
+from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 from torchcalib.plots.comparison import difference_plot
 from torchcalib.plots.curves import training_curve
 from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.reporting.render.contents import (
+    DEFINITION_WORDS,
     DIFFERENCE_WORDS,
     GROUP_WORDS,
     class_words,
@@ -42,12 +41,13 @@ from torchcalib.reporting.render.contents import (
     formatted,
     key_numbers,
     title_words,
+    without_folders,
 )
+from torchcalib.results.audit import Audit, AuditedConfidence
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
+from torchcalib.results.definitions import definition_table
 from torchcalib.results.report import RCL_SOURCE, Report, class_table
-
-T = TypeVar("T")
 
 _MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
@@ -64,6 +64,9 @@ _EVENTS = {
 }
 """Definition of confidence and outcome for each mode."""
 
+_WHOLE = {"left": 0, "right": 1, "bottom": 0, "top": 1}
+"""Place of axes that fill a figure."""
+
 _COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
 """CSS class of the verdict, by degree, or by kind without a degree."""
 
@@ -71,7 +74,7 @@ _COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "bad
 def render(results: Report | Comparison) -> str:
     """Return results as a self-contained HTML page. Equal results have identical pages."""
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
-        return _report_page(results) if isinstance(results, Report) else _comparison_page(results)
+        return _page(results, {name: to_svg(ax) for name, ax in _pictures(results).items()})
 
 
 def files_of(results: Report | Comparison) -> dict[str, bytes]:
@@ -79,24 +82,44 @@ def files_of(results: Report | Comparison) -> dict[str, bytes]:
 
     Diagrams of other modes than the main one have a suffix, as in `reliability_top_label`.
     """
+    name = "report" if isinstance(results, Report) else "compare"
     with matplotlib_style.context("default"):
-        if isinstance(results, Report):
-            name, pictures = "report", _report_pictures(results)
-        else:
-            name, pictures = "compare", {"compare": difference_plot(results)}
-        files = {f"{name}.json": results.to_json().encode() + b"\n", f"{name}.html": render(results).encode()}
+        pictures = _pictures(results)
+        drawn = {picture: to_svg(ax) for picture, ax in pictures.items()}
+        files = {f"{name}.json": results.to_json().encode() + b"\n", f"{name}.html": _page(results, drawn).encode()}
         for picture, ax in pictures.items():
-            files |= {f"{picture}.png": to_png(ax), f"{picture}.svg": to_svg(ax).encode()}
+            files |= {f"{picture}.png": to_png(ax), f"{picture}.svg": drawn[picture].encode()}
     return files
+
+
+def _pictures(results: Report | Comparison) -> dict[str, Axes]:
+    """Draw the diagrams that are files of a folder, and also parts of the page, by name."""
+    if isinstance(results, Comparison):
+        return {"compare": difference_plot(results)}
+    pictures = {}
+    for index, (name, table) in enumerate(results.tables.items()):
+        suffix, title = f"_{name}" if index else "", event_name(results, name)
+        pictures[f"reliability{suffix}"] = reliability_diagram(results, mode=name, title=title)
+        pictures[f"confidence{suffix}"] = confidence_histogram(table, title=title)
+    for name, tested in results.tests.items():
+        pictures[f"test_{name}"] = tce_diagram(tested, title=event_name(results, name))
+    if results.history:
+        pictures["training"] = training_curve(results.history)
+    return pictures
+
+
+def _page(results: Report | Comparison, drawn: Mapping[str, str]) -> str:
+    """Return the page with `_pictures`, which are SVG text."""
+    return _report_page(results, drawn) if isinstance(results, Report) else _comparison_page(results, drawn["compare"])
 
 
 # Reports
 
 
-def _report_page(report: Report) -> str:
+def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
     stage, groups, decision = report.calibration, report.groups, report.decision
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
-    tables = [_bin_values(report, name, table) for name, table in report.tables.items()]
+    tables = [_bin_values(report, name, drawn) for name in report.tables]
     overview, overview_after = _overview(report)
     training = ""
     if report.history:
@@ -116,12 +139,15 @@ def _report_page(report: Report) -> str:
         has_band=tables[0]["has_band"],
         facts=facts(report, report.source),
         explanations=explanations(report),
+        definitions=definition_table(report.lines, report.definitions),
+        definition_words=DEFINITION_WORDS,
+        input_words=next(iter(report.definitions.values())).of_input,
         made_infinite=stage is not None
         and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
         rcl_source=RCL_SOURCE,
-        training_curve=both_themes(training_curve, report.history, "training", training) if report.history else None,
+        training_curve=both_themes(drawn["training"], "training", training) if report.history else None,
         tables=tables,
-        tests=[_test_values(report, name, table) for name, table in report.tests.items()],
+        tests=[_test_values(report, name, drawn[f"test_{name}"]) for name in report.tests],
         classes=class_table(report, _MAX_CLASSES),
         class_words=class_words(report),
         groups=None if groups is None else groups.layout(_MAX_NAME_LENGTH, "ECE"),
@@ -131,72 +157,62 @@ def _report_page(report: Report) -> str:
     )
 
 
-def _report_pictures(report: Report) -> dict[str, Axes]:
-    pictures = {}
-    for index, (name, table) in enumerate(report.tables.items()):
-        suffix, title = f"_{name}" if index else "", event_name(report, name)
-        pictures[f"reliability{suffix}"] = reliability_diagram(report, mode=name, title=title)
-        pictures[f"confidence{suffix}"] = confidence_histogram(table, title=title)
-    for name, tested in report.tests.items():
-        pictures[f"test_{name}"] = tce_diagram(tested, title=event_name(report, name))
-    if report.history:
-        pictures["training"] = training_curve(report.history)
-    return pictures
-
-
 def _overview(report: Report) -> tuple[Markup, str]:
     """Return the reliability diagram before and after the calibrator to add, and its name; empty without one."""
     stage = report.calibration
     if stage is None or not report.decision.calibrator:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
-        return both_themes(_square_diagram, report, "overview", label), ""
+        return both_themes(to_svg(_square_diagram(report)), "overview", label), ""
     label = f"Reliability diagram before and after {stage.name}."
-    return both_themes(partial(_square_diagram, stage=stage), report, "overview", label), stage.name
+    return both_themes(to_svg(_square_diagram(report, stage)), "overview", label), stage.name
 
 
-def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None = None) -> Axes:
+def _square_diagram(report: Report, stage: CalibrationStage | None = None) -> Axes:
     """Draw a reliability diagram with the legend inside the axes, and the curve after calibration if `stage` is given.
 
     The curve after calibration has no consistency bands.
     """
-    ax = Figure(figsize=(4.8, 4.8), facecolor=style.paper).subplots()
-    reliability_diagram(report, ax=ax, style=style)
+    ax = Figure(figsize=(4.8, 5.1), facecolor=LIGHT.paper).subplots(gridspec_kw=_WHOLE)
+    reliability_diagram(report, ax=ax)
     if stage is not None:
-        reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)), style=style)
+        reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)))
     return ax
 
 
-def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    name = event_name(report, key)
+def _bin_values(report: Report, key: NamedMode, drawn: Mapping[str, str]) -> dict[str, Any]:
+    name, table = event_name(report, key), report.tables[key]
+    suffix = "" if table is report.main_table else f"_{key}"
+    confidence = "confidence" if key == "top_label" else "predicted probability"
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
     reliability = (
-        f"Reliability diagram, {name}: observed frequency against mean confidence, {size}. "
+        f"Reliability diagram, {name}: observed frequency against mean {confidence}, {size}. "
         "The table of bins contains the values."
     )
-    histogram = f"Histogram of confidence, {name}: {size}."
+    histogram = f"Histogram of {confidence}, {name}: {size}."
     return {
         "name": name,
         "explanation": _EVENTS[key],
-        "reliability": both_themes(partial(reliability_diagram, mode=key), report, f"reliability-{key}", reliability),
-        "histogram": both_themes(confidence_histogram, table, f"confidence-{key}", histogram),
+        "reliability": both_themes(drawn[f"reliability{suffix}"], f"reliability-{key}", reliability),
+        "histogram": both_themes(drawn[f"confidence{suffix}"], f"confidence-{key}", histogram),
         "table": table,
         "has_band": not bool(table.band_low.isnan().all()),
     }
 
 
-def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    name, rejected, n = event_name(report, key), float(table.rejected.sum()), float(table.n.sum())
+def _test_values(report: Report, key: NamedMode, drawn: str) -> dict[str, Any]:
+    name, table = event_name(report, key), report.tests[key]
+    rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
         f"Test-based reliability diagram, {name}: predictions and observed frequency of {len(table.n)} bins; "
         f"the test rejects {count(rejected)} of {count(n)} predictions"
     )
-    logit = partial(tce_diagram, logit=True)
+    logit = to_svg(tce_diagram(table, logit=True, title=name))
     return {
         "name": name,
         "explanation": _EVENTS[key],
-        "diagram": both_themes(tce_diagram, table, f"test-{key}", f"{label}."),
-        "logit_diagram": both_themes(logit, table, f"test-logit-{key}", f"{label}; probabilities on the logit scale."),
+        "diagram": both_themes(drawn, f"test-{key}", f"{label}."),
+        "logit_diagram": both_themes(logit, f"test-logit-{key}", f"{label}; probabilities on the logit scale."),
         "table": table,
         "tce": float(table.tce),
         "rejected": rejected,
@@ -207,7 +223,7 @@ def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, A
 # Comparisons
 
 
-def _comparison_page(comparison: Comparison) -> str:
+def _comparison_page(comparison: Comparison, drawn: str) -> str:
     others = comparison.systems[1:]
     label = (
         f"Differences between {', '.join(others)} and {comparison.baseline} with 95% intervals. "
@@ -219,7 +235,7 @@ def _comparison_page(comparison: Comparison) -> str:
     verdict, colour = _comparison_verdict(comparison)
     sources = {}
     for name, source in comparison.sources.items():
-        files = formatted(list(source.get("files", [])), 3)
+        files = formatted(without_folders(list(source.get("files", []))), 3)
         sources[name] = "; ".join([files, *[str(source[key]) for key in ("predictions",) if key in source]])
     return _render_template(
         "comparison.html.jinja",
@@ -229,12 +245,20 @@ def _comparison_page(comparison: Comparison) -> str:
         colour=colour,
         systems=system_table(comparison),
         facts=facts(comparison, sources),
-        overview=both_themes(difference_plot, main, "overview", label),
-        picture=both_themes(difference_plot, comparison, "differences", label),
+        overview=both_themes(to_svg(difference_plot(main)), "overview", label),
+        narrow_overview=both_themes(to_svg(_narrow_differences(main)), "narrow", label),
+        picture=both_themes(drawn, "differences", label),
         tables=[difference_table(comparison, name) for name in others],
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
+
+
+def _narrow_differences(comparison: Comparison) -> Axes:
+    """Draw the differences in one column of panels, for telephones."""
+    height = 0.9 + len(comparison.lines) * (0.6 + 0.2 * len(comparison.systems[1:]))
+    figure = Figure(figsize=(4.2, height), facecolor=LIGHT.paper)
+    return difference_plot(comparison, ax=figure.subplots(gridspec_kw=_WHOLE))
 
 
 def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
@@ -253,6 +277,36 @@ def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
         return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
     also = f", {worse} worse" if worse else ""
     return f"{better} of {len(others)} systems are better calibrated than {first}{also}", colour
+
+
+# Audits of logs
+
+
+def render_audit(audit: Audit, with_links: bool = False) -> str:
+    """Return an audit as a self-contained page, with links to the pages of `audit_files` if they are written too."""
+    found = []
+    with matplotlib_style.context("default"):
+        for index, each in enumerate(audit.confidences):
+            diagram = ""
+            if each.report is not None:
+                label = f"Reliability diagram of the confidence: {each.name}."
+                diagram = both_themes(to_svg(reliability_diagram(each.report)), f"reliability-{index}", label)
+            page = _page_of(each) if with_links else ""
+            found.append({"each": each, "diagram": diagram, "page": page})
+        return _render_template("audit.html.jinja", results=audit, title=f"Audit of {audit.file}", definitions=found)
+
+
+def audit_files(audit: Audit) -> dict[str, bytes]:
+    """Return the JSON file, the page, and the page of the report of each definition, by file name."""
+    files = {"audit.json": audit.to_json().encode() + b"\n", "audit.html": render_audit(audit, True).encode()}
+    for each in audit.confidences:
+        if each.report is not None:
+            files[_page_of(each)] = render(each.report).encode()
+    return files
+
+
+def _page_of(confidence: AuditedConfidence) -> str:
+    return f"{confidence.key.replace('/', '_')}.html"
 
 
 # Templates and diagrams
@@ -288,16 +342,17 @@ def _linked(source: str) -> Markup:
     return found + source[last:]
 
 
-def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw `table`, and return it as two SVG elements, in light and in dark colours.
+def both_themes(light: str, prefix: str, label: str) -> Markup:
+    """Return a diagram as two SVG elements, in the colours of `LIGHT`, as given, and in those of `DARK`.
 
     `prefix` of element ids is unique on the page. `label` is the description for screen readers.
     """
-    light = to_svg(draw(table, style=LIGHT))
-    # Replace the colours of `LIGHT` by those of `DARK`, without drawing again.
+    # Replace the colours, without drawing again.
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
-    dark = re.sub(r' style="[^"]*"', lambda style: known.sub(lambda found: colours[found[0]], style[0]), light)
+    dark = re.sub(
+        r' (?:style|fill|stroke)="[^"]*"', lambda style: known.sub(lambda found: colours[found[0]], style[0]), light
+    )
     return Markup("\n").join(_inline(svg, f"{prefix}-{t}-", label, t) for t, svg in (("light", light), ("dark", dark)))
 
 

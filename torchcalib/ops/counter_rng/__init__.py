@@ -7,9 +7,13 @@ copied from the host to the device.
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchcalib.ops.dispatch import source_of
+from torchcalib.ops.operation import is_plain
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """SplitMix64 constants 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB, as signed integers."""
@@ -25,9 +29,20 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
 
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
-    # A SplitMix64 generator of state `key` yields mix(key + i * golden) as its i-th number. A stream has its own key.
+    source, keys = keyed(seed, streams)
+    found: Tensor = source.words(keys, counters)
+    return found
+
+
+def keyed(seed: int, streams: Tensor) -> tuple[Any, Tensor]:
+    """Return the module that computes numbers of these streams, and the state of each generator, int64 `(R,)`."""
+    source = source_of("random", streams.device.type, torch.int64, "auto" if is_plain(streams) else "torch")
     keys = _mix(streams * _GOLDEN + seed)
-    keys = _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
+    return source, _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
+
+
+def words(keys: Tensor, counters: Tensor) -> Tensor:
+    """Return `random_words` of generators with these states: the number i of a state `key` is mix(key + i golden)."""
     return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
 
 
@@ -52,22 +67,39 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         cumulative += term
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
-
-    def count_below(words: Tensor) -> Tensor:
-        if words.device.type == "cpu":
-            return torch.bucketize(words, torch.tensor(bounds), right=True)
-        counts = torch.zeros_like(words, dtype=torch.uint8)  # no table, because a copy to a GPU would synchronise
-        for bound in bounds:
-            counts += words >= bound
-        return counts
-
-    return _in_batches(count_below, seed, streams, counters, dtype)
+    source, keys = keyed(seed, streams)
+    counts = torch.zeros(len(streams), len(counters), dtype=dtype, device=streams.device)
+    source.count_bounds(keys, counters, bounds, counts)
+    return counts
 
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
+    source, keys = keyed(seed, streams)
+    counts = torch.zeros(len(streams), n, dtype=dtype, device=streams.device)
+    source.count_draws(keys, counts)
+    return counts
 
-    def count_draws(words: Tensor) -> Tensor:
+
+def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tensor) -> None:
+    """Fill `counts` `(R, N)` with the number of bounds that do not exceed each random word."""
+
+    def count_below(words: Tensor) -> Tensor:
+        if words.device.type == "cpu":
+            return torch.bucketize(words, torch.tensor(bounds), right=True)
+        below = torch.zeros_like(words, dtype=torch.uint8)  # no table, because a copy to a GPU would synchronise
+        for bound in bounds:
+            below += words >= bound
+        return below
+
+    _in_batches(count_below, keys, counters, counts)
+
+
+def count_draws(keys: Tensor, counts: Tensor) -> None:
+    """Fill `counts` `(R, n)` with the numbers of occurrences in n draws; see `multinomial_counts`."""
+    n = counts.shape[1]
+
+    def count(words: Tensor) -> Tensor:
         # floor(u n / 2^32) for a word u: an index in [0, n) whose probability differs from 1/n by less than 2^-32.
         # The counts of stream r have the indices r n to (r + 1) n - 1 in a flat tensor.
         first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
@@ -75,15 +107,11 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
         # Integer sums are reproducible on a GPU: they do not depend on the order of atomic additions.
         return torch.zeros_like(drawn).scatter_add_(0, drawn, torch.ones_like(drawn)).reshape(words.shape)
 
-    return _in_batches(count_draws, seed, streams, torch.arange(n, device=streams.device), dtype)
+    _in_batches(count, keys, torch.arange(n, device=keys.device), counts)
 
 
-def _in_batches(
-    convert: Callable[[Tensor], Tensor], seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Apply `convert` to the random integers of R streams, `(R, N)` of `dtype`; on the CPU, a few streams at a time."""
-    counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
-    batch_size = max(1, _IN_CACHE // max(1, len(counters))) if streams.device.type == "cpu" else max(1, len(streams))
-    for batch, into in zip(torch.split(streams, batch_size), torch.split(counts, batch_size), strict=True):
-        into.copy_(convert(random_words(seed, batch, counters)))
-    return counts
+def _in_batches(convert: Callable[[Tensor], Tensor], keys: Tensor, counters: Tensor, counts: Tensor) -> None:
+    """Fill `counts` `(R, N)` with `convert` of the random words of R keys; on the CPU, of a few keys at a time."""
+    batch_size = max(1, _IN_CACHE // max(1, len(counters))) if keys.device.type == "cpu" else max(1, len(keys))
+    for batch, into in zip(torch.split(keys, batch_size), torch.split(counts, batch_size), strict=True):
+        into.copy_(convert(words(batch, counters)))

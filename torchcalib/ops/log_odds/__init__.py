@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
@@ -61,6 +62,12 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
+    source: Any = source_of("log_odds", values.device.type, values.dtype, "auto")
+    if members is not None and members.shape[-1] == 1 and source.__name__ != __name__:
+        classes = members.reshape(-1)
+        for part, matrix in matrices(values.detach()):
+            out[part] = source.of_classes(matrix, classes[part])
+        return out.reshape(*lead)
     for rows, logits, own in _chunks(values, members):
         out[rows] = _of_logits(spread_infinite_logits(logits), own)
     return out.reshape(*lead, *width)

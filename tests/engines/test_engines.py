@@ -1,0 +1,174 @@
+"""Reports of Ray, Spark and Dask equal those of one process, whatever happens to their workers."""
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+from helpers.engines import CASES, QUICK, SYSTEMS, assert_equal, comparison_of, pieces, report_of, table_of
+from helpers.shards import assert_same
+from processes import environments_of_ranks, run_together
+
+ENGINES = ("ray", "spark", "dask")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the engines
+
+
+class Ray:
+    def __init__(self, request):
+        self.ray = request.getfixturevalue("ray_engine")
+
+    def dataset(self, table, change=None):
+        dataset = self.ray.data.from_arrow(pieces(table))
+        return dataset if change is None else dataset.map_batches(change, batch_size=None, batch_format="pyarrow")
+
+
+class Spark:
+    def __init__(self, request):
+        self.spark = request.getfixturevalue("spark_engine")
+
+    def dataset(self, table, change=None):
+        rows = self.spark.createDataFrame(table)
+        rows = rows.filter("row < 0").union(rows)  # five empty partitions first
+        if change is None:
+            return rows
+
+        def changed(batches):
+            for batch in batches:
+                yield from change(pa.Table.from_batches([batch])).to_batches()
+
+        return rows.mapInArrow(changed, rows.schema)
+
+
+class Dask:
+    def __init__(self, request):
+        request.getfixturevalue("dask_engine")
+
+    def dataset(self, table, change=None):
+        import dask.dataframe
+
+        def rows(part):
+            return (part if change is None else change(part)).to_pandas()
+
+        with dask.config.set({"dataframe.convert-string": False}):  # it would convert lists to text
+            return dask.dataframe.from_map(rows, pieces(table), meta=pieces(table)[0].to_pandas())
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    kind = {"ray": Ray, "spark": Spark, "dask": Dask}[request.param](request)
+    kind.module = import_module(f"torchcalib.integrations.{request.param}")
+    return kind
+
+
+@pytest.mark.parametrize("case", ["groups", "clusters", "lists", "text targets", "multilabel"])
+def test_reports_of_engines_equal_those_of_one_process(engine, case):
+    arguments, options = CASES[case]
+    table = table_of(*arguments)
+    found = engine.module.report(engine.dataset(table), **options, **QUICK)
+    expected = report_of(table, **options, **QUICK)
+    assert_equal(found, expected)
+    line = found.main_line
+    assert line.noise_floor is not None
+    assert line.p_value == pytest.approx(expected.main_line.p_value, abs=1e-12)
+
+
+def test_calibrators_intervals_and_comparisons_of_engines_equal_those_of_one_process(engine):
+    table = table_of("binary")
+    assert_equal(engine.module.report(engine.dataset(table)), report_of(table))  # these depend on the order of rows
+    found = engine.module.compare(engine.dataset(table), SYSTEMS, clusters="row", n_replicates=99)
+    assert_equal(found, comparison_of(table, clusters=np.array(table.column("row")), n_replicates=99))
+
+
+def test_sketches_of_engines_equal_those_of_one_process(engine):
+    """With the number of rows, every partition is a sketch from the beginning; without it, the merged state is."""
+    table = table_of("binary", weights="none")
+    found = engine.module.report(engine.dataset(table), n_rows=2**24 + 1, with_intervals=False)
+    assert found.settings["order_based"].startswith("sketch")
+    assert found.calibration is None
+    exact = report_of(table, **QUICK)
+    assert found["ks"] == pytest.approx(exact["ks"], abs=1e-3)
+    assert found["ece"] == pytest.approx(exact["ece"], abs=1e-12)
+
+
+class Once:
+    """Function of a partition that fails in one of them the first time: its worker is killed, or it raises."""
+
+    def __init__(self, mark, kill):
+        self.mark, self.kill = str(mark), kill
+
+    def __call__(self, table):
+        if table.num_rows and table["row"][0].as_py() == 0:
+            try:
+                Path(self.mark).touch(exist_ok=False)
+            except FileExistsError:
+                return table
+            if self.kill:
+                os._exit(1)
+            raise OSError("the first time")
+        return table
+
+
+def test_a_killed_worker_changes_nothing(engine, tmp_path):
+    table = table_of("binary")
+    # Spark starts a Python worker again, and repeats the task. Dask and Ray do so for the whole worker.
+    fails = Once(tmp_path / "mark", kill=True)
+    found = engine.module.report(engine.dataset(table, fails), groups="site", **QUICK)
+    assert (tmp_path / "mark").exists()
+    assert_equal(found, report_of(table, groups="site", **QUICK))
+
+
+def test_a_task_that_fails_once_changes_nothing(request, tmp_path):
+    engine, table = Spark(request), table_of("binary")
+    spark = import_module("torchcalib.integrations.spark")
+    found = spark.report(engine.dataset(table, Once(tmp_path / "mark", kill=False)), clusters="patient", **QUICK)
+    assert (tmp_path / "mark").exists()
+    assert_equal(found, report_of(table, clusters="patient", **QUICK))
+
+
+def test_errors_of_partitions_reach_the_caller(engine):
+    table = table_of("multiclass", 240, "none", False, True)
+    numbered = {f"prob_{name}": f"prob_{k}" for k, name in enumerate("abcd")}
+    table = table.rename_columns([numbered.get(name, name) for name in table.column_names])
+    # The first partition may show that its classes are in another order.
+    with pytest.raises(Exception, match=r"`class_names` must be given for text targets|Pass class_names="):
+        engine.module.report(engine.dataset(table), preds="prob")
+    with pytest.raises(Exception, match="must name an array"):
+        engine.module.report(engine.dataset(table), preds="none")
+    with pytest.raises(ValueError, match="must contain at least one sample"):
+        engine.module.report(engine.dataset(table_of("binary").slice(0, 0)))
+
+
+def test_many_partitions_are_merged_in_a_tree(engine, monkeypatch):
+    table = table_of("binary")
+    monkeypatch.setattr(f"{engine.module.__name__}.SPLIT_EVERY", 2, raising=False)
+    found = engine.module.report(engine.dataset(table), groups="site", **QUICK)
+    assert_equal(found, report_of(table, groups="site", **QUICK))
+
+
+def test_dask_bags(request):
+    bag, table = pytest.importorskip("dask.bag"), table_of("binary")
+    request.getfixturevalue("dask_engine")
+    dask = import_module("torchcalib.integrations.dask")
+    found = dask.report(bag.from_sequence(table.to_pylist(), npartitions=5), **QUICK)
+    assert_equal(found, report_of(table, **QUICK))
+
+
+def test_files_on_ranks_give_the_same_report(tmp_path):
+    table = table_of("binary")
+    for k, piece in enumerate(pieces(table)[3:]):
+        pyarrow.parquet.write_table(piece.drop_columns(["sharp_prob"]), tmp_path / f"{k}.parquet")
+    command = ["-m", "torchcalib", "report", *sorted(tmp_path.glob("*")), "--groups", "site", "--json"]
+    command += ["--no-intervals", "--no-calibration"]
+    codes, output = run_together([command] * 2, environments_of_ranks(2))
+    assert codes == [0, 0], output
+    arrow = import_module("torchcalib.integrations.arrow")
+    options = {"preds": "prob", "groups": "site", **QUICK}
+    found = arrow.report(pyarrow.dataset.dataset(tmp_path), **options).to_dict()
+    on_ranks = json.loads(output)
+    for name in ("lines", "tables", "groups", "decision", "n"):
+        assert_same(json.loads(json.dumps(found[name])), on_ranks[name])

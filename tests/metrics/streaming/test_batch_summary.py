@@ -1,0 +1,128 @@
+"""Updates with the summary of a batch, compared with the conversion of the same batch, and with loops."""
+
+import math
+
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.core import batch_summary
+from torchcalib.metrics import base, estimator
+
+METRICS = (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)
+
+
+def batch(task, from_logits, dtype, n=70, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn((n,) if task == "binary" else (n, 7), generator=generator)
+    target = torch.randint(2 if task == "binary" else 7, (n,), generator=generator)
+    preds = logits if from_logits else logits.sigmoid() if task == "binary" else logits.softmax(-1)
+    return preds.to(dtype), target
+
+
+def options_of(task, from_logits):
+    return {"task": task, "from_logits": from_logits, **({"num_classes": 7} if task == "multiclass" else {})}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_states_equal_those_of_converted_batches(task, from_logits, dtype, monkeypatch):
+    options = options_of(task, from_logits)
+    given = [batch(task, from_logits, dtype, seed=seed) for seed in range(2)]
+    here = {cls.__name__: cls(**options) for cls in METRICS}
+    together = tc.CalibrationCollection({name: cls(**options) for name, cls in zip(here, METRICS, strict=True)})
+    there = {cls.__name__: cls(**options) for cls in METRICS}
+    for preds, target in given:
+        together.update(preds, target)
+        for metric in here.values():
+            metric.update(preds, target)
+    monkeypatch.setattr(base, "summary_of", lambda *_: None)
+    for preds, target in given:
+        for metric in there.values():
+            metric.update(preds, target)
+    for name, metric in there.items():
+        torch.testing.assert_close(here[name].state, metric.state, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(together[name].state, metric.state, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(here[name].compute(), metric.compute(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_functions_equal_those_of_converted_batches(task, from_logits, monkeypatch):
+    preds, target = batch(task, from_logits, torch.float32)
+    options = {"task": task, "from_logits": from_logits}
+    found = [cls.function(preds, target, **options) for cls in METRICS]
+    monkeypatch.setattr(estimator, "summary_of", lambda *_: None)
+    expected = [cls.function(preds, target, **options) for cls in METRICS]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_summaries_equal_loops_over_rows():
+    preds, target = batch("multiclass", True, torch.float32)
+    found = batch_summary.summary_of(tc.NLL(task="multiclass", from_logits=True).input_format, preds, target, "entropy")
+    totals = [0.0] * 5
+    for k, (row, label) in enumerate(zip(preds.double().tolist(), target.tolist(), strict=True)):
+        largest = max(row)
+        exps = [math.exp(x - largest) for x in row]
+        q = [e / sum(exps) for e in exps]
+        assert found.confidence[k] == pytest.approx(max(q), rel=2e-6)
+        assert found.outcome[k] == (q.index(max(q)) == label)
+        statistics = [
+            math.log(q[label]),
+            sum((x - (j == label)) ** 2 for j, x in enumerate(q)),
+            sum(x * math.log(x) for x in q),
+            max(q),
+            q.index(max(q)) == label,
+        ]
+        totals = [total + x for total, x in zip(totals, statistics, strict=True)]
+    assert found.totals == pytest.approx(totals, rel=2e-6)
+
+
+def test_infinite_scores_are_summed():
+    metrics = tc.CalibrationCollection({"nll": tc.NLL(num_classes=2), "brier": tc.BrierScore(num_classes=2)})
+    metrics.update(torch.tensor([[0.3, 0.7], [0.0, 1.0]]), torch.tensor([1, 0]))
+    assert metrics.compute()["nll"] == math.inf
+    assert metrics.compute()["brier"] == pytest.approx((2 * 0.3**2 + 2) / 2)
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize("value", [math.nan, 1.5, -0.2])
+def test_invalid_values_raise_and_change_nothing(task, value):
+    preds, target = batch(task, from_logits=False, dtype=torch.float32)
+    metric = tc.ECE(**options_of(task, from_logits=False))
+    metric.update(preds, target)
+    before = metric.state
+    spoiled = preds.clone()
+    spoiled.view(-1)[-1] = value
+    with pytest.raises(ValueError, match="`preds` must"):
+        metric.update(spoiled, target)
+    wrong = target.clone()
+    wrong[-1] = 9
+    with pytest.raises(ValueError, match="`target` must"):
+        metric.update(preds, wrong)
+    assert torch.equal(metric.state, before)
+    assert metric.update_count == 1
+
+
+def test_other_input_is_converted():
+    preds, target = batch("multiclass", from_logits=True, dtype=torch.float32)
+    how = tc.ECE(task="multiclass", from_logits=True).input_format
+    others = [
+        (preds[:0], target[:0]),
+        (preds, target.int()),
+        (preds.requires_grad_(), target),
+        (preds.detach(), target.float()),
+        (torch.rand_like(preds.detach()), target),  # may be probabilities
+        (torch.complex(preds.detach(), preds.detach()).conj().imag, target),  # negated memory
+    ]
+    for values, labels in others:
+        assert batch_summary.summary_of(how, values, labels, "entropy") is None
+    for options in ({"ignore_index": 0}, {"nan_policy": "drop"}, {"positive_classes": [1]}):
+        how = tc.ECE(task="multiclass", from_logits=True, **options).input_format
+        assert batch_summary.summary_of(how, preds.detach(), target, "entropy") is None
+    with torch.no_grad():
+        found = torch.func.vmap(lambda x: tc.functional.ece(x, target, task="multiclass", from_logits=True))(
+            preds.detach().expand(2, -1, -1)
+        )
+    assert found.shape == (2,)

@@ -1,0 +1,137 @@
+"""Sums of binary scores that check their input, compared with loops in float64 of the math module."""
+
+import math
+
+import pytest
+import torch
+from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads, of_backends
+
+import torchcalib.functional as F
+from torchcalib.ops.binary_scores import score_sums
+
+KINDS = ("log", "square")
+
+
+def log_probs(x, from_logits):
+    """Return log p and log(1 - p), without cancellation."""
+    if from_logits:
+        rest = math.log1p(math.exp(-abs(x)))
+        return min(x, 0) - rest, min(-x, 0) - rest
+    return (math.log(x) if x else -math.inf), (math.log1p(-x) if x < 1 else -math.inf)
+
+
+def score(x, t, kind, from_logits):
+    """Return -t log p - (1 - t) log(1 - p), with 0 log 0 = 0, or (p - t)^2."""
+    one, zero = log_probs(x, from_logits)
+    if kind == "log":
+        return (-t * one if t else 0) + (-(1 - t) * zero if t < 1 else 0)
+    p, rest = (math.exp(one), math.exp(zero)) if from_logits else (x, 1 - x)
+    return ((1 - t) * p - t * rest) ** 2
+
+
+def sample(n, from_logits, dtype, shares, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = 6 * torch.randn(n, generator=generator, dtype=F64)
+    t = torch.rand(n, generator=generator, dtype=F64)
+    x = (x if from_logits else x.sigmoid()).to(dtype)
+    return x, t.to(torch.promote_types(dtype, torch.float32)) if shares else (t < 0.5).long()
+
+
+@of_backends
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
+def test_sums_equal_float64_loops(backend, kind, from_logits, shares, dtype):
+    """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score, 1e-14."""
+    for n in (1, 63, 3000):
+        x, t = sample(n, from_logits, dtype, shares, seed=n)
+        exact = math.fsum(score(a, b, kind, from_logits) for a, b in zip(x.tolist(), t.tolist(), strict=True))
+        for target in (t, t.to(x.dtype)) if not shares and dtype != torch.bfloat16 else (t,):
+            found = score_sums(x, target, kind, from_logits=from_logits, backend=backend)
+            assert found.item() == pytest.approx(exact, rel=2e-14)
+            assert found.dtype == F64
+
+
+@of_backends
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_extreme_values(backend, dtype):
+    tiny = 1e-30 if dtype == torch.float32 else 1e-300
+    for x, t, from_logits, expected in (
+        (0.0, 0, False, 0), (1.0, 1, False, 0), (1.0, 0, False, math.inf), (0.0, 1, False, math.inf),
+        (-0.0, 0, False, 0), (tiny, 0, False, float(torch.tensor(tiny, dtype=dtype))), (math.inf, 1, True, 0),
+        (-math.inf, 0, True, 0), (math.inf, 0, True, math.inf), (-50.0, 0, True, math.exp(-50)),
+        (50.0, 0, True, 50), (-800.0, 1, True, 800), (0.0, 1, True, math.log(2)),
+    ):  # fmt: skip
+        for target in (torch.tensor([t]), torch.tensor([t], dtype=dtype)):
+            found = score_sums(torch.tensor([x], dtype=dtype), target, "log", from_logits=from_logits, backend=backend)
+            assert found.item() == pytest.approx(expected, rel=1e-14, abs=0), (x, t)
+
+
+@of_backends
+@pytest.mark.parametrize("kind", KINDS)
+def test_invalid_values_make_the_sum_of_their_series_nan(backend, kind):
+    for wrong in (-0.1, 1.1, math.nan, math.inf):
+        for position in (0, 2000, 2999):
+            x, t = sample(3000, False, torch.float32, shares=True)
+            assert score_sums(x, t, kind, from_logits=False, backend=backend).isnan().logical_not()
+            for column in (x, t):
+                kept = column[position].clone()
+                column[position] = wrong
+                assert score_sums(x, t, kind, from_logits=False, backend=backend).isnan()
+                column[position] = kept
+    x, t = sample(300, True, torch.float32, shares=False)
+    for wrong in (-1, 2):
+        assert score_sums(x, t.index_fill(0, torch.tensor(7), wrong), kind, from_logits=True, backend=backend).isnan()
+    x[3] = math.nan
+    assert score_sums(x, t, kind, from_logits=True, backend=backend).isnan()
+
+
+@of_backends
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_memory_layout_gives_the_sums_of_every_series(backend, kind):
+    x, t = (column.view(300, 10) for column in sample(3000, False, torch.float32, shares=False))
+    expected = torch.stack([score_sums(x[:, k].clone(), t[:, k].clone(), kind, from_logits=False) for k in range(10)])
+    wide = torch.stack((x, x), 1)[:, 0]
+    for a, b in ((x.T, t.T), (x.T.contiguous(), t.T), (wide.T, t.T), (x.T.contiguous(), t.T.contiguous())):
+        found = score_sums(a, b, kind, from_logits=False, backend=backend)
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    cube = score_sums(x.T.reshape(2, 5, 300), t.T.reshape(2, 5, 300), kind, from_logits=False, backend=backend)
+    torch.testing.assert_close(cube, expected.view(2, 5), rtol=1e-13, atol=0)
+    assert score_sums(x[:0].T, t[:0].T, kind, from_logits=False, backend=backend).tolist() == [0] * 10
+
+
+@pytest.mark.skipif(not NUMBA, reason="numba is not installed")
+def test_compiled_sums_do_not_depend_on_the_number_of_threads():
+    x, t = sample(2**20 + 5, False, torch.float32, shares=False)
+    assert_same_on_any_number_of_threads(lambda: [score_sums(x, t, "log", from_logits=False, backend="numba")])
+
+
+@pytest.mark.parametrize("function", [F.nll, F.brier_score])
+def test_the_pass_over_the_values_changes_no_result(function):
+    """Weights of 1, and gradients, need the score of every sample, which is checked separately."""
+    for task, shape in (("binary", (600,)), ("multilabel", (200, 3))):
+        for from_logits in (True, False):
+            x, t = (column.view(shape) for column in sample(600, from_logits, F64, shares=False))
+            for target in (t, t.double(), (t.double() + 0.25) / 1.5):
+                found = function(x, target, task=task, from_logits=from_logits)
+                weighted = function(x, target, task=task, from_logits=from_logits, weights=torch.ones(shape[0]))
+                recorded = function(x.clone().requires_grad_(), target, task=task, from_logits=from_logits)
+                unchecked = function(x, target, task=task, from_logits=from_logits, validate_args=False)
+                for other in (weighted, recorded, unchecked):
+                    assert other.item() == pytest.approx(found.item(), rel=1e-13)
+
+
+@pytest.mark.parametrize("function", [F.nll, F.brier_score])
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])
+def test_invalid_values_raise_the_error_of_the_rule(function, wrong):
+    x, t = sample(200, False, torch.float32, shares=False)
+    x[3] = wrong
+    with pytest.raises(ValueError, match=r"`preds` must .* \(1 of 200 rows\)"):
+        function(x, t, task="binary")
+    with pytest.raises(ValueError, match=r"`target` must be .*got 2 \(1 of 200 rows\)"):
+        function(x.clamp(0, 1).nan_to_num(), t.index_fill(0, torch.tensor(5), 2), task="binary")
+    if math.isnan(wrong):
+        kept = torch.arange(200) != 3
+        found = function(x, t, task="binary", nan_policy="drop")
+        assert found.item() == pytest.approx(function(x[kept], t[kept], task="binary").item())

@@ -1,0 +1,61 @@
+"""Downloads of the example gallery run without other files of the repository."""
+
+import ast
+import importlib
+import json
+import sys
+from io import BytesIO
+from zipfile import ZipFile
+
+import pytest
+from processes import ROOT
+
+EXAMPLES = sorted((ROOT / "docs/gallery").glob("plot_*.py"))
+PACKAGES = {"matplotlib", "numpy", "sklearn", "torch", "torchcalib"}
+
+
+@pytest.fixture(scope="module")
+def downloads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs/_ext"))
+        yield pytest.importorskip("gallery_downloads", reason="needs Sphinx", exc_type=ImportError)
+
+
+def test_scripts_import_only_packages(downloads):
+    assert len(EXAMPLES) >= 17
+    for path in EXAMPLES:
+        tree = ast.parse(downloads.complete_script(path.read_bytes()))
+        nodes = list(ast.walk(tree))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in names} <= PACKAGES | sys.stdlib_module_names, path.name
+
+
+def test_notebooks_and_archives_contain_the_data(downloads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TORCHCALIB_DATA", raising=False)
+    monkeypatch.delitem(sys.modules, "example_data", raising=False)
+    source = f"{downloads.IMPORT}\nsystem = predictions('cifar10_resnet20')\n"
+    notebook = json.dumps({"cells": [{"cell_type": "code", "source": [source]}]})
+    with ZipFile(archive := BytesIO(), "w") as file:
+        file.writestr("plot.py", source)
+        file.writestr("plot.ipynb", notebook)
+    with ZipFile(BytesIO(downloads.complete_archive(archive.getvalue()))) as file:
+        scripts = [file.read("plot.py").decode(), json.loads(file.read("plot.ipynb"))["cells"][0]["source"][0]]
+    for script in scripts:
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("downloaded", None))
+        monkeypatch.setitem(sys.modules, "downloaded", module)  # the decorator of a data class looks it up
+        exec(script, vars(module))
+        assert module.system.preds.shape == (10_000, 10)
+        assert not module.system.is_recorded
+
+
+def test_examples_link_to_their_notebook_in_colab(downloads):
+    page = [f".. only:: html\n\n{downloads.FOOTER}\n      :download:`Notebook <plot_01_x.ipynb>`\n"]
+    downloads.add_launch_link(None, "examples/plot_01_x", page)
+    assert f"`Run in Google Colab <{downloads.NOTEBOOKS}/plot_01_x.ipynb>`__\n\n{downloads.FOOTER}" in page[0]
+    other = ["text"]
+    downloads.add_launch_link(None, "guide/numerics", other)
+    assert other == ["text"]
+    with pytest.raises(ValueError, match="must contain"):
+        downloads.add_launch_link(None, "examples/plot_02_y", ["text"])

@@ -1,0 +1,40 @@
+"""The command `torchcalib audit LOG [LOG ...]`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchcalib.cli.files import check_pages
+from torchcalib.cli.messages import computing, output, working
+from torchcalib.cli.ranks import on_first
+from torchcalib.io.errors import printable
+from torchcalib.reporting.audit import audit as audited
+from torchcalib.reporting.render import terminal
+
+
+@on_first
+def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Read logs, and print and write the calibration under each definition of the confidence."""
+    if arguments.out is not None:
+        check_pages()
+    with computing("reading the log, and computing values and intervals"):
+        found = audited(
+            *paths,
+            select=arguments.select,
+            scale=arguments.scale,
+            words=dict(arguments.word or ()),
+            as_published=arguments.as_published,
+            n_bins=arguments.n_bins,
+            with_intervals=not arguments.no_intervals,
+            with_calibration=not arguments.no_calibration,
+            names=None if arguments.names is None else arguments.names.split(","),
+        )
+    written: tuple[Path, ...] = ()
+    if arguments.out is not None:
+        with working("writing the files"):
+            written = found.save(arguments.out)
+    if arguments.json:
+        output(found.to_json())
+    else:
+        output("\n".join(map(printable, str(found).split("\n"))))
+        terminal.show_paths(written)

@@ -1,0 +1,98 @@
+"""Open prediction files, and check the places of results. Importing this module does not import torch.
+
+`main` opens the files before it imports the module of a command. Errors in headers are therefore fast.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from torchcalib.cli.systems import System
+from torchcalib.io.opening import PredictionFiles, Unconverted, open_predictions, open_without_targets
+
+
+def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
+    """Open prediction files with the command line options, once. `preds` overrides the option --preds."""
+    known: dict[object, PredictionFiles] = vars(arguments).setdefault("opened", {})
+    key = (tuple(paths), preds)
+    if key not in known:
+        known[key] = open_predictions(
+            paths,
+            preds=arguments.preds if preds is None else preds,
+            target=arguments.target,
+            weights=arguments.weights,
+            groups=getattr(arguments, "groups", None),
+            clusters=getattr(arguments, "clusters", None),
+            from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
+            task=arguments.task,
+            class_names=None if arguments.class_names is None else arguments.class_names.split(","),
+            nan_policy=arguments.nan_policy,
+            normalize=arguments.normalize,
+        )
+    return known[key]
+
+
+def opened_systems(arguments: argparse.Namespace, systems: Mapping[str, System]) -> dict[str, PredictionFiles]:
+    """Open the files of all systems, which must agree in task, number of rows, shape, class order and weights."""
+    files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}
+    for (a, first), (b, second) in pairwise(files.items()):
+        classes = [predictions.source.class_names for predictions in (first, second)]
+        for kind, found_a, found_b in (
+            ("task", first.task_of_report, second.task_of_report),
+            ("number of rows", first.n_rows, second.n_rows),
+            ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
+            ("order of classes", *(", ".join(names) if all(classes) else "" for names in classes)),
+            ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
+        ):
+            if found_a != found_b:
+                raise ValueError(
+                    f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
+                    "Compare predictions of the same rows."
+                )
+    return files
+
+
+def opened_to_convert(arguments: argparse.Namespace, paths: Sequence[Path]) -> Unconverted:
+    """Open prediction files in which targets are not required, once."""
+    if "opened" not in arguments:
+        arguments.opened = open_without_targets(paths, arguments.preds)
+    found: Unconverted = arguments.opened
+    return found
+
+
+def check_places(arguments: argparse.Namespace, options: Sequence[str], inputs: Sequence[Path]) -> None:
+    """Check that the files for results, which the options name, differ from the inputs, and can be written.
+
+    Unless --out is one of these files, it is a folder, which is created.
+    """
+    if options and "out" not in options and arguments.out is not None:
+        make_folder(arguments.out)
+    given = {option: Path(place) for option in options if (place := getattr(arguments, option)) is not None}
+    for option, path in given.items():
+        _check_place(f"--{option.replace('_', '-')}", path, inputs)
+    if len({path.resolve() for path in given.values()}) < len(given):
+        first, second = (f"`--{option.replace('_', '-')}`" for option in given)
+        raise ValueError(f"{second} must not be the file of {first}, got {str(path)!r} for both. Name two files.")
+
+
+def make_folder(out: str) -> None:
+    """Create the folder for results, unless it exists."""
+    if not out or (Path(out).exists() and not Path(out).is_dir()):
+        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
+    Path(out).mkdir(parents=True, exist_ok=True)
+
+
+def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
+    """Raise ValueError unless a file for results can be written, and is not an input file."""
+    folder = path.parent
+    if path.is_dir() or not path.name:
+        raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
+    if not folder.is_dir():
+        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
+    if not os.access(folder, os.W_OK):
+        found = f"got {str(path)!r}. Name another one."
+        raise ValueError(f"`{option}` must be in a folder that can be written to, {found}")
+    if any(path.exists() and path.samefile(other) for other in inputs):
+        raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")

@@ -1,0 +1,128 @@
+"""Samples of the Language Model Evaluation Harness (lm-eval), `samples_*.jsonl`: a line per document and filter."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchcalib.io.logs.answers import Answer, Log, add_stated_confidence, correctness, option_index
+
+_METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
+
+
+class LmEval(Log):
+    """Reader of samples of `multiple_choice`, `loglikelihood` and `generate_until` tasks."""
+
+    kind = "lm-eval samples"
+
+    @classmethod
+    def recognises(cls, start: Mapping[str, Any]) -> bool:
+        """Return True for the keys of a line that lm-eval writes."""
+        return {"doc_id", "arguments", "resps"} <= start.keys()
+
+    def read(self) -> Iterator[Answer]:
+        """Yield one answer for each document, or one for each repetition of a generation."""
+        for place, row in self.objects():
+            if not self.selects(str(row.get("filter", "none"))):
+                continue
+            document = str(row["doc_id"])
+            pairs = _pairs(row["arguments"])
+            if pairs[0][1] is None or isinstance(pairs[0][1], dict):
+                yield from self._generations(row, document)
+                continue
+            scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
+            # With `acc_mutual_info`, each option is requested a second time, without the question.
+            asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
+            options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
+            if len(options) == 1:
+                yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
+            else:
+                yield self._choice(row, document, options, scores)
+
+    def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:
+        """Return the answer to a question with options, normalised as lm-eval does for `acc_norm` and `acc_bytes`."""
+        texts = _without_delimiter(options)
+        logged, chosen = correctness(row.get("acc")), scores.index(max(scores))
+        right = _right_options(str(row["target"]), texts, chosen, logged)
+        answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
+        if not right:
+            self.counts["target that names no option"] += 1
+        elif logged == logged and (chosen in right) != bool(logged):
+            self.counts["option of greatest likelihood that disagrees with `acc`"] += 1
+        lengths = {"choices_per_character": map(len, texts), "choices_per_byte": (len(t.encode()) for t in texts)}
+        for source, sizes in lengths.items():
+            answer.log_probs[source] = [score / max(1, size) for score, size in zip(scores, sizes, strict=True)]
+        return answer
+
+    def _generations(self, row: Mapping[str, Any], document: str) -> Iterator[Answer]:
+        name = next((name for name in (*_METRICS, *row.get("metrics", ())) if name in row), "")
+        correct = correctness(row.get(name))
+        if math.isnan(correct):
+            self.counts["answer that the log calls neither right nor wrong"] += 1
+        repeated, filtered = row["resps"][0], row.get("filtered_resps")
+        selected = filtered[0] if isinstance(filtered, list) and len(filtered) == 1 else None
+        for sample, response in enumerate(repeated):
+            # A metric belongs to the filtered response, which is one of several repetitions or their majority.
+            answer = Answer(document, sample, correct if len(repeated) == 1 else math.nan)
+            answer.text = str(response[0]) if isinstance(response, list) else str(response)
+            if isinstance(selected, str) and len(repeated) > 1:
+                answer.voted = selected, correct
+            if isinstance(response, list) and len(response) > 1:
+                answer.confidences["raw"] = math.exp(self.log_prob(response[1], f"document {document}"))
+            add_stated_confidence(answer)
+            yield answer
+
+
+def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
+    """Return context and continuation, or options of a generation, of each request."""
+    requests = arguments.values() if isinstance(arguments, dict) else arguments
+    pairs = [tuple(request.values() if isinstance(request, dict) else request) for request in requests]
+    if not pairs:
+        raise ValueError("`arguments` must contain at least one request, got none")
+    return [(pair[0], pair[1] if len(pair) > 1 else None) for pair in pairs]
+
+
+def _scores(row: Mapping[str, Any], n: int) -> list[Any]:
+    """Return the log-probability of each request."""
+    responses = row.get("filtered_resps") or row["resps"]
+    # Without a filter that takes the first repetition, each response is a list of repetitions.
+    while responses and all(
+        isinstance(response, list) and response and isinstance(response[0], list) for response in responses
+    ):
+        responses = [response[0] for response in responses]
+    if len(responses) != n:
+        raise ValueError(f"document {row['doc_id']} must have a response for each request, got {len(responses)} of {n}")
+    return [response[0] if isinstance(response, list) else response for response in responses]
+
+
+def _without_delimiter(options: Sequence[str]) -> list[str]:
+    """Return the texts of options without the white space that precedes all of them."""
+    n = min(len(option) - len(option.lstrip()) for option in options)
+    shared = options[0][:n]
+    return [option.removeprefix(shared) for option in options]
+
+
+def _right_options(target: str, options: Sequence[str], chosen: int, logged: float) -> tuple[int, ...]:
+    """Return the right options from the text of a target: an index, the text or letter of an option, or a list.
+
+    Options may be numbers, such as 3 and 2. A target is then both an index and a text, and the option of greatest
+    likelihood with the logged accuracy decides.
+    """
+    if target.startswith("["):
+        several: list[Any] = []
+        for text in (target.replace("'", '"'), target):  # a list of Python or of JSON
+            try:
+                several = json.loads(text)
+                break
+            except ValueError:
+                pass
+        found = [_right_options(str(one), options, chosen, math.nan) for one in several]
+        return tuple(dict.fromkeys(index for each in found for index in each))
+    index = int(target) if target.isdecimal() and int(target) < len(options) else None
+    named = option_index(target, options)
+    known = [each for each in (index, named) if each is not None]
+    if logged == logged:
+        known = [each for each in known if (each == chosen) == bool(logged)] or known
+    return tuple(known[:1])

@@ -1,0 +1,152 @@
+"""Read JSON objects from lines, files and archives, with limits of their sizes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from torchcalib.io.archives import open_archive
+from torchcalib.io.errors import InputError
+from torchcalib.io.tables import Frame, Parquet, opened_text
+
+try:
+    import orjson  # parses a line three times as fast
+except ImportError:
+    orjson = None  # type: ignore[assignment]
+
+_MAX_LINE = 8 * 2**20  # largest line in bytes
+_MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
+_BATCH = 2**12  # rows of a table that are converted at once
+_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
+_ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
+
+
+def loads(text: bytes) -> Any:
+    """Parse JSON. Numbers may be NaN and infinite, as Python writes them."""
+    if orjson is not None:
+        try:
+            return orjson.loads(text)
+        except ValueError:  # NaN, or damaged
+            pass
+    return json.loads(text)
+
+
+def object_of(text: bytes, place: str) -> dict[str, Any]:
+    """Parse a JSON object."""
+    found = loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{place} must contain an object, got {type(found).__name__}")
+    return found
+
+
+class Rows:
+    """Rows of a table, or objects in memory, which can be read several times.
+
+    Names of columns are in lower case, except single letters, which name options.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.kind = type(given).__name__
+
+    def objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the place and content of each row, without missing values of tables."""
+        names: dict[str, str] = {}
+        for number, row in enumerate(self._rows(), 1):
+            if not isinstance(row, Mapping):
+                raise ValueError(f"row {number} must be a dict, got {type(row).__name__}")
+            for name in row.keys() - names.keys():
+                names[name] = name if not isinstance(name, str) or len(name.strip()) == 1 else name.strip().lower()
+            # NaN is a missing value of pandas.
+            known = {names[name]: value for name, value in row.items() if value is not None and value == value}
+            yield f"row {number}", known
+
+    def _rows(self) -> Iterator[Any]:
+        given = self._given
+        if isinstance(given, Path):
+            yield from _csv_rows(given) if ".parquet" not in given.name.lower() else _batches(Parquet(given))
+        elif hasattr(given, "columns"):
+            yield from _batches(Frame(given))
+        else:
+            yield from given
+
+
+def _batches(table: Any) -> Iterator[dict[str, Any]]:
+    dtypes = {name: array.dtype for name, array in table.arrays.items() if not array.columns}
+    for batch in table.batches(dtypes, _BATCH):
+        yield from batch.to_pylist()
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table as text, without empty cells."""
+    separator = "\t" if ".tsv" in path.name.lower() else ","
+    with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        table = csv.reader(text, delimiter=separator, strict=True)
+        names = next(table, [])
+        if len(set(names)) < len(names):
+            raise ValueError("all columns must have different names")
+        for cells in table:
+            if len(cells) != len(names):
+                raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
+            yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the object of each line that is not blank. Names that end in `.gz` are decompressed."""
+    with opened_text(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
+            if len(line) == _MAX_LINE:
+                raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
+            if not line.isspace():
+                place = f"line {number}"
+                yield place, object_of(line, place)
+
+
+def whole_file(path: Path) -> Any:
+    """Parse a file that contains one JSON value."""
+    size = path.stat().st_size
+    if size > _MAX_FILE:
+        raise InputError(
+            f"`{path}` must have at most {_MAX_FILE:,} bytes, because it is read at once, got {size:,}. "
+            "Write a format that is read in parts, such as .eval or .jsonl."
+        )
+    return loads(path.read_bytes())
+
+
+def members_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and objects of the members of a zip archive whose name is wanted."""
+    methods = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, _ZSTD}
+    with open_archive(path, methods) as archive, path.open("rb") as file:
+        for info in archive.infolist():
+            if not wanted(info.filename):
+                continue
+            if info.file_size > _MAX_FILE:
+                raise InputError(
+                    f"`{path}` must have members of at most {_MAX_FILE:,} bytes, got {info.file_size:,} in "
+                    f"`{info.filename}`. Check the file."
+                )
+            packed = info.compress_type == _ZSTD
+            text = _decompressed(file, info) if packed else archive.read(info)
+            yield info.filename, object_of(text, info.filename)
+
+
+def _decompressed(file: IO[bytes], info: zipfile.ZipInfo) -> bytes:
+    """Read a member with zstd compression. Its size and checksum are those of the directory."""
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if header[:4] != b"PK\x03\x04":
+        raise ValueError(f"{info.filename} must begin with a header, got other content")
+    file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
+    packed = file.read(info.compress_size)
+    text: bytes = pa.decompress(packed, decompressed_size=info.file_size, codec="zstd", asbytes=True)
+    if zlib.crc32(text) != info.CRC:
+        raise ValueError(f"{info.filename} must have the checksum of the directory, got another one")
+    return text

@@ -1,0 +1,133 @@
+"""Convert arrays that a reader returns to `Rows`: consecutive rows of a prediction file, as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.io.errors import InputError
+from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
+from torchcalib.io.text import class_indices, cluster_hashes, first_row, group_numbers
+
+if TYPE_CHECKING:
+    from torchcalib.io.opening import PredictionFiles
+
+_MAX_DECIMALS = 6
+_MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of a prediction file. All tensors except predictions are int64 or floating-point."""
+
+    preds: Tensor  # same dtype as in the file
+    target: Tensor
+    weights: Tensor | None = None
+    groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
+    group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
+    clusters: Tensor | None = None  # identifier of the cluster of each sample, int64; a hash of text
+
+    def __len__(self) -> int:
+        return len(self.preds)
+
+    def __getitem__(self, part: slice) -> Rows:
+        sliced: dict[str, Any] = {name: value[part] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **sliced)
+
+
+def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], start: int) -> Rows:
+    """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
+    labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
+    target, group_names = values["target"], None
+    if isinstance(target, Text):
+        values["target"] = class_indices(target, files.source.class_names, labels["target"], start, files.allow_missing)
+    elif files.task == "multiclass" and target.is_floating_point() and target.dim() == values["preds"].dim() - 1:
+        values["target"] = _whole_labels(files, target, labels["target"], start)
+    if isinstance(groups := values.get("groups"), Text):
+        values["groups"], group_names = group_numbers(groups)
+    if isinstance(clusters := values.get("clusters"), Text):
+        values["clusters"] = cluster_hashes(clusters, labels["clusters"], start)
+    is_column = values["preds"].dim() > len(files.source.shape)
+    tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in values.items()}
+    if files.task == "multiclass" and tensors["target"].dtype == torch.bool:
+        _check_one_hot(tensors["target"], labels["target"], start)
+    if files.allow_missing:
+        tensors = _with_missing_as_nan(files, reader, tensors)
+    if files.normalize:
+        tensors["preds"] = _normalized(tensors["preds"], labels["preds"], start)
+    whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
+    tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
+    return Rows(**tensors, group_names=group_names)
+
+
+def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:
+    """Convert floating-point class indices to int64, unless some are missing (NaN)."""
+    wrong = target != target.round()
+    row = first_row(wrong & ~target.isnan() if files.allow_missing else wrong)
+    if row is not None:
+        found = float(target[row].flatten()[0])
+        raise InputError(
+            f"{label} must contain class indices, which are whole numbers, got {found:g} in row {start + row + 1}. "
+            + ("Pass nan_policy='drop' to drop rows with NaN." if found != found else "Save class indices.")
+        )
+    return target if bool(target.isnan().any()) else target.to(torch.int64)
+
+
+def _with_missing_as_nan(files: PredictionFiles, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
+    preds = tensors["preds"]
+    for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0)):
+        values = tensors.get(role)
+        if values is None or not values.is_floating_point():
+            continue
+        missing = values.isnan()
+        if role == "groups" or not bool(missing.any()):
+            pass  # a row without a group still contributes to the overall results
+        elif missing.shape == preds.shape and files.task != "multiclass":
+            preds = preds.masked_fill(missing, torch.nan)
+        else:
+            rows = missing.reshape(len(preds), -1).any(1)
+            preds = preds.masked_fill(rows.reshape(-1, *[1] * (preds.dim() - 1)), torch.nan)
+        whole = reader.arrays[getattr(files.source, role)].dtype in (*WHOLE, *TEXT)
+        is_label = role == "target" and files.task == "multiclass" and values.dim() < preds.dim()
+        filled = values.masked_fill(missing, fill)
+        tensors[role] = filled.to(torch.int64) if whole or is_label else filled
+    return {**tensors, "preds": preds}
+
+
+def _check_one_hot(target: Tensor, label: str, start: int) -> None:
+    n_true = target.sum(-1).reshape(len(target), -1)
+    row = first_row(n_true != 1)
+    if row is not None:
+        raise InputError(
+            f"{label} must be true for one class in every row (task='multiclass'), got {int(n_true[row][0])} in "
+            f"row {start + row + 1}. Pass task='multilabel' if several labels can be true in a row."
+        )
+
+
+def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
+    """Divide rounded probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
+
+    A sum that differs from 1 by more than the rounding raises an error.
+    """
+    total = probs.double().sum(-1, keepdim=True)
+    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -_decimals_of(probs)) + 1e-3
+    row = first_row((total - 1).abs() > farthest)
+    if row is not None:
+        raise InputError(
+            f"{label} must sum to 1 within {farthest:.2g} for normalize=True, which corrects rounding only, got "
+            f"{float(total[row].flatten()[0]):g} in row {start + row + 1}. Check that every class has a column."
+        )
+    return (probs.double() / total).to(probs.dtype)
+
+
+def _decimals_of(probs: Tensor) -> int:
+    """Return the smallest number of decimals that represents all finite values, at most 6."""
+    values = probs[probs.isfinite()].double()
+    for decimals in range(_MAX_DECIMALS):
+        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
+            return decimals
+    return _MAX_DECIMALS

@@ -1,0 +1,212 @@
+"""Sums of scores of binary predictions by compiled loops. Only `dispatch` imports this module, at first use.
+
+The method, for blocks of at most 1,024 values, which stay in the level-1 cache:
+
+1. Check the values and the targets of the block.
+2. Fill a buffer with float64 scores. Labels need one logarithm, of the probability of the outcome. Other targets need
+   two.
+3. Add the buffer to the sums. Multi-label input `(N, L)` is read in the order of its memory, and has a sum per column.
+
+A branch for each value would prevent vector instructions. So each step is a loop without branches.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.ops.numba_math import (
+    BLOCK,
+    ONE,
+    ZERO,
+    all_bits,
+    compiled_loop,
+    exp64,
+    lanes,
+    log1p_of_fraction,
+    log64,
+    log_of_complement,
+    step,
+)
+from torchcalib.ops.threads import in_threads
+
+_PIECE = 2**16  # values per partial sum, which are the unit of work of a thread
+
+
+@lanes
+def _count_outside(x, low, high):
+    """Return the number of values that are NaN or not in [low, high], as a float."""
+    count = ZERO
+    for k in range(x.size):
+        count += ZERO if (x[k] >= low) & (x[k] <= high) else ONE
+    return count
+
+
+@step
+def _count_shares(t):
+    """Return the number of targets that are neither 0 nor 1."""
+    count = np.int32(0)
+    for k in range(t.size):
+        count += np.int32(0) if (t[k] == 0) | (t[k] == 1) else np.int32(1)
+    return count
+
+
+@step
+def _fill_log_losses(p, t, out):
+    """Fill `out` with -log of the probability of the labels `t`, for probabilities p."""
+    for k in range(p.size):
+        x, one = np.float64(p[k]), t[k] != 0
+        # log u with u = p or 1 - p, and the rounding error of 1 - p as in `log_of_complement`
+        u = x if one else 1 - x
+        error = 0.0 if one else (1 - u) - x
+        out[k] = 0 - (log64(u) + error)
+
+
+@step
+def _fill_log_losses_of_logits(z, t, out):
+    """Fill `out` with -log of the probability of the labels, log(1 + e^-s) for s = z or -z, without overflow."""
+    for k in range(z.size):
+        x = np.float64(z[k])
+        signed = x if t[k] != 0 else -x
+        out[k] = max(-signed, 0.0) + log1p_of_fraction(exp64(-abs(x)))
+
+
+@step
+def _fill_squares(p, t, out):
+    """Fill `out` with (p - t)^2 for labels or other targets."""
+    for k in range(p.size):
+        d = np.float64(p[k]) - np.float64(t[k])
+        out[k] = d * d
+
+
+@step
+def _fill_squares_of_labels(p, t, out):
+    """Fill `out` with (p - t)^2 for integer labels: there are no vector instructions to convert them."""
+    for k in range(p.size):
+        d = np.float64(p[k]) - (1.0 if t[k] != 0 else 0.0)
+        out[k] = d * d
+
+
+@step
+def _fill_squares_of_logits(z, t, out):
+    """Fill `out` with ((1 - t) p - t (1 - p))^2, where p and 1 - p have the relative error of exp."""
+    for k in range(z.size):
+        x, share = np.float64(z[k]), np.float64(t[k])
+        e = exp64(-abs(x))
+        rarer, other = e / (1 + e), 1 / (1 + e)
+        d = (1 - share) * (other if x > 0 else rarer) - share * (rarer if x > 0 else other)
+        out[k] = d * d
+
+
+@step
+def _fill_cross_entropies(p, t, out):
+    """Fill `out` with -t log p - (1 - t) log(1 - p), with 0 log 0 = 0."""
+    for k in range(p.size):
+        x, share = np.float64(p[k]), np.float64(t[k])
+        one, zero = log64(x), log_of_complement(x)
+        out[k] = 0 - (share * one if share > 0 else 0.0) - ((1 - share) * zero if share < 1 else 0.0)
+
+
+@step
+def _fill_cross_entropies_of_logits(z, t, out):
+    """Fill `out` with t log(1 + e^-z) + (1 - t) log(1 + e^z), where 0 times infinity is 0."""
+    for k in range(z.size):
+        x, share = np.float64(z[k]), np.float64(t[k])
+        rest = log1p_of_fraction(exp64(-abs(x)))
+        one, zero = max(-x, 0.0) + rest, max(x, 0.0) + rest
+        out[k] = (share * one if share > 0 else 0.0) + ((1 - share) * zero if share < 1 else 0.0)
+
+
+@lanes
+def _sum(x):
+    total = 0.0
+    for k in range(x.size):
+        total += x[k]
+    return total
+
+
+@step
+def _add_rows(x, totals):
+    """Add the rows of a flat matrix `x` to the totals of its columns."""
+    for start in range(0, x.size, totals.size):
+        row = x[start : start + totals.size]
+        for k in range(totals.size):
+            totals[k] += row[k]
+
+
+@compiled_loop
+def _add_scores(x, t, labels, is_log, from_logits, buffer, totals):
+    """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
+
+    `labels` are integer targets, equal to `t`, or None for floating targets.
+    """
+    width = totals.size
+    size = max(1, BLOCK // width) * width
+    number = x.dtype.type
+    low, high = (number(-math.inf), number(math.inf)) if from_logits else (number(0), number(1))
+    for start in range(0, x.size, size):
+        # 1. Checks. Targets are labels if none is between 0 and 1.
+        values, targets = x[start : start + size], t[start : start + size]
+        out = buffer[: values.size]
+        n_shares = 0 if labels is not None else _count_shares(targets)
+        invalid = _count_outside(values, low, high) > 0
+        if labels is not None:
+            invalid |= all_bits(targets) & ~1 != 0
+        elif n_shares:
+            invalid |= _count_outside(targets, number(0), number(1)) > 0
+        if invalid:
+            totals[:] = math.nan
+            return
+        # 2. Scores
+        if not is_log and from_logits:
+            _fill_squares_of_logits(values, targets, out)
+        elif not is_log and labels is not None:
+            _fill_squares_of_labels(values, targets, out)
+        elif not is_log:
+            _fill_squares(values, targets, out)
+        elif n_shares and from_logits:
+            _fill_cross_entropies_of_logits(values, targets, out)
+        elif n_shares:
+            _fill_cross_entropies(values, targets, out)
+        elif from_logits:
+            _fill_log_losses_of_logits(values, targets, out)
+        else:
+            _fill_log_losses(values, targets, out)
+        # 3. Sums
+        if width == 1:
+            totals[0] += _sum(out)
+        else:
+            _add_rows(out, totals)
+
+
+def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
+    """Return sums of scores; see `binary_scores.score_sums`."""
+    n = values.shape[-1]
+    # Multi-label input is a transposed view of rows with one value per label. Other input has one series per sum.
+    is_transposed = values.dim() == 2 and len(values) > 1 and values.stride() == target.stride() == (1, len(values))
+    rows = [_numbers(x.T if is_transposed else x.reshape(-1, n)) for x in (values, target)]
+    width = len(values) if is_transposed else 1
+    x, t = (column.reshape(-1, n * width) for column in rows)
+    size = max(1, _PIECE // width) * width
+    is_integer = not target.is_floating_point()
+    pieces = [(k, start) for k in range(len(x)) for start in range(0, n * width, size)]
+    sums = np.zeros((len(pieces), width))
+
+    def add(begin: int, end: int) -> None:
+        buffer = np.empty(max(BLOCK, width))
+        for (k, start), total in zip(pieces[begin:end], sums[begin:end], strict=True):
+            part = slice(start, start + size)
+            _add_scores(
+                x[k, part], t[k, part], t[k, part] if is_integer else None, kind == "log", from_logits, buffer, total
+            )
+
+    in_threads(add, len(pieces), values.numel())
+    return torch.from_numpy(sums.reshape(len(x), -1, width).sum(1)).view(values.shape[:-1])
+
+
+def _numbers(x: Tensor) -> Any:
+    """Return a contiguous array; float16 and bfloat16 are converted to float32."""
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.contiguous().numpy()

@@ -1,0 +1,570 @@
+"""Audit a log of a language model: add its answers to a report for each definition of the confidence.
+
+Answers are read in blocks, and a `ReportBuilder` for each definition keeps sums only. The number of options, whether
+questions have several answers, and the scale of stated confidences determine the builders. If a later block contradicts
+the first ones, the log is read again from its start.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, cast, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import check_choice
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.simulation import BinCells, Simulation
+from torchcalib.io.errors import InputError, quoted, shown
+from torchcalib.io.logs import Answer, Log, open_log
+from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
+from torchcalib.io.text import hashes_of
+from torchcalib.metrics.binned import ECE, ece_from_bins
+from torchcalib.reporting.audit_pairs import EventRows, compared_audits
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.published import BENCHMARKS, published
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
+
+_BLOCK = 2**13  # answers that are added at once
+_MAX_OPTIONS = 2**10  # largest number of options of an answer, which limits the memory for a block
+_REPLICATES = 999  # of the quantile of ECE
+_MAX_DISTINCT = 256  # distinct confidences that are counted, to find constant ones
+_FEW = 20  # answers from which a frequent confidence is called a constant
+_OF_TOKENS = ("raw", "per_token", "first_token")  # confidences that follow from the sampled tokens
+_LARGE = 0.1  # ECE that an evaluation should detect
+_LOW_SHARE = 0.5  # share of one confidence from which it is called a constant
+
+
+@overload
+def audit(
+    log: Any,
+    *,
+    select: str | None = ...,
+    scale: ScaleName | None = ...,
+    words: Mapping[str, float] | None = ...,
+    same: Callable[[str, str], bool] | None = ...,
+    as_published: str | None = ...,
+    n_bins: int = ...,
+    with_intervals: bool = ...,
+    with_calibration: bool = ...,
+    names: Sequence[str] | None = ...,
+) -> Audit: ...
+
+
+@overload
+def audit(
+    log: Any,
+    other: Any,
+    /,
+    *others: Any,
+    select: str | None = ...,
+    scale: ScaleName | None = ...,
+    words: Mapping[str, float] | None = ...,
+    same: Callable[[str, str], bool] | None = ...,
+    as_published: str | None = ...,
+    n_bins: int = ...,
+    with_intervals: bool = ...,
+    with_calibration: bool = ...,
+    names: Sequence[str] | None = ...,
+) -> AuditComparison: ...
+
+
+def audit(
+    log: Any,
+    *others: Any,
+    select: str | None = None,
+    scale: ScaleName | None = None,
+    words: Mapping[str, float] | None = None,
+    same: Callable[[str, str], bool] | None = None,
+    as_published: str | None = None,
+    n_bins: int = 15,
+    with_intervals: bool = True,
+    with_calibration: bool = True,
+    names: Sequence[str] | None = None,
+) -> Audit | AuditComparison:
+    r"""Measure the calibration of a language model under each definition of the confidence that a log contains.
+
+    Recognised by content: samples of lm-eval, logs of Inspect, runs of HELM and HLE, responses of chat interfaces with
+    log-probabilities, and lines or tables of answers with confidences or probabilities by option. Several answers to a
+    question, such as epochs, are clusters: only different questions are independent. The frequency of the most frequent
+    answer is then a further confidence.
+
+    With several logs, the answers to the same questions are compared in pairs; see `torchcalib.compare`.
+
+    Args:
+        log: file (`.jsonl`, `.jsonl.gz`, `.eval`, `.json`, `.csv`, `.tsv`, `.parquet`), folder with one log, DataFrame,
+            or list of dicts.
+        *others: further logs of the same questions.
+        select: filter (lm-eval) or scorer (Inspect) whose answers are read; None for the first. The answers of
+            different filters are never mixed.
+        scale: `"percent"` or `"fraction"`, for stated confidences without a percent sign. None infers it from all of
+            them. If it is ambiguous, these confidences have no report.
+        words: confidences in [0, 1] for words, such as `{"high": 0.9}`.
+        same: function that returns True for two answers with the same meaning. None compares their texts.
+        as_published: `"hle"`, `"browsecomp"` or `"browsecomp_plus"` adds the calibration error of stated confidences
+            that this benchmark publishes. It stores 16 bytes for each answer.
+        n_bins: number of equal-width bins.
+        with_intervals: compute intervals, and p-values of rank-based errors.
+        with_calibration: compute the gains of calibrators.
+        names: names of several logs; None for the names of their files.
+
+    Returns:
+        The audit, a mapping from definitions such as `"choices"` to their reports. Print it, or use `to_pandas`. For
+        several logs, an `AuditComparison`, a mapping from definitions to comparisons.
+
+    Raises:
+        InputError: if the file is not such a log, is damaged, or contains impossible values.
+        ValueError: for invalid options.
+
+    Example:
+        >>> import json, tempfile, torchcalib
+        >>> from pathlib import Path
+        >>> p = [0.6, 0.8] * 15
+        >>> lines = [{"item_id": k, "gold": "yes", "probs": {"yes": p[k], "no": 1 - p[k]}} for k in range(30)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "answers.jsonl")
+        ...     _ = path.write_text("\n".join(map(json.dumps, lines)))
+        ...     found = torchcalib.audit(path, with_calibration=False)
+        >>> list(found), round(found["probabilities"].value("ece"), 3)
+        (['probabilities', 'probabilities/each'], 0.3)
+    """
+    check_choice("scale", scale, (None, *SCALES))
+    check_choice("as_published", as_published, (None, *BENCHMARKS))
+    for word, p in (words or {}).items():
+        if not 0 <= p <= 1:
+            raise ValueError(f"`words` must contain confidences in [0, 1], got {shown(p)} for {shown(word)}.")
+    options = AuditOptions(n_bins, with_intervals, with_calibration, same or _have_equal_text, as_published)
+    builders = []
+    for each in (log, *others):
+        layout = _Layout(scale)
+        while True:
+            try:
+                builder = AuditBuilder(open_log(each, select, words), layout, options, keep=bool(others))
+                builder.read()
+                break
+            except _ContradictedError as error:
+                layout = error.layout
+        builders.append(builder)
+    return compared_audits(builders, names) if others else builders[0].audit()
+
+
+def _have_equal_text(a: str, b: str) -> bool:
+    return a.strip().casefold() == b.strip().casefold()
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of `audit` that all logs share."""
+
+    n_bins: int
+    with_intervals: bool
+    with_calibration: bool
+    same: Callable[[str, str], bool]
+    as_published: str | None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the builders must know before the first answer."""
+
+    scale: ScaleName | None = None  # chosen by the caller
+    width: int = 0  # largest number of options
+    repeats: bool = False  # whether a question has several answers
+    scales: Mapping[str, Scale] = field(default_factory=dict)  # evidence on the scale of stated confidences, by source
+
+
+class _ContradictedError(Exception):
+    """A block contradicts the layout, which the attribute `layout` replaces."""
+
+    def __init__(self, layout: _Layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+
+class _Documents:
+    """Set of the questions seen so far. The numbers 0, 1, 2, ... need no memory, other identifiers 8 bytes each."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._seen: Any = None  # sorted hashes; None while all identifiers are the numbers 0 to n - 1
+
+    def add(self, names: Sequence[str]) -> bool:
+        """Add the questions of a block. Return True if one of them was seen before."""
+        if self._seen is None:
+            if list(names) == [str(k) for k in range(self.n, self.n + len(names))]:
+                self.n += len(names)
+                return False
+            self._seen = hashes_of([str(k) for k in range(self.n)]).numpy()
+        before = len(self._seen) + len(names)
+        self._seen = np.union1d(self._seen, hashes_of(names).numpy())
+        self.n = len(self._seen)
+        return self.n < before
+
+
+@dataclass
+class _Definition:
+    """Sums for one source and event."""
+
+    source: str
+    event: str
+    builder: ReportBuilder
+    ece: ECE
+    values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
+    n: int = 0
+    n_impossible: int = 0  # right options with the probability 0
+    n_rounded: int = 0  # confidences with at most 2 decimals
+    problem: str = ""  # reason why the scale of the confidences is ambiguous
+
+    def add(self, confidence: Tensor, correct: Tensor) -> None:
+        """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
+        self.ece.update(confidence, correct)
+        found, numbers = np.unique(confidence.numpy(), return_counts=True)
+        for value, times in zip(found.tolist(), numbers.tolist(), strict=True):
+            if value in self.values or len(self.values) < _MAX_DISTINCT:
+                self.values[value] += times
+        self.n += len(confidence)
+        self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
+
+
+@dataclass
+class _Group:
+    """Answers to a question that have the same meaning."""
+
+    text: str
+    n: int = 0
+    outcomes: set[float] = field(default_factory=set)  # whether the log calls them right
+
+
+class _SampledAnswers:
+    """Groups of the answers to each question. They stay in memory, because answers to a question may be anywhere."""
+
+    def __init__(self, same: Callable[[str, str], bool]) -> None:
+        self._same = same
+        self._groups: dict[str, list[_Group]] = defaultdict(list)
+
+    def add(self, answer: Answer) -> None:
+        """Add an answer to the first group whose first answer has the same meaning, or to a new one."""
+        text = answer.text if answer.short is None else answer.short
+        if not text:
+            return
+        group = self._group(answer.document, text)
+        group.n += 1
+        if not math.isnan(answer.correct):
+            group.outcomes.add(answer.correct)
+        elif answer.voted is not None and self._same(group.text, answer.voted[0]):
+            group.outcomes.add(answer.voted[1])
+
+    def _group(self, document: str, text: str) -> _Group:
+        groups = self._groups[document]
+        for group in groups:
+            if self._same(group.text, text):
+                return group
+        groups.append(_Group(text))
+        return groups[-1]
+
+    def majorities(self, counts: Counter[str]) -> Iterator[tuple[float, float]]:
+        """Yield the frequency of the most frequent answer to each question with several, and whether it is right."""
+        for groups in self._groups.values():
+            n, largest = sum(group.n for group in groups), max(groups, key=lambda group: group.n)
+            outcomes = {outcome for outcome in largest.outcomes if not math.isnan(outcome)}
+            if n == 1:
+                counts["question with one answer"] += 1
+            elif len(outcomes) != 1:
+                counts["most frequent answer that the log calls neither right nor wrong, or both"] += 1
+            else:
+                yield largest.n / n, outcomes.pop()
+
+
+class AuditBuilder:
+    """Sums over one pass through a log. With `keep`, the rows of each definition too."""
+
+    def __init__(self, log: Log, layout: _Layout, options: AuditOptions, keep: bool = False) -> None:
+        self.log, self.layout, self.options = log, layout, options
+        self.definitions: dict[tuple[str, str], _Definition] = {}
+        self.documents = _Documents()
+        self.n_answers, self.n_judged, self.fewest = 0, 0, 0
+        self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
+        self.scales = dict(layout.scales)
+        self.samples = _SampledAnswers(options.same)
+        self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
+        self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
+
+    def read(self) -> None:
+        """Read all answers."""
+        answers = self._answers()
+        while block := list(islice(answers, _BLOCK)):
+            self._check_layout(block)
+            self._add(block)
+        if not self.n_answers:
+            raise InputError(self._no_answers())
+        self._check_swapped()
+        if self.layout.repeats:
+            found = list(self.samples.majorities(self.log.counts))
+            if found:
+                confidence, correct = torch.tensor(found, dtype=torch.float64).unbind(1)
+                self._add_confidences("frequency", "most frequent", confidence, correct.long(), None)
+
+    def audit(self) -> Audit:
+        """Return the results."""
+        names = list(self.log.alternatives)
+        chosen = self.log.chosen or (names[0] if names else "")
+        n_truth = self.truth[1]
+        benchmark = self.options.as_published
+        return Audit(
+            kind=self.log.kind,
+            file=self.log.path.name,
+            chosen=chosen,
+            others=tuple(name for name in names if name != chosen),
+            n_answers=self.n_answers,
+            n_documents=self.documents.n,
+            n_options=(self.fewest, self.layout.width),
+            n_bins=self.options.n_bins,
+            nll_of_truth=-self.truth[0] / n_truth if n_truth else math.nan,
+            counts=dict(self.log.counts),
+            confidences=tuple(self._audited()),
+            notes=tuple(self._notes()),
+            published=None if benchmark is None else published(benchmark, *self.stated),
+        )
+
+    def _answers(self) -> Iterator[Answer]:
+        """Yield the answers without their texts, which would need much memory for a block."""
+        for answer in self.log.answers():
+            if self.layout.repeats:
+                self.samples.add(answer)
+            answer.text = answer.short = answer.voted = None
+            n_options = max(map(len, (*answer.log_probs.values(), *answer.probs.values())), default=0)
+            if n_options > _MAX_OPTIONS:
+                raise InputError(
+                    f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n_options:,} "
+                    f"for document {shown(answer.document)}. Keep the options of the question only."
+                )
+            yield answer
+
+    def _check_swapped(self) -> None:
+        """Raise if confidences are 0 or 1 and outcomes are not, which are then probably swapped."""
+        scale = self.scales.get("reported")
+        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
+            raise InputError(
+                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
+                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
+            )
+
+    def _no_answers(self) -> str:
+        names = quoted(self.log.alternatives)
+        if self.log.chosen is not None and self.log.chosen not in self.log.alternatives:
+            return f"`select` must be one of {names}, got {self.log.chosen!r}. Omit it to read the first."
+        found = "; ".join(f"{reason}: {n}" for reason, n in self.log.counts.items()) or "none"
+        return (
+            f"`{self.log.path}` must contain at least one answer, got {found}. Check that the evaluation is complete."
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if not self.definitions:
+            yield (
+                "The log contains no confidence of an answer that is known to be right or wrong. "
+                "Its calibration cannot be measured."
+            )
+        if self.layout.repeats:
+            yield "Questions have several answers. Tests and intervals treat only different questions as independent."
+
+    def _check_layout(self, block: Sequence[Answer]) -> None:
+        repeats = self.documents.add([answer.document for answer in block])
+        sizes = [len(scores) for answer in block for scores in (*answer.log_probs.values(), *answer.probs.values())]
+        for answer in block:
+            for source, stated in answer.stated.items():
+                self.scales[source] = self.scales.get(source, Scale(self.layout.scale)).including(stated)
+        known = self.layout
+        needed = replace(
+            known,
+            width=max([known.width, *sizes]),
+            repeats=known.repeats or repeats,
+            scales={**known.scales, **self.scales},
+        )
+        is_contradicted = needed.width > known.width or any(
+            self.scales[source].name != before.name for source, before in known.scales.items()
+        )
+        if needed.repeats != known.repeats or (is_contradicted and self.n_answers):
+            raise _ContradictedError(needed)
+        self.layout = needed
+        self.fewest = min([self.fewest or needed.width, *sizes]) if sizes else self.fewest
+
+    def _add(self, block: Sequence[Answer]) -> None:
+        self.n_answers += len(block)
+        by_source: dict[str, list[tuple[Answer, Sequence[float], bool]]] = defaultdict(list)
+        single: dict[str, list[Answer]] = defaultdict(list)
+        for answer in block:
+            omitted = set()
+            for is_log, sources in ((True, answer.log_probs), (False, answer.probs)):
+                for source, scores in sources.items():
+                    if reason := _reason_to_omit(answer, scores):
+                        omitted.add(f"options without an event: {reason}")
+                    else:
+                        by_source[source].append((answer, scores, is_log))
+            self.log.counts.update(omitted)
+            if not math.isnan(answer.correct):
+                self.n_judged += 1
+                self._resolve(answer)
+                for source in answer.confidences:
+                    single[source].append(answer)
+            if not math.isnan(answer.truth):
+                self.truth[0] += answer.truth
+                self.truth[1] += 1
+        for source, rows in by_source.items():
+            self._add_options(source, rows)
+        for source, answers in single.items():
+            confidence = torch.tensor([answer.confidences[source] for answer in answers], dtype=torch.float64)
+            correct = torch.tensor([int(answer.correct) for answer in answers])
+            self._add_confidences(source, "answer", confidence, correct, self._clusters(answers))
+            self._keep(source, "answer", answers, confidence, correct)
+
+    def _resolve(self, answer: Answer) -> None:
+        """Add the stated confidences as fractions, unless their scale is ambiguous."""
+        value = math.nan
+        for source, stated in answer.stated.items():
+            scale = self.scales[source]
+            if scale.problem:
+                self._definition(source, "answer", task="confidence").problem = scale.problem
+            else:
+                value = answer.confidences[source] = scale.fraction(stated)
+        if self.options.as_published is not None:
+            self.stated[0].append(value)
+            self.stated[1].append(answer.correct)
+
+    def _add_confidences(
+        self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
+    ) -> None:
+        definition = self._definition(source, event, task="confidence")
+        definition.builder.update(confidence, correct, clusters=clusters)
+        definition.add(confidence, correct)
+        definition.n_impossible += int((confidence == (1 - correct)).sum())
+
+    def _keep(self, source: str, event: str, answers: Sequence[Answer], preds: Tensor, target: Tensor) -> None:
+        if self.kept is not None:
+            self.kept[source, event].append(EventRows([answer.document for answer in answers], preds, target))
+
+    def _add_options(self, source: str, rows: Sequence[tuple[Answer, Sequence[float], bool]]) -> None:
+        """Add answers with a score for each option, `(answer, scores, whether they are log-probabilities)`."""
+        answers = [answer for answer, _, _ in rows]
+        sizes = torch.tensor([len(scores) for _, scores, _ in rows])
+        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
+        is_log = rows[0][2]
+        lowest = -math.inf if is_log else 0.0
+        scores = torch.full(held.shape, lowest, dtype=torch.float64)
+        scores[held] = torch.tensor([score for _, each, _ in rows for score in each], dtype=torch.float64)
+        is_impossible = (scores == lowest).all(-1)
+        if bool(is_impossible.any()):
+            index = int(is_impossible.long().argmax())
+            raise InputError(
+                f"`{self.log.path}` must have an option with a positive probability in each answer, got none for "
+                f"document {shown(answers[index].document)} ({CONFIDENCES[source].name}). Check the scores."
+            )
+        probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
+        target = torch.tensor([answer.right[0] for answer in answers])
+        clusters = self._clusters(answers)
+        chosen = self._definition(source, "chosen", task="multiclass", num_classes=self.layout.width)
+        chosen.builder.update(probs, target, clusters=clusters)
+        self._keep(source, "chosen", answers, probs, target)
+        confidence, top = probs.max(-1)
+        chosen.add(confidence, (top == target).long())
+        of_truth = probs.gather(1, target.unsqueeze(1))
+        chosen.n_impossible += int((of_truth == 0).sum())
+        each = self._definition(source, "each", task="binary")
+        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+        # Options of a question are dependent: exactly one of them is right.
+        questions = hashes_of([answer.document for answer in answers]).unsqueeze(1).expand_as(held)[held]
+        each.builder.update(probs[held], is_right, clusters=questions)
+        each.add(probs[held], is_right)
+
+    def _clusters(self, answers: Sequence[Answer]) -> Tensor | None:
+        return hashes_of([answer.document for answer in answers]) if self.layout.repeats else None
+
+    def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
+        if (source, event) not in self.definitions:
+            builder = ReportBuilder(
+                **format_options,
+                n_bins=self.options.n_bins,
+                with_intervals=self.options.with_intervals,
+                with_calibration=self.options.with_calibration,
+            )
+            ece = ECE(task="binary", n_bins=self.options.n_bins)
+            self.definitions[source, event] = _Definition(source, event, builder, ece)
+        return self.definitions[source, event]
+
+    def _audited(self) -> Iterator[AuditedConfidence]:
+        order = list(CONFIDENCES)
+        for definition in sorted(self.definitions.values(), key=lambda each: order.index(each.source)):
+            refusal = _refusal(definition)
+            report = None if refusal else definition.builder.report()
+            # The simulated outcomes are independent.
+            is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
+            detectable = math.nan
+            if not refusal and not is_clustered:
+                detectable = detectable_ece(cast("BinStats", definition.ece.statistic()))
+            scale = self.scales.get(definition.source)
+            yield AuditedConfidence(
+                source=definition.source,
+                event=definition.event,
+                report=report,
+                detectable=detectable,
+                marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
+                scale="" if scale is None else scale.rule,
+            )
+
+
+def _reason_to_omit(answer: Answer, scores: Sequence[float]) -> str:
+    """Return the reason why an answer has no distribution over options with one right option; empty if it has one."""
+    if not answer.right:
+        return "no right option"
+    if len(answer.right) > 1:
+        return "several right options"
+    return "a single option" if len(scores) == 1 else ""
+
+
+def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
+    """Return the 95% quantile of ECE over simulated outcomes of a calibrated model; see `inference.simulation`."""
+    simulated = Simulation(BinCells.from_bins(b), 0, 0, n_replicates).compute(ece_from_bins)
+    # The smallest value that at most 5% of the replicates and the data itself reach
+    return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
+
+
+def _refusal(definition: _Definition) -> str:
+    """Return the reason why confidences are degenerate, as a sentence; empty if they are not."""
+    if definition.problem:
+        return f"Ambiguous: {definition.problem} Pass `scale`, 'percent' or 'fraction'."
+    if len(definition.values) > 1:
+        return ""
+    (value,) = definition.values
+    if value == 1 and definition.source in _OF_TOKENS:
+        return (
+            "Degenerate: every probability is 1. The log-probabilities seem to be those of sampling at temperature 0, "
+            "not of the model. Its calibration cannot be measured."
+        )
+    return f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy could be measured."
+
+
+def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterator[str]:
+    """Yield the reasons why the numbers are not what they seem. `n_judged` answers are right or wrong."""
+    if definition.event == "answer" and definition.n < n_judged:
+        yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."
+    if detectable > _LARGE:
+        yield (
+            f"{definition.n:,} answers are too few to measure calibration: only an ECE above {detectable:.2f} is "
+            "significant."
+        )
+    (value, times), n = definition.values.most_common(1)[0], definition.n
+    if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
+        yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, which may stand for a missing value."
+    if definition.n_impossible:
+        is_rounded = definition.n_rounded == n and definition.source != "frequency"
+        rounded = " Probabilities are rounded to 2 decimals." if is_rounded else ""
+        yield (
+            f"NLL is infinite: the probability of {definition.n_impossible:,} outcomes that occurred is exactly 0."
+            f"{rounded} Use the Brier score."
+        )

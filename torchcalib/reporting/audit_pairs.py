@@ -1,0 +1,123 @@
+"""Compare several logs of the same questions, with the answers paired by question."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.text import hashes_of
+from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.results.audit import CONFIDENCES, AuditComparison
+
+if TYPE_CHECKING:
+    from torchcalib.reporting.audit import AuditBuilder
+
+Key = tuple[str, int]  # a question, and the number of its answer
+
+
+class EventRows(NamedTuple):
+    """Rows of one definition: the question, the confidence or the probabilities of options, and the outcome."""
+
+    documents: list[str]
+    preds: Tensor
+    target: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[EventRows], width: int) -> EventRows:
+        """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
+        padded = [torch.nn.functional.pad(p, (0, width - p.shape[-1])) if p.ndim > 1 else p for _, p, _ in parts]
+        documents = [document for part in parts for document in part.documents]
+        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]))
+
+    def places(self) -> dict[Key, int]:
+        """Return the index of each row. Answers to the same question are numbered in the order of the log."""
+        seen: Counter[str] = Counter()
+        found = {}
+        for index, document in enumerate(self.documents):
+            found[document, seen[document]] = index
+            seen[document] += 1
+        return found
+
+
+def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | None) -> AuditComparison:
+    """Return the comparison of logs that were read with `keep`."""
+    paths = [builder.log.path for builder in builders]
+    by_name = dict(zip(_names_of(paths) if names is None else _checked(names, len(paths)), builders, strict=True))
+    kept = [builder.kept or {} for builder in builders]
+    shared = [key for key in kept[0] if all(key in each for each in kept)]
+    if not shared:
+        found = " and ".join(quoted({source for source, _ in each}) for each in kept)
+        raise InputError(f"Logs must have a confidence in common, got {found}. Audit them separately.")
+    width = max(builder.layout.width for builder in builders)
+    comparisons, n_paired, notes = {}, {}, []
+    for source, event in sorted(shared, key=lambda key: list(CONFIDENCES).index(key[0])):
+        rows = [EventRows.joined(each[source, event], width) for each in kept]
+        paired, n_differing = _in_pairs(rows, event == "chosen")
+        n = len(paired[0].documents)
+        name = CONFIDENCES[source].name
+        left_out = [f"{len(each.documents) - n:,} of `{system}`" for each, system in zip(rows, by_name, strict=True)]
+        if n_differing:
+            notes.append(f"{name}: {n_differing:,} questions have different right options, and are left out.")
+        if any(len(each.documents) > n for each in rows):
+            notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
+        if n:
+            n_paired[source] = n
+            comparisons[source] = _compared(tuple(by_name), paired, event, builders[0].options.n_bins)
+    if not comparisons:
+        raise InputError("Logs must have questions in common, got none. Check that they have the same identifiers.")
+    return AuditComparison(
+        audits={name: builder.audit() for name, builder in by_name.items()},
+        comparisons=comparisons,
+        n_paired=n_paired,
+        notes=tuple(notes),
+    )
+
+
+def _in_pairs(rows: Sequence[EventRows], has_shared_target: bool) -> tuple[list[EventRows], int]:
+    """Return the rows that all logs contain, in the order of the first, and the number of different targets."""
+    places = [each.places() for each in rows]
+    common = [key for key in places[0] if all(key in each for each in places)]
+    chosen = [torch.tensor([each[key] for key in common], dtype=torch.long) for each in places]
+    targets = [each.target[index] for each, index in zip(rows, chosen, strict=True)]
+    kept = torch.ones(len(common), dtype=torch.bool)
+    for other in targets[1:] if has_shared_target else ():
+        kept &= targets[0] == other
+    documents = [document for (document, _), keep in zip(common, kept.tolist(), strict=True) if keep]
+    return [
+        EventRows(documents, each.preds[index[kept]], each.target[index[kept]])
+        for each, index in zip(rows, chosen, strict=True)
+    ], len(common) - len(documents)
+
+
+def _compared(names: tuple[str, ...], paired: Sequence[EventRows], event: str, n_bins: int) -> Any:
+    documents = paired[0].documents
+    builder = ComparisonBuilder(names, task="multiclass" if event == "chosen" else "confidence", n_bins=n_bins)
+    clusters = hashes_of(documents) if len(set(documents)) < len(documents) else None
+    preds = {name: rows.preds for name, rows in zip(names, paired, strict=True)}
+    targets = {name: rows.target for name, rows in zip(names, paired, strict=True)}
+    builder.update(preds, paired[0].target if event == "chosen" else targets, clusters=clusters)
+    return builder.comparison()
+
+
+def _names_of(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files, with their folders if names are equal, and numbered as a last resort."""
+    for name_of in (lambda path: path.name, lambda path: "/".join(path.parts[-2:])):
+        names = [str(name_of(path)) for path in paths]
+        if all(a != b for a, b in combinations(names, 2)):
+            return names
+    return [f"{path.name} {k}" for k, path in enumerate(paths, 1)]
+
+
+def _checked(names: Sequence[str], n: int) -> Sequence[str]:
+    if len(names) != n or len(set(names)) < n:
+        raise ValueError(
+            f"`names` must contain {n} different names, one for each log, got {quoted(names)}. Rename them."
+        )
+    return names

@@ -1,0 +1,460 @@
+"""Audit of a log of a language model: its calibration under each definition of the confidence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcalib._version import __version__
+from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
+from torchcalib.display.words import count, listed, p_words, significant
+from torchcalib.io.errors import shown
+from torchcalib.io.saved import write_all, write_whole
+from torchcalib.results.base import SCHEMA_VERSION, above, plain, today
+from torchcalib.results.comparison import Comparison, system_table
+from torchcalib.results.report import Report
+
+_OPTIONS = "each option of the question, given by the task"
+_GENERATED = "the generated answer"
+_PROMPT = "the prompt of the task; for each token also the earlier tokens of the scored answer"
+
+
+class ConfidenceWords(NamedTuple):
+    """Words for one source of confidences, for its definition card (arXiv 2605.27752 has the checklist)."""
+
+    name: str
+    formula: str
+    scored: str = _OPTIONS  # the answer to which the confidence belongs
+    context: str = _PROMPT  # the text on which the probability is conditioned
+
+
+CONFIDENCES: Mapping[str, ConfidenceWords] = {
+    "choices": ConfidenceWords(
+        "choices", "probability of an option, exp(sum of its token log-probabilities), divided by the sum over options"
+    ),
+    "choices_per_character": ConfidenceWords(
+        "choices, per character", "exp(log-probability of an option / its characters), divided by the sum over options"
+    ),
+    "choices_per_byte": ConfidenceWords(
+        "choices, per byte", "exp(log-probability of an option / its bytes in UTF-8), divided by the sum over options"
+    ),
+    "option_letters": ConfidenceWords(
+        "letters of options",
+        "probability of the letter as the first token, divided by the sum over all letters",
+        "the letter of each option, as the first token of an answer",
+        "the prompt of the task",
+    ),
+    "first_token_options": ConfidenceWords(
+        "options as first token",
+        "probability of the option as the first token, divided by the sum over all options",
+        "each option, as the first token of an answer",
+        "the prompt of the task",
+    ),
+    "probabilities": ConfidenceWords(
+        "probabilities by option",
+        "probability of an option as logged, divided by the sum over options",
+        _OPTIONS,
+        "not in the log",
+    ),
+    "raw": ConfidenceWords(
+        "sequence",
+        "exp(sum of the token log-probabilities of the answer)",
+        _GENERATED,
+    ),
+    "per_token": ConfidenceWords(
+        "per token",
+        "exp(mean of the token log-probabilities of the answer)",
+        _GENERATED,
+    ),
+    "first_token": ConfidenceWords(
+        "first token",
+        "exp(log-probability of the first token of the answer)",
+        _GENERATED,
+    ),
+    "stated": ConfidenceWords(
+        "stated",
+        "confidence that the text of the answer states",
+        _GENERATED,
+        "the prompt, which asks for a confidence; the answer that precedes it",
+    ),
+    "reported": ConfidenceWords(
+        "reported",
+        "confidence that the log reports for the answer",
+        _GENERATED,
+        "not in the log: how the confidence was obtained must be reported with it",
+    ),
+    "frequency": ConfidenceWords(
+        "frequency",
+        "fraction of the sampled answers to a question that agree with the most frequent one",
+        "the most frequent one of the sampled answers",
+        "the prompt of the task; answers are sampled independently",
+    ),
+}
+"""Words for the confidences that logs contain, in the order of the table of an audit."""
+
+EVENTS = {
+    "chosen": "the option of greatest confidence is right",
+    "each": "an option is right; all options of all questions",
+    "answer": "the answer is right",
+    "most frequent": "the most frequent answer to a question is right",
+}
+"""Words for the events whose probability a confidence is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditedConfidence:
+    """Calibration of a log under one definition.
+
+    Attributes:
+        source: key in `CONFIDENCES`.
+        event: key in `EVENTS`.
+        report: report of these confidences; None if they are degenerate.
+        detectable: smallest ECE that a test at level 5% calls significant for these confidences: the 95% quantile of
+            ECE for a calibrated model. NaN without a report.
+        marks: reasons why the numbers are not what they seem, as sentences.
+        scale: the rule that determined the scale of stated confidences, as a sentence.
+    """
+
+    source: str
+    event: str
+    report: Report | None
+    detectable: float = math.nan
+    marks: tuple[str, ...] = ()
+    scale: str = ""
+
+    @property
+    def key(self) -> str:
+        """Key in `Audit`: the source, followed by "/each" for all options."""
+        return f"{self.source}/each" if self.event == "each" else self.source
+
+    @property
+    def name(self) -> str:
+        """Name of the confidence in tables."""
+        return CONFIDENCES[self.source].name
+
+    def value(self, key: str) -> float:
+        """Return a value of the report by its key; NaN if it has none."""
+        line = None if self.report is None else self.report.line(key)
+        return math.nan if line is None else float(line.value)
+
+    @property
+    def definition(self) -> str:
+        """Definition of the confidence, and the event whose probability it is."""
+        return f"{CONFIDENCES[self.source].formula}; event: {EVENTS[self.event]}"
+
+    def card(self, n_answers: int) -> dict[str, str]:
+        """Return the definition card of the numbers: what a publication must state beside them."""
+        words, card = CONFIDENCES[self.source], {}
+        card = {"confidence": words.formula, "scored answer": words.scored, "context": words.context}
+        card |= {"scale": self.scale} if self.scale else {}
+        card["event"] = EVENTS[self.event]
+        line = None if self.report is None else self.report.line("ece")
+        if self.report is None or line is None:
+            return card
+        of_ece = self.report.definitions[line.key]
+        card["ECE"] = f"{of_ece.n_bins} equal-width bins {of_ece.edges}, norm {of_ece.norm}"
+        n = count(int(self.report.n))
+        rows = {"each": f"{n} options", "most frequent": f"{n} questions"}
+        card["n"] = rows.get(self.event, f"{n} of {count(n_answers)} answers")
+        clusters = of_ece.clusters
+        card["clusters"] = "none, rows are independent" if clusters is None else f"{count(clusters)} questions"
+        return card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Calibration error of the stated confidences as a benchmark publishes it.
+
+    Attributes:
+        benchmark: name of the benchmark.
+        value: its number, in percent.
+        complete: the same error of the answers with a confidence, with all bins and not rounded, in percent.
+        n: number of answers in `value`.
+        n_missing: number of answers without a confidence.
+        deviations: differences of `value` from its definition, as sentences.
+    """
+
+    benchmark: str
+    value: float
+    complete: float
+    n: int
+    n_missing: int
+    deviations: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Both numbers and the reasons for their difference."""
+        missing = f" and without {count(self.n_missing)} missing confidences" if self.n_missing else ""
+        return (
+            f"{self.benchmark} publishes a calibration error of {significant(self.value)}% for these {count(self.n)} "
+            f"answers. With all bins{missing} it is {significant(self.complete)}%. {' '.join(self.deviations)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Audit(Mapping[str, AuditedConfidence], Tabular):
+    """Calibration of the answers in a log under each definition of the confidence; see `torchcalib.audit`.
+
+    An audit is a mapping from the keys of `AuditedConfidence` to the results.
+
+    Attributes:
+        kind: program that wrote the log.
+        file: name of the file.
+        chosen: filter or scorer whose answers were read; empty if the log has none.
+        others: further filters or scorers of the log.
+        n_answers: number of answers.
+        n_documents: number of questions.
+        n_options: smallest and largest number of options; (0, 0) without options.
+        n_bins: number of equal-width bins of ECE.
+        nll_of_truth: mean negative log-probability of the right answer, if the log contains nothing else; else NaN.
+        counts: numbers of rows by finding, such as those that were left out.
+        confidences: the results, in the order of the table.
+        notes: sentences on the log.
+        published: the number of a benchmark, if `as_published` names one.
+        version, created: version of torchcalib, and date as yyyy-mm-dd.
+    """
+
+    kind: str
+    file: str
+    chosen: str
+    others: tuple[str, ...]
+    n_answers: int
+    n_documents: int
+    n_options: tuple[int, int]
+    n_bins: int
+    nll_of_truth: float
+    counts: Mapping[str, int]
+    confidences: tuple[AuditedConfidence, ...]
+    notes: tuple[str, ...] = ()
+    published: Published | None = None
+    version: str = __version__
+    created: str = field(default_factory=today)
+
+    def __getitem__(self, key: str) -> AuditedConfidence:
+        for each in self.confidences:
+            if each.key == key:
+                return each
+        raise KeyError(f"`key` must be one of {', '.join(self) or 'no keys'}, got {shown(key)}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return (each.key for each in self.confidences)
+
+    def __len__(self) -> int:
+        return len(self.confidences)
+
+    @property
+    def clustered(self) -> bool:
+        """Whether questions have several answers, which are then not independent."""
+        return self.n_answers > self.n_documents
+
+    @property
+    def input_line(self) -> str:
+        """Description of the log in one line."""
+        parts = [f"{self.kind}: {count(self.n_answers)} answers to {count(self.n_documents)} questions"]
+        low, high = self.n_options
+        parts += [f"{low} options" if low == high else f"{low} to {high} options"] * bool(high)
+        parts += [f"{self.chosen!r} of {listed([self.chosen, *self.others])}"] * bool(self.others)
+        return ", ".join(parts)
+
+    @property
+    def sentence(self) -> str:
+        """A sentence for a paper, on the first definition that is not degenerate; empty without any."""
+        each = next((each for each in self.confidences if each.report is not None), None)
+        if each is None or each.report is None:
+            return ""
+        line, n = each.report.line("ece"), int(each.report.n)
+        if line is None:
+            return ""
+        floor = "" if line.noise_floor is None else f", {significant(line.noise_floor)} expected if calibrated"
+        p_value = "" if line.p_value is None else f", p {p_words(line.p_value, '= ')}"
+        rows = f"{count(self.n_answers)} answers"
+        if each.event == "each":
+            rows = f"{count(n)} options of {rows}"
+        elif n < self.n_answers:
+            rows = f"{count(n)} of {rows}"
+        rows += f" to {count(self.n_documents)} questions, which are clusters" if self.clustered else ""
+        rows = f"{count(n)} questions" if each.event == "most frequent" else rows
+        return (
+            f"The expected calibration error was {significant(line.value)} ({self.n_bins} equal-width bins{floor}"
+            f"{p_value}; {rows}), with the confidence defined as {each.definition}."
+        )
+
+    def layout(self) -> Table:
+        """Return the table of all definitions."""
+
+        def number(header: str, key: str) -> Column:
+            return Column(header, lambda each: _number(each.value(key)), data={key: lambda each: each.value(key)})
+
+        def of_ece(each: AuditedConfidence, name: str) -> float:
+            line = None if each.report is None else each.report.line("ece")
+            found = None if line is None else getattr(line, name)
+            return math.nan if found is None else float(found)
+
+        def gain(each: AuditedConfidence) -> float:
+            found = None if each.report is None else each.report.decision.gain
+            return math.nan if found is None else float(found)
+
+        columns = [
+            Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
+            Column("event", lambda each: Cell(each.event), is_number=False),
+            Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
+            number("accuracy", "accuracy"),
+            number("NLL", "nll"),
+            number("Brier score", "brier"),
+            number("ECE", "ece"),
+            Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
+            Column("significant from", lambda each: _number(each.detectable), shown="wide"),
+            Column("p", lambda each: _p_cell(of_ece(each, "p_value"))),
+            number("AUROC", "correctness_auroc"),
+            number("accuracy at 80%", "accuracy_at_coverage"),
+            Column("gain of calibration", lambda each: _percent(gain(each)), shown="wide"),
+        ]
+        return Table.from_items(columns, {"": self.confidences}, index=("confidence", "event"))
+
+    def __str__(self) -> str:
+        """Return the description of the log, the table and all remarks as plain text."""
+        marks = [f"{each.name} ({each.event}): {mark}" for each in self.confidences for mark in each.marks]
+        findings = [f"{reason}: {count(n)}" for reason, n in self.counts.items()]
+        cards = [f"{each.name} ({each.event}): {each.definition}." for each in self.confidences]
+        blocks = [[self.input_line], [Tabular.__str__(self)] * bool(self.confidences), marks, list(self.notes)]
+        blocks += [[self.published.sentence] if self.published else []]
+        blocks += [findings, cards, [self.sentence] * bool(self.sentence)]
+        return "\n\n".join("\n".join(block) for block in blocks if block)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `schema_version` and the attributes as plain Python values; see `Report.to_dict`."""
+        found = {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "confidences"}
+        found["confidences"] = {
+            each.key: {
+                "definition": each.definition,
+                "card": each.card(self.n_answers),
+                "event": each.event,
+                "detectable": plain(each.detectable),
+                "marks": list(each.marks),
+                "report": None if each.report is None else each.report.to_dict(),
+            }
+            for each in self.confidences
+        }
+        return {"schema_version": SCHEMA_VERSION, **found, "sentence": self.sentence}
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
+
+        Args:
+            path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
+                path is a folder for the page, the JSON file, and a page with the report of each definition.
+
+        Returns:
+            The paths of the written files.
+
+        Raises:
+            ImportError: if the extra `report` is not installed, for a page or a folder.
+        """
+        writers: dict[str, Callable[[], str]] = {
+            ".html": lambda: above("torchcalib.reporting.render.html:render_audit")(self),
+            ".json": lambda: f"{self.to_json()}\n",
+            ".md": lambda: f"{self.to_markdown()}\n",
+            ".tex": lambda: f"{self.to_latex()}\n",
+        }
+        place = Path(path)
+        if place.suffix.lower() not in writers:
+            place.mkdir(parents=True, exist_ok=True)
+            return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return (write_whole(place, writers[place.suffix.lower()]().encode()),)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AuditComparison(Mapping[str, Comparison]):
+    """Comparison of several logs of the same questions, under each definition of the confidence that all contain.
+
+    It is a mapping from the keys of `AuditedConfidence` to comparisons of the answers that all logs have in common.
+    Whether a stated or generated answer is right differs between logs.
+
+    Attributes:
+        audits: the audit of each log, by name; the baseline first.
+        comparisons: the comparison under each definition.
+        n_paired: number of answers of each definition that all logs have in common, by its key.
+        notes: sentences on answers that were left out.
+    """
+
+    audits: Mapping[str, Audit]
+    comparisons: Mapping[str, Comparison]
+    n_paired: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str) -> Comparison:
+        if key in self.comparisons:
+            return self.comparisons[key]
+        raise KeyError(f"`key` must be one of {', '.join(self) or 'no keys'}, got {shown(key)}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.comparisons)
+
+    def __len__(self) -> int:
+        return len(self.comparisons)
+
+    def __str__(self) -> str:
+        """Return the number of paired answers, the values of all logs and the main findings as plain text."""
+        lines = [f"{name}: {audit.input_line}" for name, audit in self.audits.items()]
+        for key, compared in self.comparisons.items():
+            accuracies = [f"{name} {significant(audit[key].value('accuracy'))}" for name, audit in self.audits.items()]
+            lines += ["", f"{CONFIDENCES[key].name}, {count(self.n_paired[key])} answers in pairs"]
+            lines += [f"Accuracy of all answers: {', '.join(accuracies)}.", to_text(system_table(compared))]
+            lines += compared.sentences.values()
+        return "\n".join([*lines, *([""] * bool(self.notes)), *self.notes])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `schema_version` and the attributes as plain Python values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "audits": {name: audit.to_dict() for name, audit in self.audits.items()},
+            "comparisons": {key: compared.to_dict() for key, compared in self.comparisons.items()},
+            "n_paired": dict(self.n_paired),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write a folder with the audit of each log, a page for each comparison, and `audit.json`.
+
+        Raises:
+            ImportError: if the extra `report` is not installed.
+        """
+        place = Path(path)
+        place.mkdir(parents=True, exist_ok=True)
+        render = above("torchcalib.reporting.render.html:render")
+        files = {f"compare_{key}.html": render(each).encode() for key, each in self.comparisons.items()}
+        written = write_all(place, {"audit.json": f"{self.to_json()}\n".encode(), **files})
+        for k, audit in enumerate(self.audits.values(), 1):
+            written += audit.save(place / f"log_{k}")
+        return written
+
+
+def _number(value: float) -> Cell:
+    return Cell() if math.isnan(value) else Cell(significant(value), value)
+
+
+def _percent(value: float) -> Cell:
+    return Cell() if math.isnan(value) else Cell(f"{value:.1f}%".replace("-", "−"), value)
+
+
+def _p_cell(value: float) -> Cell:
+    return Cell() if math.isnan(value) else Cell(p_words(value), value)

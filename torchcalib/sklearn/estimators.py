@@ -1,0 +1,573 @@
+"""Calibrators as estimators of scikit-learn."""
+
+import re
+from copy import deepcopy
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing, column_or_1d, indexable
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import (
+    _check_method_params,
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    has_fit_parameter,
+)
+from torch import Tensor
+
+from torchcalib.calibration.affine import AffineScaling
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.cross_validation import with_warning
+from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
+from torchcalib.core.arguments import Task, check_choice
+from torchcalib.core.arrays import as_tensor, is_foreign_array
+from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.io.errors import shown, warn
+from torchcalib.sklearn.conversion import (
+    array_of,
+    as_labels,
+    check_classes,
+    check_distinct,
+    classes_of,
+    classes_of_argument,
+    index_tensor,
+    like,
+    placed,
+)
+
+Response = Literal["decision_function", "predict_proba"]
+_RESPONSES: dict[str, tuple[Response, ...]] = {
+    "auto": ("decision_function", "predict_proba"),
+    "decision_function": ("decision_function",),
+    "predict_proba": ("predict_proba",),
+}
+
+
+def _short_name(kind: type[Calibrator]) -> str:
+    """Return the name of a calibrator in snake case without its last word: "temperature" for `TemperatureScaling`."""
+    words = re.findall(r"[A-Z][a-z]+", kind.__name__)
+    return "_".join(words[:-1]).lower()
+
+
+NAMES: dict[str, type[Calibrator]] = {
+    **{_short_name(kind): kind for kind in (*CALIBRATORS, *ON_REQUEST)},
+    "sigmoid": AffineScaling,  # as in scikit-learn
+}
+"""Calibrators by the names that estimators accept."""
+
+
+class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Calibrator as a classifier of scikit-learn, whose input are the predictions of another classifier.
+
+    `X` contains probabilities or decision scores. Their shape is `(N,)` or `(N, 1)` for the last of two classes, or
+    `(N, C)` with one column for each class. Decision scores count as logits. To fit a classifier too, use
+    `CalibratedClassifier`.
+
+    Args:
+        calibrator: Name of a calibrator, or an unfitted calibrator such as `torchcalib.HistogramBinning(n_bins=10)`.
+            Names are those of the classes in `torchcalib.calibration` in lower case without the last word, such as
+            `"temperature"`, `"structured_matrix"`, `"venn_abers"` and `"isotonic"`; also `"sigmoid"`, as in
+            scikit-learn, for `"affine"`.
+        classes: Classes in the order of the columns, such as `classes_` of a classifier. None: the sorted labels in
+            `y`, which must then contain all classes.
+        from_logits: Whether `X` contains decision scores. None: True unless all values are in [0, 1] and rows of
+            several columns sum to 1.
+
+    Attributes:
+        classes_: Classes in the order of the columns of `predict_proba`.
+        calibrator_: The fitted `torchcalib.calibration.Calibrator`.
+        from_logits_: Whether `X` contains decision scores.
+        n_features_in_: Number of columns of `X`.
+        feature_names_in_: Column names of `X`, if it is a DataFrame with text names.
+
+    Example:
+        >>> import numpy as np
+        >>> scores, y = np.array([-2.0, 1.5, 0.5, -0.5, 1.0, -1.0]), ["no", "yes", "no", "yes", "yes", "no"]
+        >>> model = Calibration("temperature").fit(scores, y)
+        >>> model.predict([0.3, -0.3]).tolist()
+        ['yes', 'no']
+        >>> model.predict_proba([0.3, -0.3]).round(3).tolist()
+        [[0.396, 0.604], [0.604, 0.396]]
+    """
+
+    def __init__(
+        self, calibrator: str | Calibrator = "temperature", *, classes: Any = None, from_logits: bool | None = None
+    ) -> None:
+        self.calibrator = calibrator
+        self.classes = classes
+        self.from_logits = from_logits
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the calibrator.
+
+        Args:
+            X: Probabilities or decision scores, `(N,)` or `(N, C)`: an array, a DataFrame, a tensor on any device, or
+                an array of a library with the array API.
+            y: Labels `(N,)`, numbers or text.
+            sample_weight: Weights `(N,)`. Calibrators that sort samples, such as `"isotonic"`, require whole numbers.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError, ValueError: For invalid input.
+
+        Warns:
+            UserWarning: See `torchcalib.calibration.Calibrator.fit`.
+        """
+        preds = self._predictions(X, reset=True)
+        labels = _checked_labels(y, len(preds))
+        classes = classes_of(labels) if self.classes is None else classes_of_argument(self.classes)
+        check_classes(classes, preds.shape[1])
+        check_distinct("classes", classes)
+        is_probability = _are_probabilities(preds) if self.from_logits is None else not self.from_logits
+        target = index_tensor(labels, classes, preds.device)
+        return self._fit(preds, target, _checked_weights(sample_weight, X, preds), classes, not is_probability)
+
+    def _fit(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
+        classes: NDArray[Any],
+        from_logits: bool,
+        is_fold: bool = False,
+    ) -> Self:
+        """Fit to predictions `(N, K)` and class indices. A class may be absent in a fold; see `cross_val_calibrate`."""
+        self.classes_, self.from_logits_ = classes, from_logits
+        calibrator, preds = calibrator_of(self.calibrator), self._canonical(preds)
+        task: Task = "multiclass" if preds.dim() > 1 else "binary"
+        options: dict[str, Any] = {"from_logits": from_logits, "weights": weights}
+        if not is_fold:
+            self.calibrator_ = calibrator.fit(preds, target, task, **options)
+            return self
+        p = calibrator.read(preds, target, task=task, options=options)
+        self.calibrator_ = with_warning(calibrator.fit_to(p), p).with_mean_bias_of_absent_classes()
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return calibrated probabilities `(N, C)` in the order of `classes_`.
+
+        They are a numpy array. For a tensor, or an array of another library with the array API, they have the kind and
+        device of `X`.
+
+        Args:
+            X: Predictions as in `fit`.
+        """
+        check_is_fitted(self)
+        return like(self._probabilities(self._predictions(X, reset=False)), X)
+
+    def predict(self, X: Any) -> Any:
+        """Return the class with the largest calibrated probability, `(N,)`.
+
+        Args:
+            X: Predictions as in `fit`.
+        """
+        check_is_fitted(self)
+        return _labels_at(self._probabilities(self._predictions(X, reset=False)).argmax(-1), self.classes_, X)
+
+    def _probabilities(self, preds: Tensor) -> Tensor:
+        """Return calibrated probabilities `(N, C)` for predictions `(N, K)`."""
+        calibrator, device = self.calibrator_, self.calibrator_.grad_norm.device
+        if preds.device != device:
+            calibrator = deepcopy(calibrator).to(preds.device)
+        probs = calibrator.predict_proba(self._canonical(preds))
+        return probs if probs.dim() > 1 else torch.stack([1 - probs, probs], -1)
+
+    def _canonical(self, preds: Tensor) -> Tensor:
+        """Return predictions `(N, C)`, or those of the last of two classes, `(N,)`."""
+        if len(self.classes_) > 2:
+            return preds
+        if preds.shape[1] == 1:
+            return preds[:, 0]
+        return preds[:, 1] - preds[:, 0] if self.from_logits_ else preds[:, 1]
+
+    def _predictions(self, X: Any, *, reset: bool) -> Tensor:
+        """Check predictions, and return them as a tensor `(N, K)`. Arrays of other libraries stay on their device."""
+        if isinstance(X, Tensor) or is_foreign_array(X):
+            preds = as_tensor("X", X)
+            preds = preds if preds.is_floating_point() else preds.double()
+            preds = preds[:, None] if preds.dim() == 1 else preds
+            if preds.dim() != 2:
+                raise ValueError(f"`X` must have shape (N,) or (N, C), got {tuple(preds.shape)}. Flatten the samples.")
+            if reset:
+                self.n_features_in_ = preds.shape[1]
+            if preds.shape[1] != self.n_features_in_:
+                raise ValueError(
+                    f"`X` must have {self.n_features_in_} columns as in the fit, got {preds.shape[1]}. Pass the same "
+                    "kind of predictions."
+                )
+            return preds
+        X = X if hasattr(X, "shape") else np.asarray(X)
+        if len(X.shape) == 1 and (reset or self.n_features_in_ == 1):
+            X = np.asarray(X).reshape(-1, 1)
+        return torch.from_numpy(np.array(validated(self, X, reset=reset)))  # a copy, because arrays may be read-only
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.one_d_array = True
+        return tags
+
+
+class CalibratedPair(NamedTuple):
+    """A fitted classifier, and the calibration of its predictions."""
+
+    estimator: Any
+    calibration: Calibration
+
+    def probabilities(self, scores: Tensor, classes: NDArray[Any]) -> Tensor:
+        """Return calibrated probabilities `(N, C)`, which are 0 for classes that the classifier does not know."""
+        probs = self.calibration._probabilities(scores)
+        return placed(probs, index_tensor(self.calibration.classes_, classes, probs.device), len(classes), 0.0)
+
+
+class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier with probabilities from any calibrator, as `sklearn.calibration.CalibratedClassifierCV`.
+
+    The calibrator is fitted to predictions for rows on which the classifier was not trained.
+
+    With `ensemble=True`, each training part of `cv` gives a classifier, and a calibrator is fitted to its predictions
+    for the other rows. Probabilities are the mean over these pairs. With `ensemble=False`, one calibrator is fitted to
+    the predictions for all rows, and one classifier to all rows.
+
+    A training part may lack a class. Its classifier then gives this class probability 0, and rows of this class are
+    left out of the fit of the calibrator.
+
+    Args:
+        estimator: Classifier with `decision_function` or `predict_proba`.
+        calibrator: Calibrator; see `Calibration`.
+        cv: Number of folds, a splitter, or an iterable of (train, test) indices; None: 5 folds. Folds of a number are
+            stratified. `"prefit"`: `estimator` is fitted, and all rows are used for the calibrator. A
+            `sklearn.frozen.FrozenEstimator` has the same effect.
+        ensemble: `"auto"`: True unless the classifier is already fitted.
+        response_method: Predictions to calibrate: `"decision_function"`, whose scores count as logits, or
+            `"predict_proba"`. `"auto"`: the first one that the classifier has, as in scikit-learn.
+        n_jobs: Number of parallel jobs.
+
+    Attributes:
+        classes_: Classes in the order of the columns of `predict_proba`.
+        calibrated_classifiers_: Pairs of `estimator` and `calibration`.
+        response_method_: Method of the classifier whose predictions are calibrated.
+        n_features_in_: Number of features, if the classifier has this attribute.
+        feature_names_in_: Names of the features, if the classifier has this attribute.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = CalibratedClassifier(GaussianNB(), "structured_matrix", cv=3).fit(X, y)
+        >>> model.predict_proba(X).shape, len(model.calibrated_classifiers_)
+        ((150, 3), 3)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        calibrator: str | Calibrator = "temperature",
+        *,
+        cv: Any = None,
+        ensemble: bool | Literal["auto"] = "auto",
+        response_method: Literal["auto", "decision_function", "predict_proba"] = "auto",
+        n_jobs: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.calibrator = calibrator
+        self.cv = cv
+        self.ensemble = ensemble
+        self.response_method = response_method
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> Self:
+        """Fit classifiers and calibrators.
+
+        Args:
+            X: Features, as the classifier accepts them: an array, a sparse matrix, a DataFrame or a list.
+            y: Labels `(N,)`, numbers or text.
+            sample_weight: Weights `(N,)` for the calibrator, and for the classifier if its `fit` accepts them.
+            **params: Arguments for `fit` of the classifier. Values with one entry per row are split into folds. With
+                metadata routing also those that the splitter requests.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError, ValueError: For invalid input.
+
+        Warns:
+            UserWarning: If the classifier does not accept weights. See also `torchcalib.calibration.Calibrator.fit`.
+        """
+        check_choice("ensemble", self.ensemble, ("auto", True, False))
+        check_choice("response_method", self.response_method, tuple(_RESPONSES))
+        calibrator_of(self.calibrator)  # raises before the first fit
+        X, y = indexable(X, y)
+        labels = _checked_labels(y, None)
+        y = y if isinstance(labels, Tensor) else labels
+        weights = _checked_weights(sample_weight, X, None)
+        of_estimator, of_splitter = self._routed(sample_weight, params)
+        has_cv = not (isinstance(self.cv, str) and self.cv == "prefit")
+        is_prefit = not has_cv or _is_frozen(self.estimator)
+        ensemble = not is_prefit if self.ensemble == "auto" else self.ensemble
+        if is_prefit:
+            if not hasattr(self.estimator, "classes_"):
+                raise NotFittedError(
+                    f"`estimator` must be fitted and have classes_, got {type(self.estimator).__name__} without them. "
+                    "Fit it, or pass a number of folds as `cv`."
+                )
+            self.classes_ = classes_of_argument(self.estimator.classes_)
+            index_tensor(labels, self.classes_, torch.device("cpu"))  # raises for labels that it does not know
+        else:
+            self.classes_ = classes_of(labels)
+        if len(self.classes_) < 2:
+            check_classes(self.classes_, 2)
+        self.response_method_ = _response_method(self.estimator, self.response_method)
+        if is_prefit and not (ensemble and has_cv):
+            scores = _scores_of(self.estimator, X, self.response_method_)
+            self.calibrated_classifiers_ = [self._pair(self.estimator, scores, labels, weights)]
+        else:
+            splits = list(check_cv(self.cv, y, classifier=True).split(X, y, **of_splitter))
+            method = self.response_method_
+            folds = Parallel(n_jobs=self.n_jobs)(
+                delayed(_fit_fold)(clone(self.estimator), X, y, train, test, of_estimator, method)
+                for train, test in splits
+            )
+            if ensemble:
+                self.calibrated_classifiers_ = [
+                    self._pair(model, scores, *_rows(labels, weights, test), is_fold=True)
+                    for (model, scores), (_, test) in zip(folds, splits, strict=True)
+                ]
+            else:
+                fitted = clone(self.estimator).fit(X, y, **of_estimator)
+                self.calibrated_classifiers_ = [self._pair_of_folds(fitted, folds, splits, labels, weights)]
+        first = self.calibrated_classifiers_[0].estimator
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(first, name):
+                setattr(self, name, getattr(first, name))
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return calibrated probabilities `(N, C)` in the order of `classes_`.
+
+        They are a numpy array. If the classifier predicts tensors, or arrays of another library with the array API,
+        they have the same kind.
+
+        Args:
+            X: Features, as the classifier accepts them.
+        """
+        check_is_fitted(self)
+        probs, kind = self._probabilities(X)
+        return like(probs, kind)
+
+    def predict(self, X: Any) -> Any:
+        """Return the class with the largest calibrated probability, `(N,)`.
+
+        Args:
+            X: Features, as the classifier accepts them.
+        """
+        check_is_fitted(self)
+        probs, kind = self._probabilities(X)
+        return _labels_at(probs.argmax(-1), self.classes_, kind)
+
+    def get_metadata_routing(self) -> Any:
+        """Return the routing of metadata to `fit` of the classifier and to `split` of the splitter."""
+        to = MethodMapping().add(caller="fit", callee="fit")
+        split = MethodMapping().add(caller="fit", callee="split")
+        router = MetadataRouter(owner=self).add_self_request(self).add(estimator=self.estimator, method_mapping=to)
+        return router.add(splitter=None if isinstance(self.cv, str) else self.cv, method_mapping=split)
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import get_tags  # scikit-learn 1.6 or later, as is this method
+
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = get_tags(self.estimator).input_tags.sparse
+        return tags
+
+    def _routed(self, sample_weight: Any, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments for `fit` of the classifier, and for `split` of the splitter."""
+        if _routing_enabled():
+            routed = process_routing(self, "fit", sample_weight=sample_weight, **params)
+            return routed.estimator.fit, routed.splitter.split
+        if sample_weight is None:
+            return params, {}
+        if has_fit_parameter(self.estimator, "sample_weight"):
+            return {**params, "sample_weight": sample_weight}, {}
+        warn(
+            f"`sample_weight` is used only for the calibrator, because {type(self.estimator).__name__} does not "
+            "accept it."
+        )
+        return params, {}
+
+    def _probabilities(self, X: Any) -> tuple[Tensor, Any]:
+        """Return the mean of the calibrated probabilities of all pairs, and predictions of a classifier."""
+        found = []
+        for pair in self.calibrated_classifiers_:
+            response = getattr(pair.estimator, self.response_method_)(X)
+            found.append(pair.probabilities(_columns(response), self.classes_))
+        return torch.stack(found).mean(0), response
+
+    def _pair(
+        self, estimator: Any, scores: Tensor, labels: Any, weights: Tensor | None, is_fold: bool = False
+    ) -> CalibratedPair:
+        """Calibrate a classifier on rows of the classes that it knows."""
+        classes = classes_of_argument(estimator.classes_)
+        check_classes(classes, scores.shape[1])
+        known = _is_known(labels, classes)
+        if not known.all():
+            rows = np.flatnonzero(known)
+            (labels, weights), scores = _rows(labels, weights, rows), scores[torch.from_numpy(rows).to(scores.device)]
+        target = index_tensor(labels, classes, scores.device)
+        return CalibratedPair(estimator, self._calibration(scores, target, weights, classes, is_fold))
+
+    def _pair_of_folds(
+        self, estimator: Any, folds: list[Any], splits: list[Any], labels: Any, weights: Tensor | None
+    ) -> CalibratedPair:
+        """Calibrate a classifier by the predictions of other classifiers for rows outside their training parts."""
+        order = np.concatenate([test for _, test in splits])
+        if not np.array_equal(np.sort(order), np.arange(len(labels))):
+            raise ValueError(
+                "`cv` must have every row in one test part with ensemble=False, got other parts. Pass ensemble=True."
+            )
+        known = [_is_known(labels[test], model.classes_) for (model, _), (_, test) in zip(folds, splits, strict=True)]
+        scores = torch.cat([self._in_all_classes(model, scores) for model, scores in folds])
+        kept = np.flatnonzero(np.concatenate(known))
+        scores = scores[torch.from_numpy(kept).to(scores.device)]
+        labels, weights = _rows(labels, weights, order[kept])
+        target = index_tensor(labels, self.classes_, scores.device)
+        return CalibratedPair(estimator, self._calibration(scores, target, weights, self.classes_))
+
+    def _in_all_classes(self, model: Any, scores: Tensor) -> Tensor:
+        """Return predictions with a column for each of more than two classes, in the order of `classes_`."""
+        classes = classes_of_argument(model.classes_)
+        check_classes(classes, scores.shape[1])
+        if len(self.classes_) == 2:
+            return scores
+        is_logit = self.response_method_ == "decision_function"
+        if scores.shape[1] < len(classes):  # log-odds of the second class
+            scores = torch.cat([torch.zeros_like(scores), scores], -1)
+        columns = index_tensor(classes, self.classes_, scores.device)
+        return placed(scores, columns, len(self.classes_), -torch.inf if is_logit else 0.0)
+
+    def _calibration(
+        self, scores: Tensor, target: Tensor, weights: Tensor | None, classes: NDArray[Any], is_fold: bool = False
+    ) -> Calibration:
+        from_logits = self.response_method_ == "decision_function"
+        made = Calibration(self.calibrator, classes=classes, from_logits=from_logits)
+        weights = None if weights is None else weights.to(scores.device)
+        return made._fit(scores, target, weights, classes, from_logits, is_fold)
+
+
+def calibrator_of(calibrator: str | Calibrator) -> Calibrator:
+    """Return a new calibrator for a name, or a copy of a calibrator."""
+    if isinstance(calibrator, Calibrator):
+        return deepcopy(calibrator)
+    if not isinstance(calibrator, str) or calibrator not in NAMES:
+        raise ValueError(
+            f"`calibrator` must be a calibrator such as torchcalib.TemperatureScaling() or one of "
+            f"{', '.join(map(repr, NAMES))}, got {shown(calibrator)}."
+        )
+    return NAMES[calibrator]()
+
+
+def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
+    """Check a numeric array `(N, K)`, and its number and names of columns, by the installed version of scikit-learn."""
+    how = {"reset": reset, "dtype": [np.float64, np.float32]}
+    if hasattr(estimator, "_validate_data"):  # before scikit-learn 1.7
+        return estimator._validate_data(X, **how)
+    from sklearn.utils.validation import validate_data  # scikit-learn 1.6 or later
+
+    return validate_data(estimator, X, **how)
+
+
+def _checked_labels(y: Any, n: int | None) -> Any:
+    """Return labels `(N,)` as an array, or as a tensor if they are in a tensor or on a device."""
+    if isinstance(y, Tensor) or is_foreign_array(y):
+        labels = as_labels(y)
+    else:
+        labels = column_or_1d(y, warn=True)
+        check_classification_targets(labels)
+    if n is not None:
+        check_consistent_length(range(n), labels)
+    return labels
+
+
+def _checked_weights(sample_weight: Any, X: Any, preds: Tensor | None) -> Tensor | None:
+    if sample_weight is None:
+        return None
+    if not (isinstance(sample_weight, Tensor) or is_foreign_array(sample_weight)):
+        sample_weight = _check_sample_weight(sample_weight, X if preds is None else range(len(preds)), dtype=np.float64)
+    return as_tensor("sample_weight", sample_weight, None if preds is None else preds.device)
+
+
+def _are_probabilities(preds: Tensor) -> bool:
+    """Return whether all values are in [0, 1], and rows of several columns sum to 1."""
+    inside = bool(((preds >= 0) & (preds <= 1)).all())
+    return inside and (preds.shape[1] == 1 or bool(((preds.sum(-1) - 1).abs() <= SUM_TOLERANCE[preds.dtype]).all()))
+
+
+def _response_method(estimator: Any, response_method: str) -> Response:
+    """Return the name of the first suitable method that a classifier has."""
+    for name in _RESPONSES[response_method]:
+        if hasattr(estimator, name):
+            return name
+    raise TypeError(
+        f"`estimator` must have {' or '.join(_RESPONSES[response_method])}, got {type(estimator).__name__}. Pass a "
+        "classifier of scikit-learn."
+    )
+
+
+def _is_frozen(estimator: Any) -> bool:
+    """Return whether a classifier is a `FrozenEstimator`, whose `fit` does nothing."""
+    try:
+        from sklearn.frozen import FrozenEstimator  # scikit-learn 1.6 or later
+    except ImportError:
+        return False
+    return isinstance(estimator, FrozenEstimator)
+
+
+def _columns(response: Any) -> Tensor:
+    """Return predictions as a tensor `(N, K)`."""
+    scores = as_tensor("predictions", response)
+    return scores[:, None] if scores.dim() == 1 else scores
+
+
+def _scores_of(estimator: Any, X: Any, method: Response) -> Tensor:
+    return _columns(getattr(estimator, method)(X))
+
+
+def _fit_fold(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    train: Any,
+    test: Any,
+    params: dict[str, Any],
+    method: Response,
+) -> tuple[Any, Tensor]:
+    """Fit a classifier to the training part, and return it with its predictions `(N, K)` for the test part."""
+    given = _check_method_params(X, params, indices=train)
+    estimator.fit(_safe_indexing(X, train), _safe_indexing(y, train), **given)
+    return estimator, _scores_of(estimator, _safe_indexing(X, test), method)
+
+
+def _rows(labels: Any, weights: Tensor | None, index: NDArray[Any]) -> tuple[Any, Tensor | None]:
+    """Return the labels and the weights of some rows."""
+    return labels[index], None if weights is None else weights[index]
+
+
+def _is_known(labels: Any, classes: Any) -> NDArray[np.bool_]:
+    values = array_of(labels) if isinstance(labels, Tensor) else labels
+    return np.isin(values, classes_of_argument(classes))
+
+
+def _labels_at(index: Tensor, classes: NDArray[Any], kind: Any) -> Any:
+    """Return labels at indices; in the kind of array of the input if the labels are numbers."""
+    if (isinstance(kind, Tensor) or is_foreign_array(kind)) and classes.dtype.kind in "biuf":
+        return like(torch.from_numpy(classes).to(index.device)[index], kind)
+    return classes[array_of(index)]
