@@ -23,12 +23,11 @@ PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
-# Tests of numerical code, run without numba; and those of its values, run with other instruction sets and threads
+# Tests of numerical code
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
-VALUES := tests/ops tests/special tests/contract/test_oracles.py tests/contract/test_recorded.py
 # Tests of code that calls other packages than torch
-DEPENDENT := tests/cli tests/core tests/display tests/io tests/metrics tests/ops tests/plots tests/project \
-    tests/reporting tests/contract/test_oracles.py tests/integrations/test_ignite.py \
+DEPENDENT := tests/cli tests/display tests/io tests/metrics tests/ops tests/plots tests/project tests/reporting \
+    --ignore tests/reporting/test_decision.py tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
     tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py
 
 # The tests start many processes, which share their bytecode.
@@ -55,18 +54,16 @@ types: $(VENV)/.dev
 extended: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
 
-# Other instruction sets, another number of threads, and no numba
+# No numba, another instruction set and another number of threads. `lowest` runs without vector instructions.
 matrix: $(VENV)/.dev
-	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=x86-64-v3 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
-	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(PYTEST) $(QUIET) $(TWO_CORES) $(VALUES)
-	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+	TORCHCALIB_TEST_WITHOUT=numba ATEN_CPU_CAPABILITY=avx2 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 
 # Lowest versions allowed by pyproject.toml, except for torch, whose older builds install several GB of CUDA packages.
 # `make lowest LOWEST_TORCH=2.8.0` also installs an older torch.
 LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
-	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning $(DEPENDENT)
+	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning $(DEPENDENT)
 
 # Both packages have many requirements, and Evidently needs an older pandas.
 pages: $(PAGES)/.installed
@@ -129,7 +126,7 @@ fuzz: $(VENV)/.dev
 	done
 
 statistics: $(VENV)/.dev
-	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/inference
+	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/inference tests/calibration
 
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants.py

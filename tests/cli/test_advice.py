@@ -335,6 +335,7 @@ def is_right(case, found):
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
 
 
+@pytest.mark.extended
 def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
     def check(name):
         case = CASES[name]

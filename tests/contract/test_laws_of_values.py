@@ -102,7 +102,7 @@ def traced(case):
 
 def part(case):
     """Return the key of a case in the extended run."""
-    return case.cls, case.task, *(case.options.get(name) for name in ("mode", "component")), "cost" in case.options
+    return case.cls, case.task, "cost" in case.options
 
 
 def check_transformed(case, call):

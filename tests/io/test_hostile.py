@@ -122,12 +122,12 @@ def test_tensors_are_never_larger_in_memory_than_in_their_file(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are those of Linux")
-@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.extended)])
-def test_hostile_files_are_read_or_refused_within_4_times_their_size_and_300_mb(tmp_path, is_long):
+@pytest.mark.extended
+def test_hostile_files_are_read_or_refused_within_4_times_their_size_and_300_mb(tmp_path):
     """Each file is read in a process with limits of memory and time."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("safetensors")
-    cases = write_corpus(tmp_path, is_long)
+    cases = write_corpus(tmp_path, is_long=True)
     assert len({case.arguments for case in cases}) == len(cases) >= 60
     fast = ("--no-intervals", "--no-calibration")
     commands = [[[*c.arguments, *(fast if c.arguments[0] == "report" else ())], c.size] for c in cases]
@@ -152,11 +152,11 @@ def test_hostile_files_are_read_or_refused_within_4_times_their_size_and_300_mb(
 
 @pytest.mark.extended
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-def test_a_billion_classes_give_an_error_before_memory_is_allocated(task):
-    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**9)  # an expanded tensor of two bytes
+def test_ten_million_classes_give_an_error_before_memory_is_allocated(task):
+    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**7)  # an expanded tensor of two bytes
     target = torch.zeros(1, dtype=torch.int64)
-    target = target if task == "multiclass" else target.expand(1, 10**9)
-    with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 1,000,000,000"):
+    target = target if task == "multiclass" else target.expand(1, 10**7)
+    with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 10,000,000"):
         ReportBuilder(task=task, from_logits=True).update(row, target)
-    with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 1,000,000,000"):
+    with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 10,000,000"):
         tc.compare({"a": row, "b": row}, target, task=task, from_logits=True)

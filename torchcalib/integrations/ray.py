@@ -59,8 +59,12 @@ class _States:
 
 def _states(dataset: "ray.data.Dataset", partitions: Partitions) -> list[bytes]:
     """Return the states of at most `SPLIT_EVERY` parts, in the order of the rows."""
-    dataset.context.execution_options.preserve_order = True
-    rows = dataset.map_batches(_States(partitions).__call__, batch_size=None, batch_format="pyarrow").materialize()
-    while rows.count() > SPLIT_EVERY:
-        rows = rows.map_batches(partitions.merged_row, batch_size=SPLIT_EVERY, batch_format="pyarrow").materialize()
-    return [row["state"] for row in rows.take_all()]
+    execution = dataset.context.execution_options
+    before, execution.preserve_order = execution.preserve_order, True
+    try:
+        rows = dataset.map_batches(_States(partitions).__call__, batch_size=None, batch_format="pyarrow").materialize()
+        while rows.count() > SPLIT_EVERY:
+            rows = rows.map_batches(partitions.merged_row, batch_size=SPLIT_EVERY, batch_format="pyarrow").materialize()
+        return [row["state"] for row in rows.take_all()]
+    finally:
+        execution.preserve_order = before
