@@ -27,8 +27,9 @@ QUIET := -q --no-header -p no:cacheprovider
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 # Tests of code that calls other packages than torch
 DEPENDENT := tests/cli tests/display tests/io tests/metrics tests/ops tests/plots tests/project tests/reporting \
-    --ignore tests/reporting/test_decision.py tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
-    tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py
+    tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
+    tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py \
+    --ignore tests/reporting/test_decision.py
 
 # The tests start many processes, which share their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
