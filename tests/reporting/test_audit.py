@@ -245,7 +245,7 @@ def test_tables_and_rows_in_memory_have_the_values_of_lines(tmp_path):
     logs += [tmp_path / name for name in ("a.csv", "a.tsv.gz", "a.parquet")]
     for log in logs:
         builder = module.AuditBuilder(
-            module.open_log(log), module._Layout(), module.AuditOptions(15, False, False, min, None)
+            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, None)
         )
         builder.read()
         (definition,) = builder.definitions.values()
@@ -343,7 +343,7 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     path = tmp_path / "judged.json"
     builder = module.AuditBuilder(
-        module.open_log(path), module._Layout(), module.AuditOptions(15, False, False, min, benchmark)
+        module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, benchmark)
     )
     builder.read()
     found = module.published(benchmark, *builder.stated)
@@ -440,7 +440,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
         with path.open("w") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
         builder = module.AuditBuilder(
-            module.open_log(path), module._Layout(), module.AuditOptions(15, False, False, min, None)
+            module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, None)
         )
         tracemalloc.start()
         builder.read()

@@ -312,7 +312,10 @@ def comparison_files(found: AuditComparison) -> dict[str, bytes]:
     pages = {key: f"compare_{key}.html" for key in found}
     names = {key: CONFIDENCES[key].name for key in found}
     title = " and ".join(found.audits)
-    index = _render_template("audits.html.jinja", results=found, title=title, comparisons=pages, names=names)
+    first = next(iter(found.audits.values()))  # whose version and date are those of all
+    index = _render_template(
+        "audits.html.jinja", results=first, found=found, title=title, comparisons=pages, names=names
+    )
     files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": index.encode()}
     return files | {page: render(found[key]).encode() for key, page in pages.items()}
 
