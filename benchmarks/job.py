@@ -10,7 +10,7 @@ Call = Callable[[], object]
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
-FAMILIES = (EVERYDAY, "one_pass", "ranks", "ranked", "canonical", "calibration", "reports", "vocabulary")
+FAMILIES = (EVERYDAY, "one_pass", "ranks", "ranked", "canonical", "calibration", "reports", "vocabulary", "logs")
 """Modules with a list `JOBS`, in the order of the table."""
 
 

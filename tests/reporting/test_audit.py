@@ -208,6 +208,7 @@ def test_exports(tmp_path):
     page = (tmp_path / "folder/audit.html").read_text()
     assert found.sentence in page.replace("&#39;", "'")
     assert 'href="probabilities_each.html"' in page
+    assert "Gain: decrease" not in page  # without calibration
     (alone,) = found.save(tmp_path / "audit.html")
     assert "probabilities_each.html" not in alone.read_text()
     assert found.to_markdown().count("\n") == 1 + len(found)
@@ -244,7 +245,7 @@ def test_tables_and_rows_in_memory_have_the_values_of_lines(tmp_path):
     logs += [tmp_path / name for name in ("a.csv", "a.tsv.gz", "a.parquet")]
     for log in logs:
         builder = module.AuditBuilder(
-            module.open_log(log), module._Layout(), module.AuditOptions(15, False, False, min, None)
+            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, None)
         )
         builder.read()
         (definition,) = builder.definitions.values()
@@ -342,7 +343,7 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     path = tmp_path / "judged.json"
     builder = module.AuditBuilder(
-        module.open_log(path), module._Layout(), module.AuditOptions(15, False, False, min, benchmark)
+        module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, benchmark)
     )
     builder.read()
     found = module.published(benchmark, *builder.stated)
@@ -393,7 +394,10 @@ def test_several_logs_are_compared_in_pairs(tmp_path):
     for key in ("nll", "brier", "accuracy", "ece"):
         pair = [each[key].differences["b.jsonl"].value for each in (found["probabilities"], expected)]
         assert pair[0] == pytest.approx(pair[1], rel=1e-9, abs=1e-15)
-    assert {path.name for path in found.save(tmp_path / "out")} >= {"audit.json", "compare_probabilities.html"}
+    written = found.save(tmp_path / "out")
+    links = re.findall(r'<a href="([\w/]+\.html)"', (tmp_path / "out/audit.html").read_text())
+    assert links == ["compare_probabilities.html", "log_1/audit.html", "log_2/audit.html"]
+    assert {tmp_path / "out" / link for link in links} < set(written)
 
 
 def test_answers_of_compared_logs_have_their_own_outcomes():
@@ -436,7 +440,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
         with path.open("w") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
         builder = module.AuditBuilder(
-            module.open_log(path), module._Layout(), module.AuditOptions(15, False, False, min, None)
+            module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, None)
         )
         tracemalloc.start()
         builder.read()

@@ -22,10 +22,10 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
 
 def read(log, scale=None, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
-    layout = module._Layout(scale)
+    layout = module.Layout(scale)
     while True:
         builder = module.AuditBuilder(
-            open_log(log, **options), layout, module.AuditOptions(15, False, False, module._have_equal_text, None)
+            open_log(log, **options), layout, module.AuditOptions(15, False, False, module.have_equal_text, None)
         )
         try:
             builder.read()

@@ -140,10 +140,10 @@ def audit(
     for word, p in (words or {}).items():
         if not 0 <= p <= 1:
             raise ValueError(f"`words` must contain confidences in [0, 1], got {shown(p)} for {shown(word)}.")
-    options = AuditOptions(n_bins, with_intervals, with_calibration, same or _have_equal_text, as_published)
+    options = AuditOptions(n_bins, with_intervals, with_calibration, same or have_equal_text, as_published)
     builders = []
     for each in (log, *others):
-        layout = _Layout(scale)
+        layout = Layout(scale)
         while True:
             try:
                 builder = AuditBuilder(open_log(each, select, words), layout, options, keep=bool(others))
@@ -155,7 +155,8 @@ def audit(
     return compared_audits(builders, names) if others else builders[0].audit()
 
 
-def _have_equal_text(a: str, b: str) -> bool:
+def have_equal_text(a: str, b: str) -> bool:
+    """Return True for equal texts, except for case and surrounding white space."""
     return a.strip().casefold() == b.strip().casefold()
 
 
@@ -171,7 +172,7 @@ class AuditOptions:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """What the builders must know before the first answer."""
 
     scale: ScaleName | None = None  # chosen by the caller
@@ -183,7 +184,7 @@ class _Layout:
 class _ContradictedError(Exception):
     """A block contradicts the layout, which the attribute `layout` replaces."""
 
-    def __init__(self, layout: _Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
 
@@ -285,7 +286,7 @@ class _SampledAnswers:
 class AuditBuilder:
     """Sums over one pass through a log. With `keep`, the rows of each definition too."""
 
-    def __init__(self, log: Log, layout: _Layout, options: AuditOptions, keep: bool = False) -> None:
+    def __init__(self, log: Log, layout: Layout, options: AuditOptions, keep: bool = False) -> None:
         self.log, self.layout, self.options = log, layout, options
         self.definitions: dict[tuple[str, str], _Definition] = {}
         self.documents = _Documents()

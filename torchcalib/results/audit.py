@@ -440,9 +440,7 @@ class AuditComparison(Mapping[str, Comparison]):
         """
         place = Path(path)
         place.mkdir(parents=True, exist_ok=True)
-        render = above("torchcalib.reporting.render.html:render")
-        files = {f"compare_{key}.html": render(each).encode() for key, each in self.comparisons.items()}
-        written = write_all(place, {"audit.json": f"{self.to_json()}\n".encode(), **files})
+        written = write_all(place, above("torchcalib.reporting.render.html:comparison_files")(self))
         for k, audit in enumerate(self.audits.values(), 1):
             written += audit.save(place / f"log_{k}")
         return written

@@ -43,7 +43,7 @@ from torchcalib.reporting.render.contents import (
     title_words,
     without_folders,
 )
-from torchcalib.results.audit import Audit, AuditedConfidence
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
 from torchcalib.results.definitions import definition_table
@@ -293,7 +293,9 @@ def render_audit(audit: Audit, with_links: bool = False) -> str:
                 diagram = both_themes(to_svg(reliability_diagram(each.report)), f"reliability-{index}", label)
             page = _page_of(each) if with_links else ""
             found.append({"each": each, "diagram": diagram, "page": page})
-        return _render_template("audit.html.jinja", results=audit, title=f"Audit of {audit.file}", definitions=found)
+        has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
+        title = f"Audit of {audit.file}"
+        return _render_template("audit.html.jinja", results=audit, title=title, definitions=found, has_gain=has_gain)
 
 
 def audit_files(audit: Audit) -> dict[str, bytes]:
@@ -303,6 +305,19 @@ def audit_files(audit: Audit) -> dict[str, bytes]:
         if each.report is not None:
             files[_page_of(each)] = render(each.report).encode()
     return files
+
+
+def comparison_files(found: AuditComparison) -> dict[str, bytes]:
+    """Return the JSON file, a page for each comparison, and the page with links to them and to the audits."""
+    pages = {key: f"compare_{key}.html" for key in found}
+    names = {key: CONFIDENCES[key].name for key in found}
+    title = " and ".join(found.audits)
+    first = next(iter(found.audits.values()))  # whose version and date are those of all
+    index = _render_template(
+        "audits.html.jinja", results=first, found=found, title=title, comparisons=pages, names=names
+    )
+    files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": index.encode()}
+    return files | {page: render(found[key]).encode() for key, page in pages.items()}
 
 
 def _page_of(confidence: AuditedConfidence) -> str:

@@ -1,0 +1,97 @@
+"""Jobs for logs of language models: documents per second from JSON lines, and the parsers of their lines."""
+
+import atexit
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import Job, Peer, Sides
+from torchcalib.io.logs import objects, open_log
+from torchcalib.reporting.audit import AuditBuilder, AuditOptions, Layout, have_equal_text
+
+STANDARD, READ_ONLY = "standard library's parser", "reading without sums"
+_OPTIONS = AuditOptions(15, False, False, have_equal_text, None)
+
+
+def answer_line(number: int, probs: list[float], right: int) -> dict[str, Any]:
+    """Return an answer with a probability for each option and a confidence."""
+    by_option = dict(zip("ABCD", probs, strict=True))
+    chosen = max(by_option, key=by_option.__getitem__)
+    confidence = round(by_option[chosen], 3)
+    return {"item_id": number, "gold": "ABCD"[right], "pred": chosen, "probs": by_option, "confidence": confidence}
+
+
+def lm_eval_line(number: int, probs: list[float], right: int) -> dict[str, Any]:
+    """Return a sample of a multiple-choice task of lm-eval."""
+    options = [" a dog in the park", " green", " one more option", " none of these"]
+    responses = [[str(p - 1), "False"] for p in probs]
+    return {
+        "doc_id": number,
+        "doc": {"question": "q"},
+        "target": str(right),
+        "arguments": {f"gen_args_{k}": {"arg_0": "q", "arg_1": option} for k, option in enumerate(options)},
+        "resps": [[response] for response in responses],
+        "filtered_resps": responses,
+        "filter": "none",
+        "acc": float(probs.index(max(probs)) == right),
+    }
+
+
+def log_of(n: int, line: Callable[[int, list[float], int], dict[str, Any]]) -> Path:
+    """Write a log of n documents."""
+    rng = random.Random(0)
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    path = folder / "log.jsonl"
+    with path.open("w") as file:
+        for number in range(n):
+            drawn = [rng.random() + 0.1 for _ in range(4)]
+            probs = [each / sum(drawn) for each in drawn]
+            file.write(json.dumps(line(number, probs, rng.choices(range(4), probs)[0])) + "\n")
+    return path
+
+
+def summed(path: Path) -> int:
+    """Read a log, and add its answers to the sums of all definitions."""
+    builder = AuditBuilder(open_log(path), Layout(), _OPTIONS)
+    builder.read()
+    return builder.n_answers
+
+
+def summed_with_standard_parser(path: Path) -> int:
+    """The same without orjson."""
+    parser, objects.orjson = objects.orjson, None  # type: ignore[assignment]
+    try:
+        return summed(path)
+    finally:
+        objects.orjson = parser
+
+
+def audit(line: Callable[[int, list[float], int], dict[str, Any]], n: int = 20_000) -> Sides:
+    path = log_of(n, line)
+    peers = {
+        STANDARD: partial(summed_with_standard_parser, path),
+        READ_ONLY: lambda: sum(1 for _ in open_log(path).answers()),
+    }
+    return Sides(partial(summed, path), peers)
+
+
+_PEERS = Peer(STANDARD, needs=("orjson",)), Peer(READ_ONLY)
+
+JOBS = [
+    Job(
+        f"audit of 20,000 {name}",
+        partial(audit, line),
+        _PEERS,
+        seconds=0.2,
+        extra_bytes=200_000_000,
+        rounds=3,
+        why="an object for each answer, and sums of three to six definitions",
+    )
+    for name, line in (("answers with probabilities", answer_line), ("samples of lm-eval", lm_eval_line))
+]
