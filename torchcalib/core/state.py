@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,7 +79,8 @@ class SumState(Generic[S]):
 
         The accumulator must take summaries.
         """
-        total, accumulator = state.numpy().copy(), cast(Any, self.accumulator)
+        total = state.numpy().copy()
+        accumulator: Any = self.accumulator
         is_valid = accumulator.add_summary(batch, from_logits, total[self._offset :].reshape(self.shape))
         return torch.from_numpy(total) if is_valid else None
 

@@ -261,8 +261,10 @@ class ScoreAccumulator:
             events = torch.from_numpy(batch.confidence), torch.from_numpy(batch.outcome)
             score = score_sums(*events, self.kind, from_logits=from_logits).item()
         else:
-            terms = zip(self.of_statistics or (), batch.totals, strict=True)
-            score = sum(coefficient * total for coefficient, total in terms if coefficient)  # 0 times infinity is NaN
+            score = 0.0
+            for coefficient, total in zip(self.of_statistics or (), batch.totals, strict=True):
+                if coefficient:  # 0 times infinity is NaN
+                    score += coefficient * total
         if math.isnan(score):
             return False
         sums[0, 0] += len(batch.outcome)

@@ -370,8 +370,6 @@ class _Reading(NamedTuple):
 
     def states_by_summary(self, preds: Tensor, target: Tensor) -> list[tuple[CalibrationMetric[Any], Any]] | None:
         """Return the metrics with their states after a batch, by its summary; None if the batch has none."""
-        if any(metric.device.type != "cpu" for metrics in self.by_state for metric in metrics):
-            return None
         if len(preds.shape) == 2 and self.sizes not in (set(), {preds.shape[1]}):
             return None  # a format raises the error
         summary = summary_of(self.input_format, preds, target, self.detail)
@@ -383,6 +381,8 @@ class _Reading(NamedTuple):
             kind: Any = metrics[0].kind
             before = after = None
             for metric in metrics:
+                if metric.device.type != "cpu":
+                    return None
                 state = vars(metric)[metric.state_names[0]]
                 if before is None or not (state is before or torch.equal(state, before)):
                     before, after = state, kind.with_summary(state, summary, self.input_format.from_logits)
