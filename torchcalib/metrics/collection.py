@@ -148,9 +148,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
-    def _readings(
-        self, members: list[CalibrationMetric[Any]], weighted: bool, floating: bool
-    ) -> "list[_Reading] | None":
+    def _readings(self, members: list[Any], weighted: bool, floating: bool) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
         for metric in members:
             if not isinstance(metric, CalibrationMetric):
@@ -406,7 +404,7 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating
     """
     if len({id(metric) for metric in metrics}) < len(metrics):
         return None
-    by_conversion: dict[Hashable, list[CalibrationMetric[Any]]] = defaultdict(list)
+    by_conversion: dict[tuple[InputFormat, tuple[int, ...]], list[CalibrationMetric[Any]]] = defaultdict(list)
     for metric in metrics:
         if type(metric).update is not CalibrationMetric.update:
             return None
@@ -416,7 +414,7 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating
         by_state: dict[Hashable, list[CalibrationMetric[Any]]] = defaultdict(list)
         for metric in sharing:
             by_state[metric.kind].append(metric)
-        formats = list(dict.fromkeys(metric.input_format for metric in sharing))
+        formats: list[InputFormat] = list(dict.fromkeys(metric.input_format for metric in sharing))
         takes_summary = all(metric.takes_summary for metric in sharing)
         detail = detail_of((same[0].accumulator for same in by_state.values()), input_format.task)
         sizes = {how.num_classes for how in formats} - {None}
