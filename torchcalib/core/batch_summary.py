@@ -1,8 +1,11 @@
-"""Summary of a batch of labels on the CPU, by one pass that also checks the values.
+"""Summary of a batch of labels on the CPU, by passes that also check the values.
 
 An update of a stream with a few hundred rows spends most of its time in about a hundred calls of Python and torch. The
 summary replaces them for the most common input: labels without weights. In every other case, and for invalid values,
 there is no summary. `InputFormat.read` then converts the batch, or raises the error.
+
+One pass over multi-class rows checks them and computes the events. Binary predictions are the events. An accumulator
+checks them in the pass that computes its sums.
 """
 
 from collections.abc import Iterable
@@ -14,7 +17,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import InputFormat
-from torchcalib.ops.dispatch import Op, source_of
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.softmax_stats import Detail
 
@@ -27,8 +30,8 @@ class BatchSummary(NamedTuple):
     The event is y=1 for binary predictions, and that the top class is correct for multi-class predictions.
     """
 
-    confidence: Any  # confidence of each event, float64 `(n,)`
-    outcome: Any  # outcome of each event, uint8 `(n,)`
+    confidence: Any  # confidence of each event `(n,)`, float64 or float32; unchecked, and possibly logits, if binary
+    outcome: Any  # outcome of each event, uint8 `(n,)`; unchecked int64 if binary
     # Sums of the first four statistics of `Rows` and of the outcome; None if binary. Those beyond `detail_of` are
     # undefined.
     totals: list[float] | None
@@ -38,33 +41,34 @@ def summary_of(how: InputFormat, preds: Tensor, target: Tensor, detail: Detail) 
     """Return the summary of a batch without weights; None if its form or its values need `InputFormat.read`."""
     shape, dtype = preds.shape, preds.dtype
     if dtype not in how.summaries:
-        how.summaries[dtype] = _operation(how, dtype)
-    op = how.summaries[dtype]
-    if op is None or len(shape) != 2 - (how.task == "binary") or target.shape != shape[:1]:
+        how.summaries[dtype] = how.is_simple and dtype in SUM_TOLERANCE
+    is_binary = how.task == "binary"
+    if not how.summaries[dtype] or len(shape) != 2 - is_binary or target.shape != shape[:1] or not shape[0]:
         return None
-    source: Any = source_of(op, "cpu", dtype, "auto")
-    if not (0 < shape[0] <= source.MAX_ROWS and preds.is_cpu and target.is_cpu and target.dtype == torch.int64):
-        return None
-    if how.task != "binary" and how.num_classes not in (None, shape[1]):
+    if not (preds.is_cpu and target.is_cpu and target.dtype is torch.int64):
         return None
     if not is_plain(preds, target) or preds.is_neg():  # numpy has no views with negated memory
         return None
-    narrow = dtype in (torch.float16, torch.bfloat16)  # numpy has no bfloat16
-    if narrow and preds.numel() > _MAX_CONVERTED:
+    values = preds.detach() if preds.requires_grad else preds
+    if dtype is torch.float16 or dtype is torch.bfloat16:  # numpy has no bfloat16
+        if preds.numel() > _MAX_CONVERTED:
+            return None
+        values = values.float()
+    array = values.numpy()
+    if _may_be_mistaken(how, array if is_binary else array[0]):
         return None
-    values = (preds.float() if narrow else preds).detach().numpy()
-    if _may_be_mistaken(how, values if how.task == "binary" else values[0]):
+    if is_binary:
+        return BatchSummary(array, target.numpy(), None)
+    source: Any = source_of("rows", "cpu", dtype, "auto")
+    if shape[0] > source.MAX_ROWS or how.num_classes not in (None, shape[1]):
         return None
-    found = source.summary(values, target.numpy(), how.from_logits, SUM_TOLERANCE[dtype], detail)
+    found = source.summary(array, target.numpy(), how.from_logits, SUM_TOLERANCE[dtype], detail)
     return None if found is None else BatchSummary(*found)
 
 
-def _operation(how: InputFormat, dtype: torch.dtype) -> Op | None:
-    """Return the operation that summarises batches of a format and a dtype, or None if they have no summary."""
-    # The sigmoid of torch rounds differently, and a probability of a calibrator can be the edge of a bin.
-    if not how.is_simple or dtype not in SUM_TOLERANCE or (how.task == "binary" and how.from_logits):
-        return None
-    return "events" if how.task == "binary" else "rows"
+def takes_summary(accumulator: Any, task: Task, from_logits: bool) -> bool:
+    """Return whether `add_summary` of an accumulator can replace the conversion of batches of labels."""
+    return hasattr(accumulator, "takes_summary") and accumulator.takes_summary(task, from_logits)
 
 
 def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
@@ -76,7 +80,7 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     for accumulator in accumulators:
         if getattr(accumulator, "sorts_scores", False):
             continue
-        if not (hasattr(accumulator, "takes_summary") and accumulator.takes_summary(task)):
+        if not takes_summary(accumulator, task, from_logits=False):
             return "entropy"
         _, of_square, of_entropy, *_ = getattr(accumulator, "of_statistics", None) or (0,) * 5
         if of_entropy:
@@ -87,5 +91,8 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
 
 def _may_be_mistaken(how: InputFormat, values: Any) -> bool:
     """Return whether the first values do not rule out the mistakes that `check_mistakes` looks for."""
+    value = values.item(0)  # which rules them out in most input
+    if not 0 <= value <= 1 if how.from_logits else 0 < value < 1:
+        return False
     first = values[:8].tolist()
     return all(x in (0, 1) for x in first) or (how.from_logits and min(first) >= 0 and max(first) <= 1)

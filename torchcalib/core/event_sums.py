@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -167,16 +168,26 @@ class EqualWidthBins(EventSums[BinStats]):
         )  # fmt: skip
         return self._bin_stats(p, sums, events)
 
-    def takes_summary(self, task: Task) -> bool:
+    def takes_summary(self, task: Task, from_logits: bool) -> bool:
         """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
-        is_own = type(self) is EqualWidthBins  # a subclass may have other sums
-        return is_own and self.mode == ("positive" if task == "binary" else "top_label") and not self.with_ecd
+        is_own = type(self) is EqualWidthBins and not self.with_ecd  # a subclass may have other sums
+        if task == "binary":
+            # The sigmoid of torch rounds differently, and a probability of a calibrator can be the edge of a bin.
+            return is_own and self.mode == "positive" and not from_logits
+        return is_own and self.mode == "top_label"
 
-    def add_summary(self, batch: BatchSummary, sums: Any) -> None:
-        """Add the events of a batch to the numpy array `sums` `(F, B)` in place."""
+    def add_summary(self, batch: BatchSummary, from_logits: bool, sums: Any) -> bool:  # noqa: ARG002
+        """Add the events of a batch to the numpy array `sums` `(F, B)` in place.
+
+        Return False, and add nothing, for invalid events, and for too many to be added by one thread.
+        """
         source: Any = source_of("events", "cpu", torch.float64, "auto")
-        bins = Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", True)
-        source.add_summary(batch.confidence, batch.outcome, bins, sums)
+        added: bool = source.add_summary(batch.confidence, batch.outcome, self._bins, sums)
+        return added
+
+    @cached_property
+    def _bins(self) -> Bins:
+        return Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", True)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
         """Return the sums `(G, ..., F, B)` over the events in each group, for predictions without replicate weights.

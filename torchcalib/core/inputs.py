@@ -45,7 +45,6 @@ from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.io.errors import shown
-from torchcalib.ops.dispatch import Op
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.softmax_stats import Detail
@@ -78,8 +77,8 @@ class InputFormat:
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # for each dtype of predictions, the operation that computes the `BatchSummary`; None if there is none
-    summaries: dict[torch.dtype, Op | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # for each dtype of predictions, whether batches may have a `BatchSummary`
+    summaries: dict[torch.dtype, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)

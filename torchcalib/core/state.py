@@ -74,11 +74,15 @@ class SumState(Generic[S]):
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
-    def with_summary(self, state: Tensor, batch: BatchSummary) -> Tensor:
-        """Return the sum of a state on the CPU and one batch, if the accumulator takes its summary."""
+    def with_summary(self, state: Tensor, batch: BatchSummary, from_logits: bool) -> Tensor | None:
+        """Return the sum of a state on the CPU and one batch, or None for an invalid batch.
+
+        The accumulator must take summaries.
+        """
         total = state.numpy().copy()
-        self.accumulator.add_summary(batch, total[self._offset :].reshape(self.shape))  # type: ignore[attr-defined]
-        return torch.from_numpy(total)
+        accumulator: Any = self.accumulator
+        is_valid = accumulator.add_summary(batch, from_logits, total[self._offset :].reshape(self.shape))
+        return torch.from_numpy(total) if is_valid else None
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Return the sum of two states, on the device of the first."""

@@ -3,6 +3,7 @@
 The sums of several batches or processes are added. Metrics with equal accumulators share one pass over the same input.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
@@ -16,7 +17,7 @@ from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.bin_sums import Noise
-from torchcalib.ops.binary_scores import Kind
+from torchcalib.ops.binary_scores import Kind, score_sums
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
@@ -244,16 +245,31 @@ class ScoreAccumulator:
             return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
-    def takes_summary(self, task: Task) -> bool:
+    def takes_summary(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
         """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
-        is_own = type(self) is ScoreAccumulator  # a subclass may have other sums
-        return is_own and task == "multiclass" and self.of_statistics is not None and not self.by_class
+        is_own = type(self) is ScoreAccumulator and not self.by_class  # a subclass may have other sums
+        score = self.kind if task == "binary" else self.of_statistics
+        return is_own and task != "multilabel" and score is not None
 
-    def add_summary(self, batch: BatchSummary, sums: Any) -> None:
-        """Add the number of samples and their scores to the numpy array `sums` `(2, 1)` in place."""
-        terms = zip(self.of_statistics or (), batch.totals or (), strict=True)
-        score = sum(coefficient * total for coefficient, total in terms if coefficient)  # 0 times infinity is NaN
-        sums[:, 0] += len(batch.outcome), score
+    def add_summary(self, batch: BatchSummary, from_logits: bool, sums: Any) -> bool:
+        """Add the number of samples and their scores to the numpy array `sums` `(2, 1)` in place.
+
+        Return False, and add nothing, for invalid values.
+        """
+        if batch.totals is None:
+            assert self.kind is not None  # see `takes_summary`
+            events = torch.from_numpy(batch.confidence), torch.from_numpy(batch.outcome)
+            score = score_sums(*events, self.kind, from_logits=from_logits).item()
+        else:
+            score = 0.0
+            for coefficient, total in zip(self.of_statistics or (), batch.totals, strict=True):
+                if coefficient:  # 0 times infinity is NaN
+                    score += coefficient * total
+        if math.isnan(score):
+            return False
+        sums[0, 0] += len(batch.outcome)
+        sums[1, 0] += score
+        return True
 
     def checks(self, p: Predictions) -> bool:
         """Compute the sum for unchecked predictions, and return whether this pass has found all values to be valid."""

@@ -23,7 +23,7 @@ from torchcalib.core.arguments import (
     unknown_argument,
 )
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.batch_summary import BatchSummary, detail_of, summary_of
+from torchcalib.core.batch_summary import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
@@ -44,7 +44,7 @@ Better = Literal["higher", "lower", "nearer to 0"]
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
 """Options of metric functions that classes do not accept, or accept as arguments of their own."""
 
-_NO_EVIDENCE = Evidence(None, None)
+NO_EVIDENCE = Evidence(None, None)
 """Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
 
 _NAMES_OF_EVIDENCE = ("confidence_interval", "interval", "ci", "p_value", "pvalue", "noise_floor")
@@ -135,10 +135,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     allows_clusters: ClassVar[bool] = True
     """Whether `Clustered` can wrap the metric."""
 
-    _takes_summary = False
+    takes_summary = False
     """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
-    _detail: Detail
-    """Statistics of multi-class rows that the accumulator needs."""
 
     function: ClassVar[Callable[..., Any]]
     """Function that computes the same metric."""
@@ -201,11 +199,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
-        takes_summary = getattr(self.accumulator, "takes_summary", None) if type(self.kind) is SumState else None
-        self._takes_summary = (
-            not self.batch_shape and takes_summary is not None and takes_summary(self.input_format.task)
-        )
-        self._detail = detail_of([self.accumulator], self.input_format.task)
+        is_plain = type(self.kind) is SumState and type(self).update is CalibrationMetric.update
+        self.takes_summary = is_plain and not self.batch_shape and estimator.takes_summary
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
         # differs between metrics with different options. It does not depend on the class.
         settings = {name: value for name, value in self._configuration().items() if name != "class"}
@@ -259,22 +254,40 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if self._is_synced:
             refuse_if_synced(self, "update")
         is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
-        if is_plain and self._takes_summary and weights is None and sample_weight is None and self._shared is None:
-            summary = self.summary_of(self.input_format, preds, target, self._detail)
-            if summary is not None:
-                kind: Any = self.kind
-                self._replace(kind.with_summary(self.state, summary))
-                return
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         if self._shared is None:
-            batch = self.kind.from_predictions(self._read(self.input_format, preds, target, weights, self._detail))
+            p = self._read(self.input_format, preds, target, weights, self.estimator.detail)
+            batch = self.kind.from_predictions(p)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:
             key, p = self._keyed_predictions(preds, target, weights)
             batch = self._cached((*key, self.kind), lambda: self.kind.from_predictions(p))
         self._add(preds, batch)
+
+    def _is_added(self, preds: Any = None, target: Any = None, *others: Any, **named: Any) -> bool:
+        """Add a batch of labels without weights by its summary, if it has one.
+
+        Return False otherwise, also for invalid values. The metric is then unchanged.
+        """
+        if others or named or not self.takes_summary or not (type(preds) is type(target) is Tensor):
+            return False
+        if self._shared is not None or self._is_synced or self._in_graph or self.device.type != "cpu":
+            return False
+        if preds.requires_grad:
+            if self._enable_grad:
+                return False
+            preds = preds.detach()
+        summary = summary_of(self.input_format, preds, target, self.estimator.detail)
+        if summary is None:
+            return False
+        kind: Any = self.kind
+        state = kind.with_summary(vars(self)[self.state_names[0]], summary, self.input_format.from_logits)
+        if state is not None:
+            self.count_update(state)
+            vars(self)["_evidence"] = NO_EVIDENCE  # the first values rule out mistakes
+        return state is not None
 
     def compute(self) -> Tensor:
         """Return the metric value for all updates, over all ranks if `torch.distributed` is running.
@@ -417,13 +430,6 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
                 f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
                 "Move the metric with metric.to(preds.device)."
             )
-
-    def summary_of(self, how: InputFormat, preds: Tensor, target: Tensor, detail: Detail) -> BatchSummary | None:
-        """Return the summary of a batch without weights; None if `_read` must convert it. Update the evidence."""
-        found = summary_of(how, preds, target, detail) if self.device.type == "cpu" else None
-        if found is not None:  # the first values rule out mistakes
-            vars(self)["_evidence"] = _NO_EVIDENCE
-        return found
 
     def _read(
         self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None, detail: Detail = "entropy"

@@ -14,17 +14,18 @@ from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.batch_summary import BatchSummary, detail_of
+from torchcalib.core.batch_summary import detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import quoted
 from torchcalib.io.saved import saved_bytes
-from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.base import NO_EVIDENCE, CalibrationMetric
 from torchcalib.metrics.checkpoint import contains_state, read_state, saved_state
 from torchcalib.metrics.engine import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.hidden import UpdatesFromHidden
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
+from torchcalib.ops.softmax_stats import Detail
 
 
 class CalibrationCollection(UpdatesFromHidden, MetricCollection):
@@ -113,9 +114,12 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
                 collection. Other metrics treat rows as independent.
             sample_weight: Alias of `weights`.
         """
+        is_plain = groups is None and clusters is None
+        has_labels = type(preds) is type(target) is Tensor and weights is None and sample_weight is None
+        if is_plain and has_labels and self._are_added(preds, target):
+            return
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         members = self._members()
-        is_plain = groups is None and clusters is None
         readings = self._readings(members, weights is not None, target.is_floating_point()) if is_plain else None
         if readings is not None and not is_captured(preds):
             self._update_together(members, readings, preds, target, weights)
@@ -144,18 +148,50 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
-    def _readings(
-        self, members: list[CalibrationMetric[Any]], weighted: bool, floating: bool
-    ) -> "list[_Reading] | None":
+    def _readings(self, members: list[Any], weighted: bool, floating: bool) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
         for metric in members:
+            if not isinstance(metric, CalibrationMetric):
+                return None
             is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
-            if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad:
+            if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
                 return None
         key = (weighted, floating, *((id(metric), id(metric.input_format)) for metric in members))
         if key != self._latest_readings[0]:
             self._latest_readings = key, _readings_of(members, weighted, floating)
         return self._latest_readings[1]
+
+    def _are_added(self, preds: Tensor, target: Tensor) -> bool:
+        """Add a batch of labels without weights to all metrics by summaries, as `CalibrationMetric` does for one.
+
+        Return False otherwise, also for invalid values. All metrics are then unchanged.
+        """
+        members: list[Any] = list(self._modules.values())
+        readings = self._readings(members, False, False)
+        if readings is None or not all(reading.takes_summary for reading in readings):
+            return False
+        values = preds.detach() if preds.requires_grad else preds
+        states: list[tuple[CalibrationMetric[Any], Any]] = []
+        for reading in readings:
+            found = reading.states_by_summary(values, target)
+            if found is None:
+                return False
+            states += found
+        self._replace_states(states)
+        return True
+
+    @staticmethod
+    def _replace_states(states: list[tuple[CalibrationMetric[Any], Any]]) -> None:
+        """Replace the states of metrics by those after one more batch. An interrupt leaves all of them unchanged."""
+        before = [(vars(metric), vars(metric).copy()) for metric, _ in states]
+        try:
+            for metric, state in states:
+                metric.count_update(state)
+                vars(metric)["_evidence"] = NO_EVIDENCE  # the first values rule out mistakes
+        except BaseException:  # also KeyboardInterrupt
+            for attributes, old in before:
+                attributes.update(old)
+            raise
 
     @staticmethod
     def _update_together(
@@ -308,6 +344,9 @@ class _Reading(NamedTuple):
     input_format: InputFormat  # format of the shared conversion
     formats: list[InputFormat]  # distinct formats of the metrics, which check the batch
     by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
+    sizes: set[int | None]  # numbers of classes that the formats require
+    takes_summary: bool  # whether all metrics take a `BatchSummary`
+    detail: Detail  # statistics of multi-class rows that they need
 
     def states_after(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
@@ -320,33 +359,35 @@ class _Reading(NamedTuple):
             for metric in metrics:
                 refuse_if_synced(metric, "update")
                 metric.check_device(preds)
-        summary = self._summary(preds, target) if weights is None else None
         states: list[tuple[CalibrationMetric[Any], Any]] = []
-        if summary is not None:
-            # States are not modified. So metrics with equal states before the batch share the state after it.
-            for metrics in self.by_state:
-                kind: Any = metrics[0].kind
-                before = after = None
-                for metric in metrics:
-                    state = metric.state
-                    if before is None or not (state is before or torch.equal(state, before)):
-                        before, after = state, kind.with_summary(state, summary)
-                    states.append((metric, after))
-            return states
         p = self._predictions(preds, target, weights)
         for metrics in self.by_state:
             batch = metrics[0].kind.from_predictions(p)
             states += [(metric, metric.added(batch, shared)) for metric in metrics]
         return states
 
-    def _summary(self, preds: Tensor, target: Tensor) -> BatchSummary | None:
-        firsts = [metrics[0] for metrics in self.by_state]
-        sizes = {how.num_classes for how in self.formats} - {None}
-        fits = preds.dim() < 2 or sizes <= {preds.shape[1]}  # otherwise a format raises the error
-        if not (fits and all(metric._takes_summary for metric in firsts)):
+    def states_by_summary(self, preds: Tensor, target: Tensor) -> list[tuple[CalibrationMetric[Any], Any]] | None:
+        """Return the metrics with their states after a batch, by its summary; None if the batch has none."""
+        if len(preds.shape) == 2 and self.sizes not in (set(), {preds.shape[1]}):
+            return None  # a format raises the error
+        summary = summary_of(self.input_format, preds, target, self.detail)
+        if summary is None:
             return None
-        detail = detail_of((metric.accumulator for metric in firsts), self.input_format.task)
-        return firsts[-1].summary_of(self.input_format, preds, target, detail)
+        # States are not modified. So metrics with equal states before the batch share the state after it.
+        states: list[tuple[CalibrationMetric[Any], Any]] = []
+        for metrics in self.by_state:
+            kind: Any = metrics[0].kind
+            before = after = None
+            for metric in metrics:
+                if metric.device.type != "cpu":
+                    return None
+                state = vars(metric)[metric.state_names[0]]
+                if before is None or not (state is before or torch.equal(state, before)):
+                    before, after = state, kind.with_summary(state, summary, self.input_format.from_logits)
+                    if after is None:
+                        return None
+                states.append((metric, after))
+        return states
 
     def _predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         metric = self.by_state[-1][-1]
@@ -363,21 +404,22 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating
     """
     if len({id(metric) for metric in metrics}) < len(metrics):
         return None
-    readings: dict[Hashable, _Reading] = {}
-    states: dict[Hashable, list[CalibrationMetric[Any]]] = {}
+    by_conversion: dict[tuple[InputFormat, tuple[int, ...]], list[CalibrationMetric[Any]]] = defaultdict(list)
     for metric in metrics:
         if type(metric).update is not CalibrationMetric.update:
             return None
-        key = metric.conversion_key(weighted, floating)
-        reading = readings.setdefault(key, _Reading(key[0], [], []))
-        if metric.input_format not in reading.formats:
-            reading.formats.append(metric.input_format)
-        state = (key, metric.kind)
-        if state not in states:
-            states[state] = []
-            reading.by_state.append(states[state])
-        states[state].append(metric)
-    return list(readings.values())
+        by_conversion[metric.conversion_key(weighted, floating)].append(metric)
+    readings = []
+    for (input_format, _), sharing in by_conversion.items():
+        by_state: dict[Hashable, list[CalibrationMetric[Any]]] = defaultdict(list)
+        for metric in sharing:
+            by_state[metric.kind].append(metric)
+        formats: list[InputFormat] = list(dict.fromkeys(metric.input_format for metric in sharing))
+        takes_summary = all(metric.takes_summary for metric in sharing)
+        detail = detail_of((same[0].accumulator for same in by_state.values()), input_format.task)
+        sizes = {how.num_classes for how in formats} - {None}
+        readings.append(_Reading(input_format, formats, list(by_state.values()), sizes, takes_summary, detail))
+    return readings
 
 
 def _without_none(**columns: Any) -> dict[str, Any]:

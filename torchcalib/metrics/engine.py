@@ -107,6 +107,10 @@ class StatefulMetric(Metric, Generic[S]):
             return
         self._replace(self.kind.add(self.state, batch) if self._shared is None else self.added(batch, self._shared))
 
+    def _is_added(self, *_: Any, **__: Any) -> bool:
+        """Add a batch in a faster way than `update` does, if there is one. Return False if the batch is not added."""
+        return False
+
     def _replace(self, state: Any) -> None:
         """Replace the state. If a captured CUDA graph updates it, copy the new state to its memory."""
         if self._in_graph:
@@ -225,8 +229,12 @@ class StatefulMetric(Metric, Generic[S]):
 
     def count_update(self, state: Any) -> None:
         """Replace the state by that after one more batch."""
-        self._store(state)
         attributes = vars(self)
+        if isinstance(state, Tensor):  # in one step, so that an interrupt leaves no half of a change
+            (name,) = self.state_names
+            attributes.update({name: state, "_computed": None, "_update_count": attributes["_update_count"] + 1})
+            return
+        self._store(state)
         attributes["_computed"] = None
         attributes["_update_count"] += 1
 
@@ -386,6 +394,8 @@ class StatefulMetric(Metric, Generic[S]):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
+            if self._is_added(*args, **kwargs):
+                return
             attributes = vars(self)
             before = attributes.copy()
             attributes["_computed"] = None

@@ -7,7 +7,7 @@ docstring. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) use
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import Parameter, signature
 from sys import _getframe
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -28,13 +28,14 @@ from torchcalib.core.arguments import (
     with_task,
 )
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.batch_summary import detail_of, summary_of
+from torchcalib.core.batch_summary import detail_of, summary_of, takes_summary
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import SumsAccumulator
 from torchcalib.core.tasks import from_lists, from_scorer, in_own_order, inferred_task, is_scorer
+from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -86,16 +87,25 @@ class Estimator(Generic[S]):
 
     def _from_summary(self, preds: Tensor, target: Tensor) -> Any:
         """Return the statistic of labels without weights by a `BatchSummary`; None if `read` must convert them."""
-        takes, task = getattr(self.accumulator, "takes_summary", None), self.input_format.task
-        if takes is None or not (type(preds) is type(target) is Tensor) or not takes(task):
+        if not self.takes_summary or not (type(preds) is type(target) is Tensor):
             return None
-        accumulator: Any = self.accumulator
-        summary = summary_of(self.input_format, preds, target, detail_of([accumulator], task))
+        summary = summary_of(self.input_format, preds, target, self.detail)
         if summary is None:
             return None
-        sums = np.zeros(accumulator.shape(task, preds.shape[-1]))
-        accumulator.add_summary(summary, sums)
-        return accumulator.wrap(torch.from_numpy(sums))
+        accumulator: Any = self.accumulator
+        sums = np.zeros(accumulator.shape(self.input_format.task, preds.shape[-1]))
+        is_valid = accumulator.add_summary(summary, self.input_format.from_logits, sums)
+        return accumulator.wrap(torch.from_numpy(sums)) if is_valid else None
+
+    @cached_property
+    def takes_summary(self) -> bool:
+        """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
+        return takes_summary(self.accumulator, self.input_format.task, self.input_format.from_logits)
+
+    @cached_property
+    def detail(self) -> Detail:
+        """Statistics of multi-class rows that the accumulator needs."""
+        return detail_of([self.accumulator], self.input_format.task)
 
     def statistic(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """Return the statistic of tensors: sums or samples."""
@@ -108,7 +118,7 @@ class Estimator(Generic[S]):
             target,
             weights,
             checked_by=getattr(self.accumulator, "checks", None),
-            detail=detail_of([self.accumulator], self.input_format.task),
+            detail=self.detail,
         )
 
     def from_predictions(self, p: Predictions) -> Tensor:

@@ -94,15 +94,15 @@ def test_a_batch_that_one_metric_refuses_changes_no_metric(method):
 
 def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeypatch):
     collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
-    store, calls = CalibrationMetric._store, []
+    count_update, calls = CalibrationMetric.count_update, []
 
     def interrupted(self, state):
         calls.append(self)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        store(self, state)
+        count_update(self, state)
 
-    monkeypatch.setattr(CalibrationMetric, "_store", interrupted)
+    monkeypatch.setattr(CalibrationMetric, "count_update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         collection.update(LOGITS, TARGET)
     assert len(calls) == 2

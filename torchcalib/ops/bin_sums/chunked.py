@@ -13,7 +13,7 @@ from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_column
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
-MAX_ROWS = 2**16  # largest number of events of a `summary`, which stay in the cache between its steps
+MAX_ROWS = 2**16  # largest number of events for `add_summary`, which stay in the cache between its steps
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
@@ -85,14 +85,12 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     return sums
 
 
-def summary(values: Any, target: Any, *_: Any) -> tuple[Any, Any, None] | None:
-    """Return probabilities and labels, as in `core.batch_summary`; None if any of them is invalid."""
-    is_valid = values.min() >= 0 and values.max() <= 1 and target.min() >= 0 and target.max() <= 1
-    return (values.astype(np.float64), target.astype(np.uint8), None) if is_valid else None
-
-
-def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> None:
-    """Add events with labels and without weights to `sums` `(F, B)` in place."""
+def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
+    """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
+    valid = len(confidence) <= MAX_ROWS and confidence.min() >= 0 and confidence.max() <= 1
+    if not (valid and outcome.min() >= 0 and outcome.max() <= 1):
+        return False
+    confidence = confidence.astype(np.float64, copy=False)
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
@@ -103,6 +101,7 @@ def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> None:
         row += np.bincount(cell, column, bins.n_bins)
     if bins.noise == "labels":
         sums[4] = sums[3]  # weight 1 makes both sums of noise equal
+    return True
 
 
 def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:

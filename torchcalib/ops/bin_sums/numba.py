@@ -35,7 +35,7 @@ from torchcalib.ops.numba_math import (
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.threads import in_threads
 
-MAX_ROWS = 2**16  # largest number of events of a `summary`, whose sums one thread computes
+MAX_ROWS = 2**16  # largest number of events for `add_summary`, whose sums one thread computes
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
@@ -118,7 +118,7 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
     copies = _COPIES if groups is None else 1
     counts, totals = np.zeros(copies * n_cells, np.int64), np.zeros(copies * n_cells * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    for i in range(BLOCK):
+    for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
@@ -370,26 +370,23 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
 
 @compiled_loop
-def _fill_events(values, target, confidence, outcome):
-    """Fill the probabilities and labels of binary predictions. Return False if any of them is invalid."""
-    for i in range(values.size):
-        if not (0 <= values[i] <= 1 and 0 <= target[i] <= 1):
+def _add_valid_labels(confidence, outcome, noise, edges, right, sums):
+    """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
+    for i in range(confidence.size):
+        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
             return False
-        confidence[i], outcome[i] = values[i], target[i]
+    add_labels(confidence, outcome, None, noise, edges, right, sums)
     return True
 
 
-def summary(values: Any, target: Any, *_: Any) -> tuple[Any, Any, None] | None:
-    """Return probabilities and labels, as in `core.batch_summary`; None if any of them is invalid."""
-    confidence, outcome = np.empty(len(values)), np.empty(len(values), np.uint8)
-    is_valid = _fill_events(np.ascontiguousarray(values), np.ascontiguousarray(target), confidence, outcome)
-    return (confidence, outcome, None) if is_valid else None
-
-
-def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> None:
-    """Add events with labels and without weights to `sums` `(F, B)` in place."""
+def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
+    """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
+    if len(confidence) > MAX_ROWS:
+        return False
+    events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome)
     noise = None if bins.noise == "none" else (False, False)
-    add_labels(confidence, outcome, None, noise, _edges(bins.n_bins), bins.right, sums)
+    added: bool = _add_valid_labels(*events, noise, _edges(bins.n_bins), bins.right, sums)
+    return added
 
 
 def _sums_of_columns(confidence: Tensor, outcome: Tensor, options: Any, shape: tuple[int, int]) -> Tensor:

@@ -692,15 +692,13 @@ def _in_openmp_threads(
 
 
 @compiled_loop
-def _outcomes_and_totals(scores, tops, target):
-    """Return whether the top class of each row is its label, and the sums of the four scores and of these outcomes."""
-    outcomes, totals = np.empty(tops.size, np.uint8), np.zeros(5)
+def _fill_outcomes_and_totals(scores, tops, target, outcomes, totals):
+    """Fill whether the top class of each row is its label, and add the four scores and these outcomes to `totals`."""
     for i in range(tops.size):
         outcomes[i] = tops[i] == target[i]
         for k in range(4):
             totals[k] += scores[k, i]
         totals[4] += outcomes[i]
-    return outcomes, totals
 
 
 def summary(
@@ -717,10 +715,12 @@ def summary(
         given = torch.from_numpy(values), torch.from_numpy(target)
         scores, top = forward(*given, from_logits, tolerance, detail)
         rows, tops = scores.numpy(), top.numpy()
-    outcomes, totals = _outcomes_and_totals(rows, tops, np.ascontiguousarray(target))
+    outcomes, sums = np.empty(n, np.uint8), np.zeros(5)
+    _fill_outcomes_and_totals(rows, tops, np.ascontiguousarray(target), outcomes, sums)
+    totals = sums.tolist()
     if math.isnan(totals[1] + totals[3]):  # the squared error is NaN for an invalid label, both for an invalid row
         return None
-    return rows[3], outcomes, totals.tolist()
+    return rows[3], outcomes, totals
 
 
 def backward(
