@@ -16,7 +16,8 @@ from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import with_same_batch
-from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_begins
+from torchcalib.ops.labelled import sort_labelled
+from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
 
 
 class IsotonicCalibration(OneAgainstRest):

@@ -18,10 +18,11 @@ from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_s
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
+from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
-from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
+from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 T = TypeVar("T")
 
