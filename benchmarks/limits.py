@@ -73,6 +73,8 @@ REASONS = {
     "sums of risk-coverage curves": "a sequential loop over groups of equal scores, with a division for each sample",
     "log-odds of the top class": "float64 exponentials, so that equal rows are tied and probabilities near 1 are not",
     "random resampling counts": "a hash of 64 bits for each draw, and a sum at a random place of the cache",
+    "confidences of binary predictions": "84% of the time is that of the operating system, for the new results",
+    "sort keys of scores with labels": "74% of the time is that of the operating system, for the new result",
     "equal-mass bins": "each event is counted at a random place of the level-2 cache, and read twice",
     "isotonic blocks": "a sequential loop, in which each step depends on the previous one",
     "isotonic blocks of bounded size": "a sequential loop, in which each step depends on the previous one",
