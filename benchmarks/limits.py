@@ -28,6 +28,8 @@ from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
+from torchcalib.ops.labelled import most_probable
+from torchcalib.ops.labelled.numba import label_keys
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.newton.regression import fit_logistic_regression
 from torchcalib.ops.risk_sums import risk_sums
@@ -71,6 +73,8 @@ REASONS = {
     "sums of risk-coverage curves": "a sequential loop over groups of equal scores, with a division for each sample",
     "log-odds of the top class": "float64 exponentials, so that equal rows are tied and probabilities near 1 are not",
     "random resampling counts": "a hash of 64 bits for each draw, and a sum at a random place of the cache",
+    "confidences of binary predictions": "84% of the time is that of the operating system, for the new results",
+    "sort keys of scores with labels": "74% of the time is that of the operating system, for the new result",
     "equal-mass bins": "each event is counted at a random place of the level-2 cache, and read twice",
     "isotonic blocks": "a sequential loop, in which each step depends on the previous one",
     "isotonic blocks of bounded size": "a sequential loop, in which each step depends on the previous one",
@@ -144,6 +148,10 @@ def event_kernels(n: int) -> Iterator[Kernel]:
     yield Kernel("binary_scores", "log loss of binary probabilities", call, n_bytes, 2 * n)
     labels = y.to(torch.uint8)
     yield Kernel("equal_mass", "equal-mass bins", partial(equal_mass_sums, p, labels, 15), p.nbytes + labels.nbytes)
+    call = partial(most_probable, p, y)
+    yield Kernel("labelled", "confidences of binary predictions", call, n_bytes + 9 * n)
+    call = partial(label_keys, p, labels)
+    yield Kernel("labelled", "sort keys of scores with labels", call, p.nbytes + labels.nbytes + 4 * n)
     call = partial(multinomial_counts, 0, torch.arange(1_000), n // 1_000, torch.float64)
     yield Kernel("random", "random resampling counts", call, 8 * n)
 

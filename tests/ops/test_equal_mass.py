@@ -6,6 +6,7 @@ from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads
 
 from torchcalib.ops import equal_mass, sorting
 from torchcalib.ops.equal_mass import equal_mass_sums
+from torchcalib.ops.labelled import sort_labelled
 
 needs_numba = pytest.mark.skipif(not NUMBA, reason="numba is not installed")
 
@@ -24,7 +25,7 @@ def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, leve
         label = torch.randint(0, 2, (3, length), generator=generator).to(torch.uint8)
         for n_bins in (1, 2, 15, 40):
             sums, ends = equal_mass.sums_and_ends(score, label, n_bins)
-            in_order, labels, size = sorting.sort_labelled(score, label)
+            in_order, labels, size = sort_labelled(score, label)
             cuts = torch.arange(1, n_bins + 1) * size.unsqueeze(-1) // n_bins
             assert torch.equal(ends, sorting.end_of_ties(in_order, cuts))
             expected = [ends.diff(prepend=torch.zeros(3, 1)), *(sorting.run_sums(x, ends) for x in (in_order, labels))]

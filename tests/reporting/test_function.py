@@ -22,7 +22,7 @@ from helpers.reports import (
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.core import sample_or_sketch
+from torchcalib.core import ranked, sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
 
 ERRORS = {name: getattr(F, name) for name in ("ece", "esce", "mce", "rmsce")}
@@ -161,7 +161,7 @@ def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monke
     """Tests of `LogitCells` check its accuracy. The error of KS is at most the share of a cell, here 1/200."""
     exact = quick_report(task)  # computed before the limit is lowered
     monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60 if task != "multilabel" else 300)
-    monkeypatch.setattr(sample_or_sketch, "_CHUNK", 64)
+    monkeypatch.setattr(ranked, "_FEW", 64)
     logits, target = predictions(task)
     builder = in_pieces(task, logits, target)
     report, again = builder.report(), builder.report()

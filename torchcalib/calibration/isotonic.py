@@ -12,11 +12,12 @@ from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import augmented_means, block_ends
+from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import with_same_batch
-from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_begins
+from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
 
 
 class IsotonicCalibration(OneAgainstRest):

@@ -15,6 +15,7 @@ from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown
 from torchcalib.ops import logs
+from torchcalib.ops.labelled import most_probable
 from torchcalib.ops.largest import largest
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.operation import is_plain
@@ -182,6 +183,8 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
         score, outcome = _log_odds_of_classes(p, mode)
     elif p.task == "multiclass" and mode == "classwise":
         score, outcome = p.probs.transpose(-1, -2), _outcomes_of_classes(p)
+    elif mode == "top_label" and _is_simple(p):
+        score, outcome = most_probable(p.input_preds, p.input_target)
     elif p.task == "multiclass" or (mode == "top_label" and not p.from_logits):
         events = reduce_to_events(p, mode)
         score, outcome = events.confidence, events.outcome
@@ -192,6 +195,13 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
     else:
         score, outcome = p.input_preds.to(p.dtype), p.input_target
     return Scores(score, outcome.to(torch.uint8 if p.has_labels else score.dtype), p.from_logits)
+
+
+def _is_simple(p: Predictions) -> bool:
+    """Return whether `most_probable` is applicable: binary probabilities and labels on the CPU, without gradient."""
+    simple = p.task != "multiclass" and not p.from_logits and p.has_labels and p.complement is None
+    plain = simple and p.input_preds.is_cpu and is_plain(p.input_preds)
+    return plain and p.input_preds.dtype in (torch.float32, torch.float64)
 
 
 def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:

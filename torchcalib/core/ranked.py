@@ -18,10 +18,11 @@ from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_s
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
+from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
-from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
+from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ _LOWEST_LOGIT = -70
 """Lower end of the cells for log-odds. The upper end is 71, which gives as many cells as for probabilities."""
 
 _CHUNK_SIZE = 2**21  # number of elements that are processed at a time, to limit the memory
+_FEW = 2**13  # the same for several operations on the CPU, which then stay in the cache and need no threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,13 +331,18 @@ class LogitCells:
         quantities = (torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome)
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
-    def of_sample(self, sample: RankedSample) -> BinStats:
-        """Return the sums for the sample that `ExactSample` computes from the same predictions."""
-        score = sample.score.to(wide_dtype(sample.score.device))
-        n = torch.ones_like(score) if sample.n is None else sample.n.to(score.dtype)
-        cells = self._cell(score)
-        columns = (n, n * self._summand(score, cells), sample.positives.to(score.dtype))
-        return BinStats(bin_sums(cells, [column.masked_fill(score.isnan(), 0) for column in columns], self._n_cells))
+    def add_sample(self, sample: RankedSample, sums: Tensor) -> None:
+        """Add the sample that `ExactSample` computes to the sums `(..., 3, K)` of `from_predictions`, in place."""
+        size = _FEW if sample.score.device.type == "cpu" else _CHUNK_SIZE
+        width = max(1, size // max(1, sample.score.shape[:-1].numel()))
+        for start in range(0, sample.score.shape[-1], width):
+            part = sample.narrow(start, width)
+            score = part.score.to(wide_dtype(part.score.device))
+            n = torch.ones_like(score) if part.n is None else part.n.to(score.dtype)
+            cells = self._cell(score)
+            columns = torch.stack((n, n * self._summand(score, cells), part.positives.to(score.dtype)), -2)
+            columns.masked_fill_(score.isnan().unsqueeze(-2), 0)
+            sums.scatter_add_(-1, cells.unsqueeze(-2).expand(columns.shape), columns)
 
     @property
     def _lowest(self) -> int:

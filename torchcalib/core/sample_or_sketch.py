@@ -12,6 +12,7 @@ from torchcalib.core.ranked import LogitCells, RankedSample
 from torchcalib.core.state import Samples, SampleState
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
+from torchcalib.ops.logs import wide_dtype
 
 MAX_SAMPLES = 2**24
 """Maximum number of exact samples (multi-label: samples times labels). A sample takes 5 to 17 bytes."""
@@ -20,8 +21,6 @@ RESOLUTION = 2048
 """Cells of the sketch for each unit of log-odds, for up to 16 labels."""
 
 _TOTAL_RESOLUTION = 2**15  # maximum sum of the resolutions of all labels, which limits the sketch to 110 MB
-
-_CHUNK = 2**22  # number of samples added to the sketch at a time, to limit temporary memory
 
 
 class SampleOrSketch(NamedTuple):
@@ -146,12 +145,13 @@ class SampleOrSketchState:
 
     def _cells_with(self, state: SampleOrSketch, sample: RankedSample) -> BinStats:
         """Return the cells of the sketch after adding a ranked sample."""
-        cells = state.cells
-        for start in range(0, sample.score.shape[-1], width := max(1, _CHUNK // sample.score.shape[:-1].numel())):
-            piece = self._sketch.of_sample(sample.narrow(start, width))
-            cells = piece if cells is None else cells + piece
-        assert cells is not None  # without existing cells, all callers pass at least one sample
-        return cells
+        if state.cells is not None:
+            sums = state.cells.sums.clone()
+        else:
+            shape = (*sample.score.shape[:-1], *self._sketch.shape("binary", 2)[-2:])
+            sums = torch.zeros(shape, dtype=wide_dtype(sample.score.device), device=sample.score.device)
+        self._sketch.add_sample(sample, sums)
+        return BinStats(sums)
 
 
 def _n_samples(exact: Samples) -> int:

@@ -243,6 +243,12 @@ class ScoreAccumulator:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
         if p.task == "multiclass" and not p.soft:
             return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
+        if p.has_labels:
+            of_label = p.target != 1, p.target == 1
+            scores = torch.stack([score.masked_fill(~mask, 0).sum(-1) for mask in of_label], -1)
+            counts = [mask.sum(-1) if p.weights is None else n.masked_fill(~mask, 0).sum(-1) for mask in of_label]
+            total = torch.stack(counts, -1).to(scores.dtype)
+            return ScoreSum(torch.stack((total, scores, total), -2))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def takes_summary(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score

@@ -25,6 +25,7 @@ Op = Literal[
     "equal_mass",
     "binary_scores",
     "risk_sums",
+    "labelled",
     "random",
     "log_odds",
 ]
@@ -64,6 +65,8 @@ _CHOICES: dict[Op, _Choice] = {
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
     # "numba" makes one pass, without temporary arrays.
     "risk_sums": _Choice("risk_sums", ("numba", "torch"), ("torch",), plain=""),
+    # "numba" makes one pass for each of three steps, in all threads.
+    "labelled": _Choice("labelled", ("numba", "torch"), ("torch",), plain=""),
     "log_odds": _Choice("log_odds", ("numba", "torch"), ("torch",), plain=""),
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
 }

@@ -68,35 +68,6 @@ def tie_begins(score: Tensor) -> Tensor:
     return begins
 
 
-@operation(
-    "sort_labelled(Tensor score, Tensor label) -> (Tensor, Tensor, Tensor)",
-    fake=lambda score, label: (
-        torch.empty_like(score),
-        torch.empty_like(label),
-        score.new_empty(score.shape[:-1], dtype=torch.int64),
-    ),
-)
-def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort probabilities and their uint8 labels `(..., M)` on the CPU, and count the present scores `(...)`.
-
-    The bits of a probability are shifted left by one, and the label becomes the last bit of the integer. So integers
-    are sorted, without an index, and tied scores are sorted by label. Missing scores (NaN) become numbers above 1.
-    """
-    keys = label_keys(score, label)
-    keys.numpy().sort(axis=-1)
-    label = keys.bitwise_and(1).to(torch.uint8)
-    score = keys.bitwise_right_shift_(1).view(score.dtype)
-    ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype)
-    return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
-
-
-def label_keys(score: Tensor, label: Tensor) -> Tensor:
-    """Return integer sort keys: the bits of the probability, and the label as the last bit."""
-    integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
-    keys = score.abs().view(integer).clamp_(max=top)  # `abs` copies, and converts -0 to 0
-    return keys.bitwise_left_shift_(1).bitwise_or_(label.to(integer))  # faster than different dtypes
-
-
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
     """Move run ends `(..., B)` to the end of their group of equal scores, for sorted scores `(..., M)`."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
