@@ -118,7 +118,7 @@ class Estimator(Generic[S]):
             target,
             weights,
             checked_by=getattr(self.accumulator, "checks", None),
-            detail=self.detail,
+            detail=detail_of([self.accumulator], self.input_format.task),  # `torch.compile` cannot trace `self.detail`
         )
 
     def from_predictions(self, p: Predictions) -> Tensor:
