@@ -28,11 +28,10 @@ from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
-from torchcalib.ops.labelled import most_probable
+from torchcalib.ops.labelled import most_probable, risk_sums
 from torchcalib.ops.labelled.numba import label_keys
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.newton.regression import fit_logistic_regression
-from torchcalib.ops.risk_sums import risk_sums
 from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
 from torchcalib.ops.threads import in_threads
 
@@ -162,7 +161,7 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
     order = p.argsort()
     score, positives = p[order], y[order]
     call = partial(risk_sums, score, positives.to(torch.uint8), torch.tensor(n))
-    yield Kernel("risk_sums", "sums of risk-coverage curves", call, score.nbytes + n)
+    yield Kernel("labelled", "sums of risk-coverage curves", call, score.nbytes + n)
     size, begins = torch.ones_like(positives), torch.ones_like(positives, dtype=torch.bool)
     n_bytes = positives.nbytes + size.nbytes
     names: dict[Literal["pava", "pava_bc"], str] = {

@@ -8,7 +8,7 @@ import torch
 from helpers.kernels import BACKENDS
 from oracles.selective import expected_errors
 
-from torchcalib.ops.risk_sums import risk_sums
+from torchcalib.ops.labelled import risk_sums
 
 
 def exact_sums(score, correct):

@@ -28,15 +28,15 @@ from torchcalib.metrics.risk_coverage import (
     risk_coverage_curve_of,
 )
 from torchcalib.ops.harmonic import harmonic_difference
+from torchcalib.ops.labelled import risk_sums
 from torchcalib.ops.operation import is_plain
-from torchcalib.ops.risk_sums import risk_sums
 
 _ONE_VS_REST: dict[Task, tuple[NamedMode, ...]] = {**MODES, "multiclass": ("top_label", "classwise")}
 """Modes of `correctness_auroc`, which also ranks the samples of each class against the rest."""
 
 
 class RiskSums(NamedTuple):
-    """Sums over the samples in descending order of their confidence `(...)`; see `ops.risk_sums` for the symbols."""
+    """Sums over the samples in descending order of their confidence `(...)`; see `ops.labelled` for the symbols."""
 
     total: Tensor  # number of all samples
     errors: Tensor  # number of all errors

@@ -24,7 +24,6 @@ Op = Literal[
     "regression",
     "equal_mass",
     "binary_scores",
-    "risk_sums",
     "labelled",
     "random",
     "log_odds",
@@ -63,9 +62,7 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
-    # "numba" makes one pass, without temporary arrays.
-    "risk_sums": _Choice("risk_sums", ("numba", "torch"), ("torch",), plain=""),
-    # "numba" makes one pass for each of three steps, in all threads.
+    # "numba" makes one pass for each step, without temporary arrays.
     "labelled": _Choice("labelled", ("numba", "torch"), ("torch",), plain=""),
     "log_odds": _Choice("log_odds", ("numba", "torch"), ("torch",), plain=""),
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
@@ -102,10 +99,12 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
     """
     choice = _CHOICES[op]
     order = choice.cpu if device.type == "cpu" else choice.accelerator
-    if device.type != "cuda":
+    if device.type != "cuda" and "triton" in order:
         order = tuple(name for name in order if name != "triton")
     if backend == "auto":
-        return next(name for name in order if _load(op, name)[0] is not None)
+        for name in order:
+            if _load(op, name)[0] is not None:
+                return name
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if backend not in order and not (backend == "triton" and interpreted):
         allowed = ", ".join(repr(name) for name in ("auto", *order))
