@@ -14,6 +14,7 @@ import distributed
 import numpy as np
 import psutil
 import pyarrow as pa
+import torch
 
 from torchcalib.integrations.dask import report
 from torchcalib.integrations.partitions import SPLIT_EVERY, Partitions
@@ -44,7 +45,8 @@ class Simulated:
 
 
 def measure_steps():
-    """Return seconds and bytes of the steps for one partition, measured in this process."""
+    """Return seconds and bytes of the steps for one partition, measured in one thread of this process."""
+    torch.set_num_threads(1)
     partitions = Partitions.of_report(**OPTIONS, n_rows=ROWS)
     partitions.state(0, [rows_of(0, 1000)])  # compiles
     times = [time.perf_counter()]

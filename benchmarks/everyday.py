@@ -226,10 +226,7 @@ REASONS = {
     "ECE, binary, 1,000": "12 operations of torch on the sums of 15 bins take 40% of the time, and the events 30%",
     "NLL, 50,000 x 10": "the pass also computes the confidence and the top class of each row",
     "class-wise ECE, 50,000 x 10": "events are added to the bins of 10 classes one by one: 70% of the time",
-    "update of ECE, binary, 256": "calls of Python and numpy take 94% of the time, and compiled loops the rest",
-    "update of ECE, 64 x 10": "calls of Python and numpy take 88% of the time, and compiled loops the rest",
-    "update of ECE, 128 x 100": "calls of Python and numpy take 64% of the time, and compiled loops the rest",
-    "update of ECE, 32 x 1,000": "calls of Python and numpy take 56% of the time, and compiled loops the rest",
+    "update of ECE, 128 x 100": "calls of Python and numpy take 55% of the time, and the compiled pass the rest",
     "update of eight metrics, 256 x 1,000": "five states and the bookkeeping of eight metrics follow the pass",
     "AURC, 50,000 x 10": "scores are log-odds in float64, which do not saturate; torch computes confidences in float32",
     "interval of the Brier score, 10,000, 1,000 replicates": (
