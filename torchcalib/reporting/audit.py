@@ -556,8 +556,8 @@ def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterato
         yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."
     if detectable > _LARGE:
         yield (
-            f"{definition.n:,} answers are too few to measure calibration: only an ECE above {detectable:.2f} is "
-            "significant."
+            f"{definition.n:,} answers are too few to find small calibration errors: only an ECE above "
+            f"{detectable:.2f} is significant."
         )
     (value, times), n = definition.values.most_common(1)[0], definition.n
     if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
