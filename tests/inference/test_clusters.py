@@ -15,8 +15,10 @@ import torchcalib as tc
 from torchcalib.core import clusters as core
 from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers, determine_label, in_clusters
 from torchcalib.core.inputs import read_input
+from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference import Interval, bootstrap, calibration_test
 from torchcalib.inference.clusters import ClusteredMean, sign_p_value
+from torchcalib.inference.simulation import OrderedSample
 from torchcalib.metrics.logistic import score_test_of_clusters
 
 F64 = torch.float64
@@ -43,6 +45,21 @@ def dependent(seed=0, rho=0.5, n_clusters=N_CLUSTERS, rows=ROWS):
 
 ERRORS = [tc.ECE, tc.ESCE, tc.RMSCE, tc.MCE, tc.ACE, tc.KS, tc.ATB, tc.CORP, tc.TCE, tc.SmECE, tc.ICI, tc.Spiegelhalter]
 ERRORS += [tc.Cox]
+
+
+@pytest.mark.parametrize("test", ["binomial", "t"])
+def test_sums_of_outcomes_below_0_or_above_n_are_tested_as_the_nearest_counts(test):
+    p = torch.cat((torch.logspace(-60, -1, 50, dtype=F64), torch.linspace(0.51, 0.99, 50, dtype=F64)))
+    sample = OrderedSample(p, torch.zeros_like(p), torch.full_like(p, 2), False)
+
+    def tested(*sums):
+        """Return the rejections in two bins with these sums, as random signs of clusters give them."""
+        outcomes = torch.zeros(1, 100, dtype=F64)
+        outcomes[0, [0, 99]] = torch.tensor(sums, dtype=F64)
+        return Binning("equal_width", 2).from_sample(sample.with_outcomes(outcomes)).rejected(0.05, test)
+
+    assert torch.equal(tested(-3.0, 102.6), tested(0.0, 100.0))
+    assert torch.equal(tested(1.7, 60.2), tested(2.0, 60.0))
 
 
 @pytest.mark.parametrize("cls", ERRORS)

@@ -99,7 +99,9 @@ class RankedBins(BinStats):
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
         """Return the number of samples `(..., B)` in each bin that the test rejects at significance level `alpha`."""
-        p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
+        p, n = self.sample.confidence.detach(), self.n.detach().long()
+        # Random signs of clusters give outcomes that are not whole numbers, and may be below 0 or above n.
+        k = self.sums[..., 2, :].detach().round().long().clamp(min=0).minimum(n)
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
             return rejected_in_bins(p, self.ends, k, n, alpha, counts).to(self.sums.dtype)
