@@ -62,6 +62,17 @@ def test_sums_of_outcomes_below_0_or_above_n_are_tested_as_the_nearest_counts(te
     assert torch.equal(tested(1.7, 60.2), tested(2.0, 60.0))
 
 
+def test_calibrated_rare_events_of_clusters_have_few_significant_log_scores():
+    """Half of the random signs of a rare event give a sum below 0, whose log-likelihood is that of no event."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.sigmoid(torch.randn(20, 400, generator=g, dtype=F64) - 3)
+    y = (torch.rand(20, 400, generator=g, dtype=F64) < p).long()
+    metric, how = tc.CORP(task="binary", score="nll"), {"clusters": torch.arange(400) // 4, "n_replicates": 199}
+    found = [calibration_test(metric, *rows, **how) for rows in zip(p, y, strict=True)]
+    assert sum(float(each.p_value) <= 0.05 for each in found) <= 4  # P = 0.003 for a binomial count of 20
+    assert all(float(each.noise_floor) > 0 for each in found)
+
+
 @pytest.mark.parametrize("cls", ERRORS)
 def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(cls):
     p, y, clusters = copies()

@@ -427,7 +427,9 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     at_least = 1 + (replicates >= observed - rounding).sum(0)
     larger = (replicates > observed + rounding).sum(0)
     n = len(replicates) + 1
-    return at_least.to(observed.dtype) / n, (at_least - larger).to(observed.dtype) / n
+    unknown = observed.isnan() | replicates.isnan().any(0)
+    p_value = (at_least.to(observed.dtype) / n).masked_fill(unknown, torch.nan)
+    return p_value, (at_least - larger).to(observed.dtype) / n
 
 
 def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Tensor:

@@ -192,7 +192,11 @@ def _brier_of_rate(k: Tensor, n: Tensor) -> Tensor:
 
 
 def _nll_of_rate(k: Tensor, n: Tensor) -> Tensor:
-    """Return the negative log-likelihood for n outcomes, of which k are 1, and the prediction k/n."""
+    """Return the negative log-likelihood for n outcomes, of which k are 1, and the prediction k/n.
+
+    Simulated sums of clusters may be below 0 or above n, and are replaced by these.
+    """
+    k = k.clamp(min=0).minimum(n)
     divisor = n.masked_fill(n == 0, 1)
     return 0 - torch.xlogy(k, k / divisor) - torch.xlogy(n - k, (n - k) / divisor)
 
