@@ -46,7 +46,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test-all: types extended matrix lowest test-engines wheel-test
+test-all: types extended matrix lowest test-engines test-logs wheel-test
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
