@@ -1,6 +1,7 @@
 """First numbers of a report, and terminal output: short by default, complete with `everything`."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,12 @@ def test_short_comparison_fits_a_screen_and_everything_has_all_lines(capsys):
         assert f"{name} compared with calibrated" in words
     for line in comparison.lines:
         assert f"{line.name} {significant(line.values['calibrated'])}".replace("−", "-") in words, line.key
+
+
+def test_written_files_are_named_with_their_folders(capsys):
+    files = ["out/audit.json", "out/audit.html", "out/log_1/audit.html", "predictions.npz"]
+    _, words = printed(capsys, terminal.show_paths, list(map(Path, files)))
+    assert words == "wrote out/audit.html and audit.json, log_1/audit.html, predictions.npz"
 
 
 def test_key_numbers_are_those_of_a_calculation_by_hand():

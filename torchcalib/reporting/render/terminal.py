@@ -233,11 +233,12 @@ def show_state(path: Path, source: Source | None) -> None:
 
 
 def show_paths(paths: Sequence[Path]) -> None:
-    """Print the names of the written files, the HTML page first."""
+    """Print the written files, the HTML page first, and the others as paths in its folder."""
     if not paths:
         return
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    others = ", ".join(path.name for path in paths if path != page)
+    names = (path.relative_to(page.parent) if path.is_relative_to(page.parent) else path.name for path in paths)
+    others = ", ".join(str(name) for path, name in zip(paths, names, strict=True) if path != page)
     _print_lines(f"\n[bold]wrote {_escaped(page)}[/bold]", f"[dim]and {_escaped(others)}[/dim]")
 
 
