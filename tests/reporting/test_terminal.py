@@ -73,7 +73,7 @@ def test_short_comparison_fits_a_screen_and_everything_has_all_lines(capsys):
 def test_written_files_are_named_with_their_folders(capsys):
     files = ["out/audit.json", "out/audit.html", "out/log_1/audit.html", "predictions.npz"]
     _, words = printed(capsys, terminal.show_paths, list(map(Path, files)))
-    assert words == "wrote out/audit.html and audit.json, log_1/audit.html, predictions.npz"
+    assert words == f"wrote {Path(files[1])} and audit.json, {Path('log_1/audit.html')}, predictions.npz"
 
 
 def test_key_numbers_are_those_of_a_calculation_by_hand():
