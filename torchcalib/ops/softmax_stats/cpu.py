@@ -1,0 +1,188 @@
+"""Statistics of rows on the CPU, by numpy and torch, in blocks that fit into the cache.
+
+A call of numpy takes less time than a call of torch, and calls take most of the time for a small batch. torch computes
+exponentials, logarithms and sums of long rows, in all its threads. Results of a row are bitwise equal at any position
+in the input: softmax and sums process every row separately, and `_applied` pads the arguments of other functions.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.ops.logs import LANES, spread_infinite_logits
+from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
+
+_FEW_CLASSES = 16  # largest number of classes for which blocks are transposed: vector instructions span many rows
+_ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
+_ENTRIES_OF_LONG_ROWS = 2**18  # entries of other blocks
+_FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
+
+
+def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+    """Return the first four statistics of `Rows` `(4, n)`, and the top classes `(n,)`, of rows `(n, C)`; see `rows`.
+
+    `target` and the results are numpy arrays. Statistics beyond `detail` are 0.
+    """
+    n, n_classes = values.shape
+    axis = 0 if n_classes <= _FEW_CLASSES else 1
+    if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
+        scores, top = forward(values.expand(2, -1), target.repeat(2), from_logits, tolerance, detail)
+        return scores[:, :1], top[:1]
+    n_blocks = -(-values.numel() // (_ENTRIES_OF_LONG_ROWS if axis else _ENTRIES))
+    n_blocks = max(1, min(n // 2, n_blocks))  # at least two rows in every block
+    dtype = np.float64 if values.dtype is torch.float64 else np.float32
+    memory = np.empty((3, -(-n // n_blocks) * n_classes + LANES), dtype)
+    scores, top = np.zeros((4, n)), np.empty(n, np.int64)
+    replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
+    with np.errstate(all="ignore"):
+        for k in range(n_blocks):
+            rows = slice(n * k // n_blocks, n * (k + 1) // n_blocks)
+            block, label, into = values[rows], target[rows], scores[:, rows]
+            is_known = label.min() >= 0 and label.max() < n_classes
+            known = label if is_known else label.clip(0, n_classes - 1)
+            if not from_logits:
+                x = _array(block, memory, axis)
+                top[rows] = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
+            else:
+                if not replace_infinite:
+                    x = _array(block, memory, axis)
+                    top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, False)
+                    replace_infinite = not math.isfinite(into[3].sum())
+                if replace_infinite:
+                    x = _array(spread_infinite_logits(block), memory, axis)
+                    top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, True)
+            if not is_known:
+                into[:2, label != known] = np.nan
+    return scores, top
+
+
+def _array(values: Tensor, memory: Any, axis: int) -> Any:
+    """Return rows with the class axis first or last, in the dtype of the memory, where they are copied if necessary."""
+    is_same = memory.itemsize == values.itemsize  # float16 and bfloat16 become float32
+    if axis and is_same and values.is_contiguous():
+        return values.numpy()
+    x = memory[0, : values.numel()]
+    if axis:
+        x = x.reshape(values.shape)
+        torch.from_numpy(x).copy_(values)
+        return x
+    x = x.reshape(values.shape[::-1])
+    np.copyto(x, (values if is_same else values.float()).numpy().T)  # faster than `copy_` of torch
+    return x
+
+
+def _fill_from_logits(
+    x: Any, axis: int, memory: Any, label: Any, detail: Detail, scores: Any, with_infinite: bool
+) -> Any:
+    """Fill the scores `(4, n)` of logits, and return the top classes.
+
+    Let q be a multiple of the probabilities. The scores need sums of q, q^2 and q (x - max x) over all classes except
+    the top class, whose q would round small q of other classes to 0. The last one is NaN for logits of -inf, unless
+    `with_infinite`.
+    """
+    q, other = (part[: x.size].reshape(x.shape) for part in memory[1:])
+    if axis:
+        torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
+        top = x.argmax(1)
+    else:
+        largest = x.max(0)
+        top = _first_largest(x, largest)
+        np.subtract(x, largest, out=q)
+        _applied(torch.exp, memory[1], x.size)
+    at_top, at_label = _places(top, axis), _places(label, axis)
+    x_top, q_top = x[at_top], q[at_top]
+    q[at_top] = 0
+    rest = _sum(q, axis).astype(np.float64)
+    rest /= q_top  # relative to the top class
+    total = 1 + rest
+    confidence = np.divide(1, total, out=scores[3])
+    log_total = _applied(torch.log1p, rest)
+    shift = x[at_label].astype(np.float64)
+    shift -= x_top
+    np.subtract(shift, log_total, out=scores[0])
+    if detail == "confidence":
+        return top
+    factor = confidence / q_top
+    if detail == "entropy":
+        product = torch.from_numpy(other)
+        torch.sub(torch.from_numpy(x), torch.from_numpy(x_top).unsqueeze(axis), out=product)
+        if with_infinite:
+            product.clamp_(min=LOWEST)
+        product.mul_(torch.from_numpy(q))
+        scores[2] = _sum(other, axis) * factor - log_total
+    torch.from_numpy(q).square_()
+    squares = _sum(q, axis) * (factor * factor)
+    # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
+    if_miss = confidence * confidence + (1 - 2 * confidence * _applied(torch.exp, shift))
+    scores[1] = squares + np.where(label == top, np.square(rest * confidence), if_miss)
+    return top
+
+
+def _fill_from_probabilities(
+    x: Any, axis: int, memory: Any, label: Any, tolerance: float, detail: Detail, scores: Any
+) -> Any:
+    """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
+    other = memory[1, : x.size].reshape(x.shape)
+    top = x.argmax(1) if axis else _first_largest(x, x.max(0))
+    at_top = _places(top, axis)
+    q_top, q_label = (x[at].astype(np.float64) for at in (at_top, _places(label, axis)))
+    total = _sum(x, axis).astype(np.float64)
+    scores[0] = _applied(torch.log, q_label)
+    scores[3] = q_top
+    if detail == "entropy":
+        np.copyto(other, x)
+        _applied(torch.log, memory[1], x.size)
+        np.maximum(other, LOWEST, out=other)
+        scores[2] = _sum(np.multiply(other, x, out=other), axis)
+        is_valid = np.isfinite(scores[2])
+    else:
+        is_valid = (x.min(axis) >= 0) & np.isfinite(total)
+    if detail != "confidence":
+        np.multiply(x, x, out=other)[at_top] = 0
+        scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
+        scores[1] += _sum(other, axis)
+    if not is_valid.all():
+        scores[2:, ~is_valid] = np.nan
+    if math.isfinite(tolerance):
+        is_valid &= (np.abs(total - 1) <= tolerance) & (q_top <= 1)
+        if not is_valid.all():
+            scores[:, ~is_valid] = np.nan
+    return top
+
+
+def _first_largest(x: Any, largest: Any) -> Any:
+    """Return the index of the first maximum `largest` of every column of `x` `(C, n)`, C <= 255; 0 for NaN."""
+    if x.size > _FEW_ENTRIES:
+        is_top = x == largest
+        if np.count_nonzero(is_top) <= x.shape[1]:  # no ties
+            classes = np.arange(len(x), dtype=np.uint8)[:, np.newaxis]
+            return np.add.reduce(is_top.view(np.uint8) * classes, 0, np.uint8).astype(np.int64)
+    return x.argmax(0)
+
+
+def _places(classes: Any, axis: int) -> tuple[Any, Any]:
+    """Return the indices of a class in each row."""
+    rows = np.arange(len(classes))
+    return (rows, classes) if axis else (classes, rows)
+
+
+def _sum(x: Any, axis: int) -> Any:
+    """Return the sum of every row. torch splits long rows among its threads, and numpy calls are faster for others."""
+    return torch.from_numpy(x).sum(1).numpy() if axis else x.sum(0)
+
+
+def _applied(function: Callable[..., Tensor], x: Any, size: int | None = None) -> Any:
+    """Apply an elementwise function of torch: a new array, or the first `size` entries of `x` in place.
+
+    The length is a multiple of `LANES`, because torch uses scalar code for the last numbers, which rounds differently.
+    """
+    if size is not None:
+        given = torch.from_numpy(x[: -(-size // LANES) * LANES])
+        return function(given, out=given)
+    extra = -len(x) % LANES
+    padded = np.pad(x, (0, extra)) if extra else x
+    return function(torch.from_numpy(padded)).numpy()[: len(x)]
