@@ -2,7 +2,7 @@
 
 A call of numpy takes less time than a call of torch, and calls take most of the time for a small batch. torch computes
 exponentials, logarithms and sums of long rows, in all its threads. Results of a row are bitwise equal at any position
-in the input: softmax and sums process every row separately, and `_applied` pads the arguments of other functions.
+in the input: softmax and sums process every row separately, and `applied` pads the arguments of other functions.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcalib.ops.logs import LANES, spread_infinite_logits
 from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 
-_FEW_CLASSES = 16  # largest number of classes for which blocks are transposed: vector instructions span many rows
+_FEW_CLASSES = 16  # largest number of classes for which blocks are transposed
 _ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OF_LONG_ROWS = 2**18  # entries of other blocks
 _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
@@ -28,7 +28,7 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
     `target` and the results are numpy arrays. Statistics beyond `detail` are 0.
     """
     n, n_classes = values.shape
-    axis = 0 if n_classes <= _FEW_CLASSES else 1
+    axis = class_axis(n_classes)
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         scores, top = forward(values.expand(2, -1), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
@@ -45,32 +45,42 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
             is_known = label.min() >= 0 and label.max() < n_classes
             known = label if is_known else label.clip(0, n_classes - 1)
             if not from_logits:
-                x = _array(block, memory, axis)
+                x = _rows_of(block, memory, axis)
                 top[rows] = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
             else:
                 if not replace_infinite:
-                    x = _array(block, memory, axis)
+                    x = _rows_of(block, memory, axis)
                     top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, False)
                     replace_infinite = not math.isfinite(into[3].sum())
                 if replace_infinite:
-                    x = _array(spread_infinite_logits(block), memory, axis)
+                    x = _rows_of(spread_infinite_logits(block), memory, axis)
                     top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, True)
             if not is_known:
                 into[:2, label != known] = np.nan
     return scores, top
 
 
-def _array(values: Tensor, memory: Any, axis: int) -> Any:
-    """Return rows with the class axis first or last, in the dtype of the memory, where they are copied if necessary."""
-    is_same = memory.itemsize == values.itemsize  # float16 and bfloat16 become float32
-    if axis and is_same and values.is_contiguous():
+def _rows_of(values: Tensor, memory: Any, axis: int) -> Any:
+    """Return rows as a read-only array, copied only if necessary."""
+    if axis and memory.itemsize == values.itemsize and values.is_contiguous():
         return values.numpy()
-    x = memory[0, : values.numel()]
+    return array_of(values, memory[0], axis)
+
+
+def class_axis(n_classes: int) -> int:
+    """Return the axis of the classes in a block: few classes are transposed, so that vectors span many rows."""
+    return 0 if n_classes <= _FEW_CLASSES else 1
+
+
+def array_of(values: Tensor, memory: Any, axis: int) -> Any:
+    """Copy rows to the memory and its dtype, with the given class axis."""
+    x = memory[: values.numel()]
     if axis:
         x = x.reshape(values.shape)
         torch.from_numpy(x).copy_(values)
         return x
     x = x.reshape(values.shape[::-1])
+    is_same = memory.itemsize == values.itemsize  # float16 and bfloat16 become float32
     np.copyto(x, (values if is_same else values.float()).numpy().T)  # faster than `copy_` of torch
     return x
 
@@ -88,21 +98,21 @@ def _fill_from_logits(
     if axis:
         torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
         top = x.argmax(1)
+        at_top = places(top, axis)
+        x_top, q_top = x[at_top], q[at_top]
     else:
-        largest = x.max(0)
-        top = _first_largest(x, largest)
-        np.subtract(x, largest, out=q)
-        _applied(torch.exp, memory[1], x.size)
-    at_top, at_label = _places(top, axis), _places(label, axis)
-    x_top, q_top = x[at_top], q[at_top]
+        x_top = x.max(0)
+        top = _first_largest(x, x_top)
+        at_top = places(top, axis)
+        np.subtract(x, x_top, out=q)
+        applied(torch.exp, memory[1], x.size)
+        q_top = np.exp(x_top - x_top)  # 1, or NaN for infinite logits and NaN
     q[at_top] = 0
-    rest = _sum(q, axis).astype(np.float64)
-    rest /= q_top  # relative to the top class
+    rest = sum_of_rows(q, axis) / q_top.astype(np.float64)  # relative to the top class
     total = 1 + rest
     confidence = np.divide(1, total, out=scores[3])
-    log_total = _applied(torch.log1p, rest)
-    shift = x[at_label].astype(np.float64)
-    shift -= x_top
+    log_total = applied(torch.log1p, rest)
+    shift = x[places(label, axis)] - x_top.astype(np.float64)
     np.subtract(shift, log_total, out=scores[0])
     if detail == "confidence":
         return top
@@ -113,11 +123,11 @@ def _fill_from_logits(
         if with_infinite:
             product.clamp_(min=LOWEST)
         product.mul_(torch.from_numpy(q))
-        scores[2] = _sum(other, axis) * factor - log_total
+        scores[2] = sum_of_rows(other, axis) * factor - log_total
     torch.from_numpy(q).square_()
-    squares = _sum(q, axis) * (factor * factor)
+    squares = sum_of_rows(q, axis) * (factor * factor)
     # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
-    if_miss = confidence * confidence + (1 - 2 * confidence * _applied(torch.exp, shift))
+    if_miss = confidence * confidence + (1 - 2 * confidence * applied(torch.exp, shift))
     scores[1] = squares + np.where(label == top, np.square(rest * confidence), if_miss)
     return top
 
@@ -128,23 +138,23 @@ def _fill_from_probabilities(
     """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
     other = memory[1, : x.size].reshape(x.shape)
     top = x.argmax(1) if axis else _first_largest(x, x.max(0))
-    at_top = _places(top, axis)
-    q_top, q_label = (x[at].astype(np.float64) for at in (at_top, _places(label, axis)))
-    total = _sum(x, axis).astype(np.float64)
-    scores[0] = _applied(torch.log, q_label)
+    at_top = places(top, axis)
+    q_top, q_label = (x[at].astype(np.float64) for at in (at_top, places(label, axis)))
+    total = sum_of_rows(x, axis).astype(np.float64)
+    scores[0] = applied(torch.log, q_label)
     scores[3] = q_top
     if detail == "entropy":
         np.copyto(other, x)
-        _applied(torch.log, memory[1], x.size)
+        applied(torch.log, memory[1], x.size)
         np.maximum(other, LOWEST, out=other)
-        scores[2] = _sum(np.multiply(other, x, out=other), axis)
+        scores[2] = sum_of_rows(np.multiply(other, x, out=other), axis)
         is_valid = np.isfinite(scores[2])
     else:
         is_valid = (x.min(axis) >= 0) & np.isfinite(total)
     if detail != "confidence":
         np.multiply(x, x, out=other)[at_top] = 0
         scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
-        scores[1] += _sum(other, axis)
+        scores[1] += sum_of_rows(other, axis)
     if not is_valid.all():
         scores[2:, ~is_valid] = np.nan
     if math.isfinite(tolerance):
@@ -164,18 +174,18 @@ def _first_largest(x: Any, largest: Any) -> Any:
     return x.argmax(0)
 
 
-def _places(classes: Any, axis: int) -> tuple[Any, Any]:
+def places(classes: Any, axis: int) -> tuple[Any, Any]:
     """Return the indices of a class in each row."""
     rows = np.arange(len(classes))
     return (rows, classes) if axis else (classes, rows)
 
 
-def _sum(x: Any, axis: int) -> Any:
+def sum_of_rows(x: Any, axis: int) -> Any:
     """Return the sum of every row. torch splits long rows among its threads, and numpy calls are faster for others."""
     return torch.from_numpy(x).sum(1).numpy() if axis else x.sum(0)
 
 
-def _applied(function: Callable[..., Tensor], x: Any, size: int | None = None) -> Any:
+def applied(function: Callable[..., Tensor], x: Any, size: int | None = None) -> Any:
     """Apply an elementwise function of torch: a new array, or the first `size` entries of `x` in place.
 
     The length is a multiple of `LANES`, because torch uses scalar code for the last numbers, which rounds differently.
@@ -183,6 +193,8 @@ def _applied(function: Callable[..., Tensor], x: Any, size: int | None = None) -
     if size is not None:
         given = torch.from_numpy(x[: -(-size // LANES) * LANES])
         return function(given, out=given)
-    extra = -len(x) % LANES
-    padded = np.pad(x, (0, extra)) if extra else x
+    padded = x
+    if len(x) % LANES:
+        padded = np.ones(-(-len(x) // LANES) * LANES)
+        padded[: len(x)] = x
     return function(torch.from_numpy(padded)).numpy()[: len(x)]
