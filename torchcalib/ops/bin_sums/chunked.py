@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,21 +88,28 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
 def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
     """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
-    valid = len(confidence) <= MAX_ROWS and confidence.min() >= 0 and confidence.max() <= 1
-    if not (valid and outcome.min() >= 0 and outcome.max() <= 1):
+    if len(confidence) > MAX_ROWS:
         return False
+    if outcome.dtype == np.int64:  # not of rows, which are valid
+        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
+        if not is_valid:
+            return False
     confidence = confidence.astype(np.float64, copy=False)
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
-        inner = np.arange(1, bins.n_bins) / bins.n_bins
-        cell = np.searchsorted(inner, confidence, "left" if bins.right else "right")
+        cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     columns = [None, confidence, outcome] + [confidence * (1 - confidence)] * (bins.noise == "labels")
     for row, column in zip(sums, columns, strict=False):
         row += np.bincount(cell, column, bins.n_bins)
     if bins.noise == "labels":
         sums[4] = sums[3]  # weight 1 makes both sums of noise equal
     return True
+
+
+@cache
+def _inner_edges(n_bins: int) -> Any:
+    return np.arange(1, n_bins) / n_bins
 
 
 def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:

@@ -80,12 +80,11 @@ def of_classes(values: Tensor, classes: Tensor) -> Tensor:
     n, n_classes = values.shape
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         return of_classes(values.expand(2, -1), classes.expand(2))[:1]
-    axis, n_blocks = cpu.class_axis(n_classes), max(1, min(n // 2, -(-values.numel() // _BLOCK_OF_CLASSES)))
-    memory, out = np.empty(-(-n // n_blocks) * n_classes + LANES), np.empty(n)
+    axis, blocks = cpu.class_axis(n_classes), cpu.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
+    memory, out = np.empty(-(-n // len(blocks)) * n_classes + LANES), np.empty(n)
     with np.errstate(all="ignore"):
-        for k in range(n_blocks):
-            rows = slice(n * k // n_blocks, n * (k + 1) // n_blocks)
-            z = cpu.array_of(values[rows], memory, axis)
+        for rows in blocks:
+            z = cpu.copied(cpu.array_of(values[rows]), memory, axis)
             at_class = cpu.places(classes[rows].numpy(), axis)
             own, z[at_class] = z[at_class], -np.inf
             largest = torch.from_numpy(z).amax(axis, keepdim=True)

@@ -52,7 +52,7 @@ def summary(
     scores, top = cpu.forward(torch.from_numpy(values), target, from_logits, tolerance, detail)
     outcomes = (top == target).view(np.uint8)
     totals = [*scores.sum(-1).tolist(), np.count_nonzero(outcomes)]
-    return None if math.isnan(totals[0]) else (scores[3], outcomes, totals)
+    return None if math.isnan(totals[0] + totals[3]) else (scores[3], outcomes, totals)
 
 
 def backward(
@@ -147,7 +147,7 @@ def _logit_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tenso
     q.scatter_(-1, top, 0)  # exclude the top class: adding its q would round small q of other classes to 0
     columns.append(q.sum(-1, True))
     product = (x - at_top).clamp_min_(LOWEST).mul_(q).sum(-1, True) if detail == "entropy" else None
-    if detail != "confidence":
+    if detail in ("squares", "entropy"):
         columns.append(q.mul_(q).sum(-1, True))
     if product is not None:
         columns.append(product)
@@ -183,7 +183,7 @@ def _probability_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor,
         columns.append(x.log().clamp_min_(LOWEST).mul_(x).sum(-1, True))
     else:
         columns.append(x.amin(-1, True))
-    if detail != "confidence":
+    if detail in ("squares", "entropy"):
         columns.append((x * x).scatter_(-1, top, 0).sum(-1, True))
     return top.squeeze(-1), torch.cat(columns, -1).T
 

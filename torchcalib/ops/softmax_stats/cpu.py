@@ -32,17 +32,17 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         scores, top = forward(values.expand(2, -1), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
-    n_blocks = -(-values.numel() // (_ENTRIES_OF_LONG_ROWS if axis else _ENTRIES))
-    n_blocks = max(1, min(n // 2, n_blocks))  # at least two rows in every block
+    blocks = blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS if axis else _ENTRIES)
     dtype = np.float64 if values.dtype is torch.float64 else np.float32
-    memory = np.empty((3, -(-n // n_blocks) * n_classes + LANES), dtype)
+    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), dtype)
     scores, top = np.zeros((4, n)), np.empty(n, np.int64)
+    array = array_of(values) if len(blocks) == 1 or values.itemsize >= 4 else None
     replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
     with np.errstate(all="ignore"):
-        for k in range(n_blocks):
-            rows = slice(n * k // n_blocks, n * (k + 1) // n_blocks)
-            block, label, into = values[rows], target[rows], scores[:, rows]
-            is_known = label.min() >= 0 and label.max() < n_classes
+        for rows in blocks:
+            block = array_of(values[rows]) if array is None else array[rows]
+            label, into = target[rows], scores[:, rows]
+            is_known = label.view(np.uint64).max() < n_classes  # negative labels are large then
             known = label if is_known else label.clip(0, n_classes - 1)
             if not from_logits:
                 x = _rows_of(block, memory, axis)
@@ -51,20 +51,13 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
                 if not replace_infinite:
                     x = _rows_of(block, memory, axis)
                     top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, False)
-                    replace_infinite = not math.isfinite(into[3].sum())
+                    replace_infinite = not math.isfinite(into[2:].sum())
                 if replace_infinite:
-                    x = _rows_of(spread_infinite_logits(block), memory, axis)
+                    x = _rows_of(spread_infinite_logits(torch.from_numpy(block)).numpy(), memory, axis)
                     top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, True)
             if not is_known:
                 into[:2, label != known] = np.nan
     return scores, top
-
-
-def _rows_of(values: Tensor, memory: Any, axis: int) -> Any:
-    """Return rows as a read-only array, copied only if necessary."""
-    if axis and memory.itemsize == values.itemsize and values.is_contiguous():
-        return values.numpy()
-    return array_of(values, memory[0], axis)
 
 
 def class_axis(n_classes: int) -> int:
@@ -72,17 +65,28 @@ def class_axis(n_classes: int) -> int:
     return 0 if n_classes <= _FEW_CLASSES else 1
 
 
-def array_of(values: Tensor, memory: Any, axis: int) -> Any:
+def blocks_of(n: int, n_classes: int, entries: int) -> list[slice]:
+    """Split n >= 2 rows into blocks of at least two rows, and of about `entries` entries at most."""
+    n_blocks = max(1, min(n // 2, -(-n * n_classes // entries)))
+    return [slice(n * k // n_blocks, n * (k + 1) // n_blocks) for k in range(n_blocks)]
+
+
+def array_of(values: Tensor) -> Any:
+    """Return values as an array; float16 and bfloat16 become float32, because numpy has no bfloat16."""
+    return (values if values.itemsize >= 4 else values.float()).numpy()
+
+
+def copied(block: Any, memory: Any, axis: int) -> Any:
     """Copy rows to the memory and its dtype, with the given class axis."""
-    x = memory[: values.numel()]
-    if axis:
-        x = x.reshape(values.shape)
-        torch.from_numpy(x).copy_(values)
-        return x
-    x = x.reshape(values.shape[::-1])
-    is_same = memory.itemsize == values.itemsize  # float16 and bfloat16 become float32
-    np.copyto(x, (values if is_same else values.float()).numpy().T)  # faster than `copy_` of torch
+    source = block if axis else block.T
+    x = memory[: source.size].reshape(source.shape)
+    np.copyto(x, source)  # for a transpose faster than torch
     return x
+
+
+def _rows_of(block: Any, memory: Any, axis: int) -> Any:
+    """Return rows as a read-only array with the given class axis, copied only if necessary."""
+    return block if axis and block.flags.c_contiguous else copied(block, memory[0], axis)
 
 
 def _fill_from_logits(
@@ -94,23 +98,26 @@ def _fill_from_logits(
     the top class, whose q would round small q of other classes to 0. The last one is NaN for logits of -inf, unless
     `with_infinite`.
     """
-    q, other = (part[: x.size].reshape(x.shape) for part in memory[1:])
+    q = memory[1, : x.size].reshape(x.shape)
     if axis:
         torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
         top = x.argmax(1)
         at_top = places(top, axis)
         x_top, q_top = x[at_top], q[at_top]
+        q[at_top] = 0
+        rest = sum_of_rows(q, axis) / q_top.astype(np.float64)  # relative to the top class
     else:
         x_top = x.max(0)
         top = _first_largest(x, x_top)
         at_top = places(top, axis)
         np.subtract(x, x_top, out=q)
         applied(torch.exp, memory[1], x.size)
-        q_top = np.exp(x_top - x_top)  # 1, or NaN for infinite logits and NaN
-    q[at_top] = 0
-    rest = sum_of_rows(q, axis) / q_top.astype(np.float64)  # relative to the top class
+        q[at_top] = 0
+        q_top, rest = 1, q.sum(0, dtype=np.float64) + (x_top - x_top)  # NaN for infinite logits and NaN
     total = 1 + rest
     confidence = np.divide(1, total, out=scores[3])
+    if detail == "top":
+        return top
     log_total = applied(torch.log1p, rest)
     shift = x[places(label, axis)] - x_top.astype(np.float64)
     np.subtract(shift, log_total, out=scores[0])
@@ -118,12 +125,13 @@ def _fill_from_logits(
         return top
     factor = confidence / q_top
     if detail == "entropy":
-        product = torch.from_numpy(other)
-        torch.sub(torch.from_numpy(x), torch.from_numpy(x_top).unsqueeze(axis), out=product)
+        product = memory[2, : x.size].reshape(x.shape)
+        shifts = torch.from_numpy(product)
+        torch.sub(torch.from_numpy(x), torch.from_numpy(x_top).unsqueeze(axis), out=shifts)
         if with_infinite:
-            product.clamp_(min=LOWEST)
-        product.mul_(torch.from_numpy(q))
-        scores[2] = sum_of_rows(other, axis) * factor - log_total
+            shifts.clamp_(min=LOWEST)
+        shifts.mul_(torch.from_numpy(q))
+        scores[2] = sum_of_rows(product, axis) * factor - log_total
     torch.from_numpy(q).square_()
     squares = sum_of_rows(q, axis) * (factor * factor)
     # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
@@ -141,7 +149,8 @@ def _fill_from_probabilities(
     at_top = places(top, axis)
     q_top, q_label = (x[at].astype(np.float64) for at in (at_top, places(label, axis)))
     total = sum_of_rows(x, axis).astype(np.float64)
-    scores[0] = applied(torch.log, q_label)
+    if detail != "top":
+        scores[0] = applied(torch.log, q_label)
     scores[3] = q_top
     if detail == "entropy":
         np.copyto(other, x)
@@ -151,7 +160,7 @@ def _fill_from_probabilities(
         is_valid = np.isfinite(scores[2])
     else:
         is_valid = (x.min(axis) >= 0) & np.isfinite(total)
-    if detail != "confidence":
+    if detail in ("squares", "entropy"):
         np.multiply(x, x, out=other)[at_top] = 0
         scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
         scores[1] += sum_of_rows(other, axis)
