@@ -74,11 +74,11 @@ def takes_summary(accumulator: Any, task: Task, from_logits: bool) -> bool:
 def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     """Return the statistics of multi-class rows that accumulators need.
 
-    An accumulator that takes no summaries needs all of them, unless it sorts scores.
+    An accumulator that takes no summaries needs all of them, unless it has `only_confidences`.
     """
     detail: Detail = "top"
     for accumulator in accumulators:
-        if getattr(accumulator, "sorts_scores", False):
+        if getattr(accumulator, "only_confidences", False):
             continue
         if not takes_summary(accumulator, task, from_logits=False):
             return "entropy"
