@@ -19,6 +19,7 @@ from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 _FEW_CLASSES = 16  # largest number of classes for which blocks are transposed
 _ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OF_LONG_ROWS = 2**18  # entries of other blocks
+_CONVERTED = 2**20  # entries of float16 and bfloat16 that are converted at a time
 _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
 
 
@@ -27,37 +28,46 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
 
     `target` and the results are numpy arrays. Statistics beyond `detail` are 0.
     """
+    if values.itemsize >= 4:
+        return of_array(values.numpy(), target, from_logits, tolerance, detail)
+    pieces = [(array_of(values[rows]), target[rows]) for rows in blocks_of(*values.shape, _CONVERTED)]
+    scores, tops = zip(*(of_array(*piece, from_logits, tolerance, detail) for piece in pieces), strict=True)
+    return np.concatenate(scores, 1), np.concatenate(tops)
+
+
+def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+    """Return the results of `forward` for an array of float32 or float64 rows."""
     n, n_classes = values.shape
     axis = class_axis(n_classes)
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
-        scores, top = forward(values.expand(2, -1), target.repeat(2), from_logits, tolerance, detail)
+        scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
     blocks = blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS if axis else _ENTRIES)
-    dtype = np.float64 if values.dtype is torch.float64 else np.float32
-    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), dtype)
-    scores, top = np.zeros((4, n)), np.empty(n, np.int64)
-    array = array_of(values) if len(blocks) == 1 or values.itemsize >= 4 else None
+    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), values.dtype)
+    scores, tops = np.zeros((4, n)), []
     replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
     with np.errstate(all="ignore"):
         for rows in blocks:
-            block = array_of(values[rows]) if array is None else array[rows]
-            label, into = target[rows], scores[:, rows]
+            block, label, into = values, target, scores
+            if len(blocks) > 1:
+                block, label, into = values[rows], target[rows], scores[:, rows]
             is_known = label.view(np.uint64).max() < n_classes  # negative labels are large then
             known = label if is_known else label.clip(0, n_classes - 1)
             if not from_logits:
                 x = _rows_of(block, memory, axis)
-                top[rows] = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
+                top = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
             else:
                 if not replace_infinite:
                     x = _rows_of(block, memory, axis)
-                    top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, False)
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, False)
                     replace_infinite = not math.isfinite(into[2:].sum())
                 if replace_infinite:
                     x = _rows_of(spread_infinite_logits(torch.from_numpy(block)).numpy(), memory, axis)
-                    top[rows] = _fill_from_logits(x, axis, memory, known, detail, into, True)
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, True)
             if not is_known:
                 into[:2, label != known] = np.nan
-    return scores, top
+            tops.append(top)
+    return scores, tops[0] if len(tops) == 1 else np.concatenate(tops)
 
 
 def class_axis(n_classes: int) -> int:
