@@ -30,7 +30,7 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
     """
     if values.itemsize >= 4:
         return of_array(values.numpy(), target, from_logits, tolerance, detail)
-    pieces = [(array_of(values[rows]), target[rows]) for rows in blocks_of(*values.shape, _CONVERTED)]
+    pieces = [(array_of(values[rows]), target[rows]) for rows in blocks_of(len(values), values.shape[1], _CONVERTED)]
     scores, tops = zip(*(of_array(*piece, from_logits, tolerance, detail) for piece in pieces), strict=True)
     return np.concatenate(scores, 1), np.concatenate(tops)
 
