@@ -18,7 +18,7 @@ from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 
 _FEW_CLASSES = 16  # largest number of classes for which blocks are transposed
 _ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
-_ENTRIES_OF_LONG_ROWS = 2**18  # entries of other blocks
+_ENTRIES_OF_LONG_ROWS = 2**19  # entries of other blocks: fewer would need more calls of threads
 _CONVERTED = 2**20  # entries of float16 and bfloat16 that are converted at a time
 _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
 
