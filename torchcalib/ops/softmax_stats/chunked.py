@@ -73,33 +73,42 @@ def backward(
         # An invalid label is replaced by class 0, and its gradient by NaN at the end.
         known = (h >= 0) & (h < x.shape[-1])
         label, first = h.masked_fill(~known, 0).unsqueeze(-1), first.unsqueeze(-1)
-        at_label, at_top = (x.gather(-1, at).squeeze(-1).to(scores.dtype) for at in (label, first))
-        if from_logits:
-            buffer = out[block] if is_linear and out.dtype == x.dtype else None
-            result = _logit_gradient(x, label, first, scores[:, block], upstream, is_linear, buffer)
-        else:
-            result = _probability_gradient(x, label, first, at_label, upstream)
         # Rows with +inf, and all rows whose incoming gradients are 0, have gradient 0.
-        flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
+        flat = (upstream == 0).all(0)
+        if from_logits:
+            flat |= x.gather(-1, first).squeeze(-1) == torch.inf
+        if from_logits and is_linear:
+            buffer = out[block] if out.dtype == x.dtype else torch.empty_like(x)
+            result = _linear_logit_gradient(x, label, first, scores[3, block], upstream, buffer)
+        elif from_logits:
+            result = _logit_gradient(x, label, first, scores[:, block], upstream)
+        else:
+            at_label = x.gather(-1, label).squeeze(-1).to(scores.dtype)
+            result = _probability_gradient(x, label, first, at_label, upstream)
         if not on_cpu or bool((flat | ~known).any()):  # on a GPU the test would synchronise the device
             result = result.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
         if result.data_ptr() != out[block].data_ptr():
             out[block] = result
 
 
-def _logit_gradient(
-    x: Tensor, label: Tensor, first: Tensor, scores: Tensor, grads: Tensor, is_linear: bool, buffer: Tensor | None
+def _linear_logit_gradient(
+    x: Tensor, label: Tensor, first: Tensor, confidence: Tensor, grads: Tensor, buffer: Tensor
 ) -> Tensor:
-    """Return the gradient in logits `(n, C)` by the formula of `backward`, with its terms for label and top class.
+    """Return the gradient in logits `(n, C)` with b = c = 0, in the buffer: q a, and terms of label and top class."""
+    grad_log, grad_top, confidence = (column.unsqueeze(-1) for column in (grads[0], grads[3], confidence))
+    a = -grad_log - grad_top * confidence
+    for_top = confidence * (a + grad_top)
+    q = torch.softmax(x, -1, out=buffer)
+    q.mul_((confidence * a).to(x.dtype) / q.gather(-1, first))
+    for_label = torch.where(label == first, for_top, q.gather(-1, label)) + grad_log
+    return q.scatter_(-1, first, for_top.to(x.dtype)).scatter_(-1, label, for_label.to(x.dtype))
 
-    If `is_linear`, b and c are 0, and the gradient is computed in the `buffer` if given.
-    """
+
+def _logit_gradient(x: Tensor, label: Tensor, first: Tensor, scores: Tensor, grads: Tensor) -> Tensor:
+    """Return the gradient in logits `(n, C)` by the formula of `backward`, with its terms for label and top class."""
     # All classes by the formula, then the label and the top class again by their terms in `wide_dtype`.
     terms = gradient_terms(scores, grads, (label == first).squeeze(-1))
     confidence, a, b, c, for_top, for_label = (column.to(x.dtype).unsqueeze(-1) for column in (scores[3], *terms))
-    if is_linear:
-        q = torch.softmax(x, -1, out=buffer)
-        return q.mul_(confidence * a / q.gather(-1, first)).scatter_(-1, first, for_top).scatter_(-1, label, for_label)
     shifts = (x - x.gather(-1, first)).clamp_(min=LOWEST)
     q = shifts.softmax(-1)  # not exp, whose rounding depends on the position of the row
     q = q.mul_(confidence / q.gather(-1, first))
