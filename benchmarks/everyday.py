@@ -253,6 +253,7 @@ REASONS_WITHOUT_NUMBA = {
     "ECE, 50,000 x 10, numpy float64": "sums and smallest values of all rows are checked",
     "ECE, 50,000 x 10": TOP,
     "ECE, 50,000 x 100": TOP,
+    "ECE, 50,000 x 100, bfloat16": TOP,
     "NLL, 50,000 x 10": TOP,
     "NLL, 50,000 x 100": TOP,
     "Brier score, 50,000 x 100": TOP,
@@ -265,6 +266,8 @@ REASONS_WITHOUT_NUMBA = {
     "update of ECE, 128 x 100": FEW_CALLS,
     "update of eight metrics, 256 x 1,000": "squares and entropies take as long as the pass for ECE, and states follow",
     "AURC, 50,000 x 10": REASONS["AURC, 50,000 x 10"],
+    "accuracy at a coverage of 80%, 1 million": "scores are sorted, so that tied scores are averaged",
+    "temperature, 10,000 x 100": "the first three derivatives take half of the time, and checks of rows a fifth",
     "interval of the Brier score, 10,000, 1,000 replicates": REASONS[
         "interval of the Brier score, 10,000, 1,000 replicates"
     ],
