@@ -43,13 +43,14 @@ def sample(n, from_logits, dtype, shares, seed=0):
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
 def test_sums_equal_float64_loops(backend, kind, from_logits, shares, dtype):
-    """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score, 1e-14."""
+    """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score, 1e-14 or 1e-6."""
+    is_single = backend not in NUMBA and from_logits and not shares and dtype == torch.float32
     for n in (1, 63, 3000):
         x, t = sample(n, from_logits, dtype, shares, seed=n)
         exact = math.fsum(score(a, b, kind, from_logits) for a, b in zip(x.tolist(), t.tolist(), strict=True))
         for target in (t, t.to(x.dtype)) if not shares and dtype != torch.bfloat16 else (t,):
             found = score_sums(x, target, kind, from_logits=from_logits, backend=backend)
-            assert found.item() == pytest.approx(exact, rel=2e-14)
+            assert found.item() == pytest.approx(exact, rel=1e-6 if is_single else 2e-14)
             assert found.dtype == F64
 
 
@@ -65,7 +66,8 @@ def test_extreme_values(backend, dtype):
     ):  # fmt: skip
         for target in (torch.tensor([t]), torch.tensor([t], dtype=dtype)):
             found = score_sums(torch.tensor([x], dtype=dtype), target, "log", from_logits=from_logits, backend=backend)
-            assert found.item() == pytest.approx(expected, rel=1e-14, abs=0), (x, t)
+            rel = 1e-6 if backend not in NUMBA and from_logits and dtype == torch.float32 else 1e-14
+            assert found.item() == pytest.approx(expected, rel=rel, abs=0), (x, t)
 
 
 @of_backends

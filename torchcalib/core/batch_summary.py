@@ -74,18 +74,21 @@ def takes_summary(accumulator: Any, task: Task, from_logits: bool) -> bool:
 def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     """Return the statistics of multi-class rows that accumulators need.
 
-    An accumulator that takes no summaries needs all of them, unless it sorts scores.
+    An accumulator that takes no summaries needs all of them, unless it has `only_confidences`.
     """
-    detail: Detail = "confidence"
+    detail: Detail = "top"
     for accumulator in accumulators:
-        if getattr(accumulator, "sorts_scores", False):
+        if getattr(accumulator, "only_confidences", False):
             continue
         if not takes_summary(accumulator, task, from_logits=False):
             return "entropy"
-        _, of_square, of_entropy, *_ = getattr(accumulator, "of_statistics", None) or (0,) * 5
+        of_log_prob, of_square, of_entropy, *_ = getattr(accumulator, "of_statistics", None) or (0,) * 5
         if of_entropy:
             return "entropy"
-        detail = "squares" if of_square else detail
+        if of_square:
+            detail = "squares"
+        elif of_log_prob and detail == "top":
+            detail = "confidence"
     return detail
 
 

@@ -122,6 +122,11 @@ class EqualWidthBins(EventSums[BinStats]):
         """Number of quantities: 3, plus 2 for the variances and 1 for the ECD."""
         return 3 + 2 * self.with_noise + self.with_ecd
 
+    @property
+    def only_confidences(self) -> bool:
+        """Whether events need no statistics of rows except confidence and top class; see `batch_summary.detail_of`."""
+        return not self.with_ecd
+
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the bin index for each confidence, int64 `(..., N)`."""
         return bin_index(confidence, self.n_bins, self.right)

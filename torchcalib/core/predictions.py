@@ -255,6 +255,7 @@ class Predictions:
         return "squares" if omits else self.detail
 
     def _rows_with(self, detail: Detail) -> Rows:
+        detail = "confidence" if detail == "top" else detail  # the log-probability of invalid rows is NaN
         if isinstance(self.input_preds, LinearLogits):
             return self.input_preds.rows(self.input_target, detail, self.zero_weight)
         return softmax_stats.rows(
@@ -289,7 +290,7 @@ class Predictions:
         if self.soft:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
-            return (self._rows_with("squares") if self._detail == "confidence" else self.rows).squared_error
+            return (self.rows if self._detail in ("squares", "entropy") else self._rows_with("squares")).squared_error
         if self.from_logits or self.complement is not None:  # avoid the cancellation in 1 - p
             return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()

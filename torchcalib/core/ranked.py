@@ -231,7 +231,7 @@ class ExactSample:
 
     mode: Mode
     with_ecd: bool = False  # whether to compute the entropic calibration difference (ECD), which states do not store
-    sorts_scores: ClassVar[bool] = True
+    only_confidences: ClassVar[bool] = True
     """Whether the statistics are scores and outcomes of events, in whatever order."""
 
     def leading_shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
@@ -301,7 +301,7 @@ class LogitCells:
     mode: Mode
     resolution: int
     from_logits: bool = False
-    sorts_scores: ClassVar[bool] = True
+    only_confidences: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("resolution", self.resolution, at_most=MAX_CELLS_PER_UNIT)

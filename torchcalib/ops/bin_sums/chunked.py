@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ _LANES = 8  # copies of the cells
 _LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: more would not fit the cache
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
+_FEW_CLASSES = 32  # largest number of classes whose probabilities are all added to their bins one by one
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
 
@@ -55,6 +57,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     confidence = events.confidence
     on_cpu = confidence.device.type == "cpu"
     countable = countable and on_cpu
+    if countable and events.groups is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
+        return _sums_of_matrix(confidence.T, events.outcome.T, bins, shape)
     sums = torch.zeros(len(confidence), *shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
     # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
@@ -64,7 +68,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
     for into, (values, outcomes, w, more, group) in _event_chunks(sums, size, events):
         index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
-        cell = index if group is None else group * bins.n_bins + index
+        cell = index if group is None else index.add_(group, alpha=bins.n_bins)
         if not (countable and _is_binary(outcomes)):
             columns = weighted_columns(values, outcomes, w, more, bins)
             for row, column in zip(into, columns, strict=True):
@@ -87,21 +91,50 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
 def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
     """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
-    valid = len(confidence) <= MAX_ROWS and confidence.min() >= 0 and confidence.max() <= 1
-    if not (valid and outcome.min() >= 0 and outcome.max() <= 1):
+    if len(confidence) > MAX_ROWS:
         return False
+    if outcome.dtype == np.int64:  # not of rows, which are valid
+        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
+        if not is_valid:
+            return False
     confidence = confidence.astype(np.float64, copy=False)
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
-        inner = np.arange(1, bins.n_bins) / bins.n_bins
-        cell = np.searchsorted(inner, confidence, "left" if bins.right else "right")
-    columns = [None, confidence, outcome] + [confidence * (1 - confidence)] * (bins.noise == "labels")
-    for row, column in zip(sums, columns, strict=False):
-        row += np.bincount(cell, column, bins.n_bins)
-    if bins.noise == "labels":
-        sums[4] = sums[3]  # weight 1 makes both sums of noise equal
+        cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
+    _add_columns(sums, cell, confidence, outcome)
     return True
+
+
+def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tuple[int, int]) -> Tensor:
+    """Return the sums `(S, F, B)` over events `(N, S)` with integer outcomes, in blocks of rows.
+
+    The events of a row are in different cells. Additions therefore do not wait for each other, and memory is read in
+    its order.
+    """
+    n_columns, n_cells = confidence.shape[1], confidence.shape[1] * bins.n_bins
+    sums, first = np.zeros((shape[0], n_cells)), torch.arange(0, n_cells, bins.n_bins)
+    size = max(1, max(_SAMPLES, n_cells) // n_columns)
+    for start in range(0, len(confidence), size):
+        p, y = confidence[start : start + size], outcome[start : start + size]
+        cell = _fast_bin_index(p.reshape(-1), bins.n_bins, bins.right).view(p.shape).add_(first)
+        _add_columns(sums, cell.view(-1).numpy(), p.double().reshape(-1).numpy(), y.reshape(-1).numpy())
+    return torch.from_numpy(sums.reshape(shape[0], n_columns, bins.n_bins)).transpose(0, 1)
+
+
+def _add_columns(sums: Any, cell: Any, confidence: Any, outcome: Any) -> None:
+    """Add events without weights to the sums `(F, K)` over cells in place; F = 5 includes the sums of noise."""
+    has_noise = len(sums) > 3
+    columns = [None, confidence, outcome] + [confidence * (1 - confidence)] * has_noise
+    for row, column in zip(sums, columns, strict=False):
+        row += np.bincount(cell, column, sums.shape[1])
+    if has_noise:
+        sums[4] = sums[3]  # weight 1 makes both sums of noise equal
+
+
+@cache
+def _inner_edges(n_bins: int) -> Any:
+    return np.arange(1, n_bins) / n_bins
 
 
 def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:
@@ -127,6 +160,9 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             block = slice(start, start + size)
             w = None if weights is None else weights[block]
             sums += class_formula(values[block], target[block], w, None, None, from_logits, bins)
+        return
+    if n_classes <= _FEW_CLASSES and weights is None:
+        _add_few_classes(rows, target, bins, sums)
         return
     # A block of rows: 1. collect the probabilities >= 1/B, at most B in a row; 2. sum all others over whole columns;
     # 3. add the collected ones to their bins; 4. add the outcomes. `scatter_add` of all entries would be slower,
@@ -188,6 +224,17 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
+
+
+def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
+    """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
+    n_classes, n_sums, n_bins = sums.shape
+    totals, first = np.zeros((n_sums, n_classes * n_bins)), torch.arange(0, n_classes * n_bins, n_bins)
+    for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
+        cell = _fast_bin_index(q.view(-1), n_bins, bins.right).view(q.shape).add_(first)
+        is_label = target[block].unsqueeze(-1) == torch.arange(n_classes)
+        _add_columns(totals, cell.view(-1).numpy(), q.double().view(-1).numpy(), is_label.view(-1).numpy())
+    sums += torch.from_numpy(totals.reshape(n_sums, n_classes, n_bins)).transpose(0, 1)
 
 
 def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:

@@ -28,21 +28,23 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool)
     valid = least == least if from_logits else least >= 0 and greatest <= 1
     if not (valid and first >= 0 and last <= 1):
         return torch.full((len(values),), torch.nan, dtype=torch.float64)
-    x = values.double()
     if kind == "square" and not from_logits:
-        return (x - target.double()).square_().sum(-1)
+        return (values.double() - target.double()).square_().sum(-1)
     if not target.is_floating_point() or bool(((target == 0) | (target == 1)).all()):
-        scores = _scores_of_labels(x, target == 1, kind, from_logits)
+        # float32 logits have float32 scores: float64 functions take three times as long.
+        x = values if from_logits and values.dtype == torch.float32 else values.double()
+        scores = _scores_of_labels(x, target, kind, from_logits)
     else:
-        scores = _scores_of_shares(x, target.double(), kind, from_logits)
-    return scores.sum(-1)
+        scores = _scores_of_shares(values.double(), target.double(), kind, from_logits)
+    return scores.sum(-1, dtype=torch.float64)
 
 
-def _scores_of_labels(x: Tensor, one: Tensor, kind: str, from_logits: bool) -> Tensor:
+def _scores_of_labels(x: Tensor, label: Tensor, kind: str, from_logits: bool) -> Tensor:
     """Return the scores for labels, with a single logarithm for each value."""
     if from_logits:
-        z = torch.where(one, x, -x)
-        return 0 - logsigmoid(z) if kind == "log" else torch.sigmoid(-z).square_()
+        own = (2 * label - 1) * x  # logit of the outcome that occurred
+        return 0 - logsigmoid(own) if kind == "log" else torch.sigmoid(-own).square_()
+    one = label == 1
     # log u with u = p or 1 - p in float64. The rounding error of 1 - p is added as in `numba_math.log_of_complement`.
     u = torch.where(one, x, 1 - x)
     error = (1 - u).sub_(x).masked_fill_(one, 0)

@@ -175,12 +175,39 @@ def augmented_fits(
     if backend == "auto" and _may_overflow(n, n):
         chosen = "python"  # arbitrary precision
     rows, length = size.numel(), n.shape[-1]
+    columns = _arrays(*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
     lower, upper = np.zeros((rows, length + 1)), np.ones((rows, length + 1))
-    given = _arrays(*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
-    _call_loop(implementation("augmented", chosen).augmented_of_rows, chosen, given, [lower, upper], 7)
+    # 1. Sums over groups of equal scores. Elements after the samples have no samples.
+    is_given = np.arange(length) < columns[3][:, np.newaxis]
+    starts = np.flatnonzero(columns[0] & is_given)
+    if len(starts):
+        weight, values = (np.add.reduceat(x.reshape(-1), starts) for x in (columns[2], columns[1]))
+        ends = np.searchsorted(starts, np.arange(1, rows + 1) * length)
+        # 2. Fits with label 1, and with label 0, which is label 1 after the order and all labels are reversed
+        if_1, run, rise = np.ones(len(starts) + 1), *_augmented(weight, values, ends, chosen)
+        if_1[:-1] = rise / run
+        reversed_ends = len(starts) - np.concatenate((ends[-2::-1], [0]))
+        run, rise = (x[::-1] for x in _augmented(weight[::-1], (weight - values)[::-1], reversed_ends, chosen))
+        # 3. The fits of groups at their elements. Above a group, the fit with label 1 is that of the next group.
+        is_last = np.zeros(len(starts), np.bool_)
+        is_last[ends[ends > 0] - 1] = True
+        group = (columns[0] & is_given).reshape(-1).cumsum()[is_given.reshape(-1)] - 1
+        lower[:, 1:][is_given] = ((run - rise) / run)[group]
+        upper[:, 1:][is_given] = np.where(is_last, 1, if_1[1:])[group]
+        has_samples = columns[3] > 0
+        upper[has_samples, 0] = if_1[:-1][(np.concatenate(([0], ends[:-1])))[has_samples]]
+        lower[:, 1:][~is_given] = np.repeat(lower[np.arange(rows), columns[3]], length - columns[3])
     shape, wide = (*size.shape, length + 1), wide_dtype(n.device)
     low, high = (torch.from_numpy(x).to(n.device, wide, non_blocking=True).view(shape) for x in (lower, upper))
     return low, high
+
+
+def _augmented(weight: Any, values: Any, ends: Any, backend: Backend) -> list[Any]:
+    """Return `run` and `rise` of `formula.augmented` for rows of groups; see `formula.augmented_of_rows`."""
+    given = [np.ascontiguousarray(weight), np.ascontiguousarray(values), ends]
+    results = [np.empty(len(weight), np.int64) for _ in range(2)]
+    _call_loop(implementation("augmented", backend).augmented_of_rows, backend, given, results, 4)
+    return results
 
 
 def _arrays(*counts: Tensor) -> list[Any]:

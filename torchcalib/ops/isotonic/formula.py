@@ -158,7 +158,7 @@ def augmented(
     (weight, sum) of the first g groups. A test sample that is added to group g, or just before it, shifts the points
     after it by (1, 1). Here the points before it are shifted by (-1, -1) instead. The fit at the test sample is the
     slope of the segment of the minorant above its step. The corners from this segment to the right are a stack `x`,
-    `y`, with the leftmost corner on top. Each point enters the stack at most twice, so the cost is O(G).
+    `y`, with the leftmost corner on top. Each point enters the stack at most once, so the cost is O(G).
 
     Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
     Algorithms 1 and 2; here the first minorant is built from right to left, which needs no reversal of the stack.
@@ -173,40 +173,48 @@ def augmented(
         u += weight[g]
         v += values[g]
     # Algorithm 1: the minorant of (-1, -1), P_0, ..., P_G. The step from (-1, -1) to P_0 is the test sample.
-    count = 0
-    for g in range(length, -2, -1):
-        # Remove corners that are not below the line from the new point to the next corner.
-        while count > 1 and (y[count - 1] - v) * (x[count - 2] - x[count - 1]) >= (y[count - 2] - y[count - 1]) * (
-            x[count - 1] - u
-        ):
-            count -= 1
-        x[count] = u
-        y[count] = v
-        count += 1
-        if g > 0:
-            u -= weight[g - 1]
-            v -= values[g - 1]
+    x[0] = u
+    y[0] = v
+    count = 1
+    # Local variables, because the loop also runs in Python: the top corner, and the vector from it to the next one
+    top_x, top_y = u, v
+    to_x, to_y = u * 0, v * 0
+    for g in range(length - 1, -2, -1):
+        if g >= 0:
+            u -= weight[g]
+            v -= values[g]
         else:
             u -= 1
             v -= 1
-    # Algorithm 2: move one group at a time to the left of the test sample.
-    u = x[count - 1]
-    v = y[count - 1]
-    for g in range(length):
-        run[g] = x[count - 2] - x[count - 1]
-        rise[g] = y[count - 2] - y[count - 1]
-        u += weight[g]
-        v += values[g]
-        if (v - y[count - 1]) * run[g] >= rise[g] * (u - x[count - 1]):
-            continue  # the new point is above the minorant
-        count -= 1
-        while count > 1 and (y[count - 1] - v) * (x[count - 2] - x[count - 1]) >= (y[count - 2] - y[count - 1]) * (
-            x[count - 1] - u
-        ):
+        # Remove corners that are not below the line from the new point to the next corner.
+        while count > 1 and (top_y - v) * to_x >= to_y * (top_x - u):
             count -= 1
+            top_x, top_y = x[count - 1], y[count - 1]
+            if count > 1:
+                to_x, to_y = x[count - 2] - top_x, y[count - 2] - top_y
+        to_x, to_y = top_x - u, top_y - v
+        top_x, top_y = u, v
         x[count] = u
         y[count] = v
         count += 1
+    # Algorithm 2: move one group at a time to the left of the test sample. A new point below the minorant replaces the
+    # top corner, so that the corners right of it, from `following` down, are only removed.
+    following = count - 2
+    next_x, next_y = x[following], y[following]
+    for g in range(length):
+        run[g] = to_x
+        rise[g] = to_y
+        u += weight[g]
+        v += values[g]
+        if (v - top_y) * to_x >= to_y * (u - top_x):
+            continue  # the new point is above the minorant
+        while following > 0 and (next_y - v) * (x[following - 1] - next_x) >= (y[following - 1] - next_y) * (
+            next_x - u
+        ):
+            following -= 1
+            next_x, next_y = x[following], y[following]
+        to_x, to_y = next_x - u, next_y - v
+        top_x, top_y = u, v
 
 
 def starts_of_rows(
@@ -247,48 +255,22 @@ def starts_of_rows(
 
 
 def augmented_of_rows(
-    begins: Sequence[Any],
-    positives: Sequence[Any],
-    n: Sequence[Any],
-    size: Sequence[int],
-    lower: Sequence[Any],
-    upper: Sequence[Any],
+    weight: Sequence[Any],
+    values: Sequence[Any],
+    ends: Sequence[int],
+    run: MutableSequence[Any],
+    rise: MutableSequence[Any],
     buffers: Sequence[Any],
 ) -> None:
-    """Fill the isotonic means at a test sample with label 0 and with label 1; see `isotonic.augmented_fits`.
+    """Fill `run` and `rise` by `augmented` for rows of groups. Row r ends before the group `ends[r]`.
 
-    The columns are R rows of length N, with samples in the first `size` elements. `lower` and `upper` are results of
-    length N + 1 that contain 0 and 1. `buffers` are seven buffers of length N + 2.
+    `buffers` are four buffers, each longer by 2 than the longest row.
     """
-    weight, values, start, run, rise, x, y = buffers
-    for r in range(len(n)):
-        g = -1
-        for i in range(size[r]):
-            if begins[r][i]:
-                g += 1
-                weight[g] = 0
-                values[g] = 0
-                start[g] = i
-            weight[g] += n[r][i]
-            values[g] += positives[r][i]
-        if g < 0:
-            continue
-        n_groups = g + 1
-        start[n_groups] = size[r]
-        augmented(weight[:n_groups], values[:n_groups], run, rise, x, y)
-        upper[r][0] = rise[0] / run[0]
-        for g in range(n_groups - 1):
-            for i in range(start[g], start[g + 1]):
-                upper[r][i + 1] = rise[g + 1] / run[g + 1]
-        # Label 0 is label 1 after the order and all labels are reversed.
-        for g in range(n_groups // 2 + n_groups % 2):
-            h = n_groups - 1 - g
-            weight[g], weight[h] = weight[h], weight[g]
-            values[g], values[h] = weight[g] - values[h], weight[h] - values[g]
-        augmented(weight[:n_groups], values[:n_groups], run, rise, x, y)
-        for g in range(n_groups):
-            h = n_groups - 1 - g
-            for i in range(start[g], start[g + 1]):
-                lower[r][i + 1] = (run[h] - rise[h]) / run[h]
-        for i in range(size[r], len(n[r])):
-            lower[r][i + 1] = lower[r][size[r]]
+    own_run, own_rise, x, y = buffers
+    begin = 0
+    for end in ends:
+        if end > begin:
+            augmented(weight[begin:end], values[begin:end], own_run, own_rise, x, y)
+            run[begin:end] = own_run[: end - begin]
+            rise[begin:end] = own_rise[: end - begin]
+        begin = end

@@ -104,7 +104,8 @@ def fill_sums(score: np.ndarray, correct: np.ndarray, sums: np.ndarray) -> None:
     is_end = np.append(score[-1:0:-1] != score[-2::-1], [True] * (n > 0))
     ends = np.concatenate(([0], np.flatnonzero(is_end) + 1))
     errors = np.concatenate(([0.0], wrong.cumsum()))[ends]
-    ranks = np.arange(1, n + 1)
+    ranks, sizes = np.arange(1, n + 1), np.diff(ends)
     middle = (errors[1:] + errors[:-1]) / 2
-    sums[0], sums[1] = errors[-1], (np.interp(ranks, ends, errors) / ranks).sum()
-    sums[2], sums[3] = np.diff(ends) @ middle, (np.diff(ends) - np.diff(errors)) @ middle
+    up_to = errors[1:] if len(sizes) == n else np.interp(ranks, ends, errors)  # without ties, or with them
+    sums[0], sums[1] = errors[-1], (up_to / ranks).sum()
+    sums[2], sums[3] = (sizes * middle).sum(), ((sizes - np.diff(errors)) * middle).sum()

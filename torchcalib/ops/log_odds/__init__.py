@@ -12,15 +12,17 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.ops.dispatch import source_of
-from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
-from torchcalib.ops.softmax_stats import matrices
+from torchcalib.ops.softmax_stats import cpu, matrices
 
 _BLOCK = 2**15  # number of logits computed at a time on the CPU; torch would split more among threads
+_BLOCK_OF_CLASSES = 2**16  # the same for the log-odds of one class, which need fewer passes
 _BLOCK_ELSEWHERE = 2**24  # the same on other devices, where a kernel launch is slower than the arithmetic
 
 
@@ -62,8 +64,8 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
     *lead, n_classes = values.shape
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
-    source: Any = source_of("log_odds", values.device.type, values.dtype, "auto")
-    if members is not None and members.shape[-1] == 1 and source.__name__ != __name__:
+    if members is not None and members.shape[-1] == 1 and values.is_cpu:
+        source: Any = source_of("log_odds", "cpu", values.dtype, "auto")
         classes = members.reshape(-1)
         for part, matrix in matrices(values.detach()):
             out[part] = source.of_classes(matrix, classes[part])
@@ -71,6 +73,29 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
     for rows, logits, own in _chunks(values, members):
         out[rows] = _of_logits(spread_infinite_logits(logits), own)
     return out.reshape(*lead, *width)
+
+
+def of_classes(values: Tensor, classes: Tensor) -> Tensor:
+    """Return the log-odds of a class for each row `(N, C)` on the CPU; see `log_odds`."""
+    n, n_classes = values.shape
+    if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
+        return of_classes(values.expand(2, -1), classes.expand(2))[:1]
+    axis, blocks = cpu.class_axis(n_classes), cpu.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
+    memory, out = np.empty(-(-n // len(blocks)) * n_classes + LANES), np.empty(n)
+    with np.errstate(all="ignore"):
+        for rows in blocks:
+            z = cpu.copied(cpu.array_of(values[rows]), memory, axis)
+            at_class = cpu.places(classes[rows].numpy(), axis)
+            own, z[at_class] = z[at_class], -np.inf
+            largest = torch.from_numpy(z).amax(axis, keepdim=True)
+            torch.from_numpy(z).sub_(largest)
+            cpu.applied(torch.exp, memory, z.size)
+            out[rows] = own - largest.view(-1).numpy() - cpu.applied(torch.log, cpu.sum_of_rows(z, axis))
+    found = torch.from_numpy(out)
+    if not math.isfinite(out.sum()):  # rare: infinite logits, or NaN
+        rest = found.isfinite().logical_not_()
+        found[rest] = _formula(values[rest], classes[rest].unsqueeze(-1))
+    return found
 
 
 def _formula(values: Tensor, members: Tensor | None) -> Tensor:

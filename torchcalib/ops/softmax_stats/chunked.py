@@ -1,59 +1,36 @@
-"""Statistics of rows in plain torch, in chunks that fit into the CPU cache.
-
-Results of a row are bitwise equal at any position in the input. torch computes softmax and sums separately for every
-row, but not elementwise functions, so `logs.elementwise` replaces these. A chunk has at least two rows, because torch
-splits the sum of a single row among threads.
-"""
+"""Statistics of rows in plain torch, in chunks. `cpu` computes their values on the CPU."""
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.softmax_stats import cpu
 from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 from torchcalib.ops.softmax_stats.logit_sums import Sums, gradient_terms, scores_of
 
 _CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
-_COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
-_FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
-_FEW_ROWS = 2**10  # largest number of rows of few classes for which numpy finds the top classes faster
 MAX_ROWS = math.inf  # largest number of rows of a `summary`: torch divides its sums among threads
-
-
-class _Chunk(NamedTuple):
-    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, so that vector instructions span many rows."""
-
-    x: Tensor  # rows, float32 or float64, read-only
-    q: Tensor  # uninitialised tensor of the shape of `x`, for intermediate results
-    buffer: Tensor  # like `q`
-    dim: int  # class axis of `x`
-    label: Tensor  # labels, of size 1 along the class axis
 
 
 def forward(
     values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
 ) -> tuple[Tensor, Tensor]:
     """Return the first four statistics of `Rows` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`."""
-    if len(values) == 1:  # duplicate the row, because torch would split the sum of a single row among threads
-        scores, top = forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, detail)
-        return scores[:, :1], top[:1]
-    # Infinite logits are rare. On the CPU they are replaced only if a sum is not finite. On other devices they are
-    # always replaced, because testing the sums would synchronise the device.
-    replace_infinite = values.device.type != "cpu"
+    if values.device.type == "cpu":
+        found = cpu.forward(values.resolve_neg(), target.numpy(), from_logits, tolerance, detail)
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     wide, parts = wide_dtype(values.device), []
-    for x, h in _blocks(values, target):
+    size = max(1, _CHUNK_OFF_CPU // values.shape[-1])
+    for start in range(0, len(values), size):
+        x, h = values[start : start + size].to(_dtype(values)), target[start : start + size]
         label = h.clamp(0, x.shape[-1] - 1)
         if from_logits:
-            top, sums = _logit_sums(x, label, replace_infinite, detail)
-            if not replace_infinite and not math.isfinite(sums.sum().item()):
-                replace_infinite = True
-                top, sums = _logit_sums(x, label, replace_infinite, detail)
+            top, sums = _logit_sums(spread_infinite_logits(x), label, detail)
             at_label, at_top, q_top, rest, *more = sums.to(wide)
             rest = rest / q_top  # relative to the top class, like e = exp(x - max x)
             squares = more[0] / (q_top * q_top) if more else rest
@@ -62,8 +39,7 @@ def forward(
         else:
             top, sums = _probability_sums(x, label, detail)
             scores = _scores_from_probability_sums(sums.to(wide), label == top, tolerance, detail)
-        if values.device.type != "cpu" or not torch.equal(label, h):  # on a GPU the test would synchronise the device
-            scores[:2].masked_fill_(label != h, torch.nan)
+        scores[:2].masked_fill_(label != h, torch.nan)  # testing for invalid labels would synchronise the device
         parts.append((scores, top))
     scores, top = _joined(parts)
     return scores, top
@@ -73,10 +49,10 @@ def summary(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Any, Any, list[float]] | None:
     """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
-    scores, top = forward(torch.from_numpy(values), torch.from_numpy(target), from_logits, tolerance, detail)
-    rows, outcomes = scores.numpy(), (top.numpy() == target).view(np.uint8)
-    totals = [*rows.sum(-1).tolist(), np.count_nonzero(outcomes)]
-    return None if math.isnan(totals[0]) else (rows[3], outcomes, totals)
+    scores, top = cpu.of_array(values, target, from_logits, tolerance, detail)
+    outcomes = (top == target).view(np.uint8)
+    totals = [*scores.sum(-1).tolist(), np.count_nonzero(outcomes)]
+    return None if math.isnan(totals[0] + totals[3]) else (scores[3], outcomes, totals)
 
 
 def backward(
@@ -97,33 +73,42 @@ def backward(
         # An invalid label is replaced by class 0, and its gradient by NaN at the end.
         known = (h >= 0) & (h < x.shape[-1])
         label, first = h.masked_fill(~known, 0).unsqueeze(-1), first.unsqueeze(-1)
-        at_label, at_top = (x.gather(-1, at).squeeze(-1).to(scores.dtype) for at in (label, first))
-        if from_logits:
-            buffer = out[block] if is_linear and out.dtype == x.dtype else None
-            result = _logit_gradient(x, label, first, scores[:, block], upstream, is_linear, buffer)
-        else:
-            result = _probability_gradient(x, label, first, at_label, upstream)
         # Rows with +inf, and all rows whose incoming gradients are 0, have gradient 0.
-        flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
+        flat = (upstream == 0).all(0)
+        if from_logits:
+            flat |= x.gather(-1, first).squeeze(-1) == torch.inf
+        if from_logits and is_linear:
+            buffer = out[block] if out.dtype == x.dtype else torch.empty_like(x)
+            result = _linear_logit_gradient(x, label, first, scores[3, block], upstream, buffer)
+        elif from_logits:
+            result = _logit_gradient(x, label, first, scores[:, block], upstream)
+        else:
+            at_label = x.gather(-1, label).squeeze(-1).to(scores.dtype)
+            result = _probability_gradient(x, label, first, at_label, upstream)
         if not on_cpu or bool((flat | ~known).any()):  # on a GPU the test would synchronise the device
             result = result.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
         if result.data_ptr() != out[block].data_ptr():
             out[block] = result
 
 
-def _logit_gradient(
-    x: Tensor, label: Tensor, first: Tensor, scores: Tensor, grads: Tensor, is_linear: bool, buffer: Tensor | None
+def _linear_logit_gradient(
+    x: Tensor, label: Tensor, first: Tensor, confidence: Tensor, grads: Tensor, buffer: Tensor
 ) -> Tensor:
-    """Return the gradient in logits `(n, C)` by the formula of `backward`, with its terms for label and top class.
+    """Return the gradient in logits `(n, C)` with b = c = 0, in the buffer: q a, and terms of label and top class."""
+    grad_log, grad_top, confidence = (column.unsqueeze(-1) for column in (grads[0], grads[3], confidence))
+    a = -grad_log - grad_top * confidence
+    for_top = confidence * (a + grad_top)
+    q = torch.softmax(x, -1, out=buffer)
+    q.mul_((confidence * a).to(x.dtype) / q.gather(-1, first))
+    for_label = torch.where(label == first, for_top, q.gather(-1, label)) + grad_log
+    return q.scatter_(-1, first, for_top.to(x.dtype)).scatter_(-1, label, for_label.to(x.dtype))
 
-    If `is_linear`, b and c are 0, and the gradient is computed in the `buffer` if given.
-    """
+
+def _logit_gradient(x: Tensor, label: Tensor, first: Tensor, scores: Tensor, grads: Tensor) -> Tensor:
+    """Return the gradient in logits `(n, C)` by the formula of `backward`, with its terms for label and top class."""
     # All classes by the formula, then the label and the top class again by their terms in `wide_dtype`.
     terms = gradient_terms(scores, grads, (label == first).squeeze(-1))
     confidence, a, b, c, for_top, for_label = (column.to(x.dtype).unsqueeze(-1) for column in (scores[3], *terms))
-    if is_linear:
-        q = torch.softmax(x, -1, out=buffer)
-        return q.mul_(confidence * a / q.gather(-1, first)).scatter_(-1, first, for_top).scatter_(-1, label, for_label)
     shifts = (x - x.gather(-1, first)).clamp_(min=LOWEST)
     q = shifts.softmax(-1)  # not exp, whose rounding depends on the position of the row
     q = q.mul_(confidence / q.gather(-1, first))
@@ -145,39 +130,6 @@ def _dtype(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def _blocks(values: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of rows with their labels: at most `_COLUMN` rows each, and at least two rows if n >= 2."""
-    n_blocks = -(-len(values) // _COLUMN)
-    if n_blocks == 1:
-        return iter([(values, target)])
-    return zip(values.tensor_split(n_blocks), target.tensor_split(n_blocks), strict=True)
-
-
-def _chunks(values: Tensor, label: Tensor) -> Iterator[_Chunk]:
-    """Yield chunks of at least two rows of `values` `(n, C)`, or all rows for few classes, padded with rows of 0."""
-    n, n_classes = values.shape
-    dtype = _dtype(values)
-    if n_classes <= _FEW_CLASSES:  # transpose; a block is one chunk
-        # Pad to a multiple of `LANES`. Otherwise torch would sum the last rows in a different order.
-        extra = -n % LANES
-        x, q, buffer = torch.empty(3, n_classes, n + extra, dtype=dtype, device=values.device).unbind()
-        if extra:
-            x[:, n:] = 0
-            x[:, :n] = values.T
-            label = pad(label, (0, extra))
-        else:
-            x.copy_(values.T)
-        yield _Chunk(x, q, buffer, 0, label.unsqueeze(0))
-        return
-    n_chunks = max(1, min(n // 2, -(-n * n_classes // _CHUNK)))
-    arrays = torch.empty(3, -(-n // n_chunks), n_classes, dtype=dtype, device=values.device)
-    chunks = zip(values.tensor_split(n_chunks), label.tensor_split(n_chunks), strict=True)
-    for x, h in chunks if n_chunks > 1 else [(values, label)]:
-        copy, q, buffer = arrays[:, : len(x)].unbind()
-        direct = x.dtype == dtype and x.is_contiguous()
-        yield _Chunk(x if direct else copy.copy_(x), q, buffer, -1, h.unsqueeze(-1))
-
-
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate the sums `(k, n)` and the top classes `(n,)` of chunks or blocks."""
     if len(parts) == 1:
@@ -192,68 +144,23 @@ def first_largest(x: Tensor) -> Tensor:
     return torch.from_numpy(np.argmax(x.numpy(), -1)) if x.device.type == "cpu" else torch.argmax(x, -1)
 
 
-def _first_largest(chunk: _Chunk) -> Tensor:
-    """Return the index of the first maximum of every row, of size 1 along the class axis; arbitrary for NaN."""
-    x, dim = chunk.x, chunk.dim
-    if x.device.type == "cpu" and (dim == -1 or x.shape[1] <= _FEW_ROWS):
-        # numpy vectorises argmax along rows, torch does not.
-        return torch.from_numpy(np.argmax(x.numpy(), dim)).unsqueeze(dim)
-    if dim == -1:
-        return torch.argmax(x, -1, True)
-    # Index of the first maximum: C plus the minimum over k of k - C, restricted to maxima.
-    n_classes = len(x)
-    before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
-    is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
-    return is_top.mul_(before_end).amin(0, keepdim=True).add_(n_classes).clamp_(max=n_classes - 1).long()
-
-
-def _of_rows(columns: list[Tensor], top: Tensor, dim: int, n: int) -> tuple[Tensor, Tensor]:
-    """Return numbers of n rows as `(k, n)`, and their top classes `(n,)`, from columns of size 1 along the class axis.
-
-    Columns may be padded.
-    """
-    if dim == -1:
-        return torch.cat(columns, -1).T, top.squeeze(-1)
-    sums = torch.cat(columns)
-    return (sums, top[0]) if sums.shape[1] == n else (sums[:, :n], top[0, :n])
-
-
-def _logit_sums(values: Tensor, label: Tensor, replace_infinite: bool, detail: Detail) -> tuple[Tensor, Tensor]:
+def _logit_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
     """Return four to six numbers of every row, `(4, n)` to `(6, n)`, and the top classes `(n,)`.
 
-    Let x be the logits, and q a multiple of the probabilities. The numbers are x of the label, x and q of the top
-    class, and the sum of q over the other classes. With more `detail` they include the sums of q^2 and q (x - max x)
-    over the other classes. Logits of +inf can give NaN if `replace_infinite` is False.
+    Let x be the logits, and q their softmax. The numbers are x of the label, x and q of the top class, and the sum of q
+    over the other classes. With more `detail` they include the sums of q^2 and q (x - max x) over the other classes.
     """
-    parts = []
-    for chunk in _chunks(values, label):
-        # 1. exp(x - max x) or softmax: the scores need q up to a factor only.
-        x, q, shifted, dim, h = chunk
-        if replace_infinite:
-            x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
-        # Softmax is faster than exp. For transposed rows it would use scalar code at the end, which rounds differently.
-        if dim:  # first, because it loads x into the cache in all threads
-            torch.softmax(x, dim, out=q)
-        top = _first_largest(chunk)
-        at_label, at_top = x.gather(dim, h), x.gather(dim, top)
-        if not dim or detail == "entropy":
-            torch.sub(x, at_top, out=shifted)
-            if replace_infinite:
-                shifted.clamp_min_(LOWEST)
-        if not dim:
-            torch.exp(shifted, out=q)
-        # 2. The sums over the other classes, which overwrite q and the shifted logits.
-        q_top = q.gather(dim, top)
-        q.scatter_(dim, top, 0)  # exclude the top class: adding its q would round small q of other classes to 0
-        columns = [at_label, at_top, q_top, q.sum(dim, True)]
-        product = shifted.mul_(q).sum(dim, True) if detail == "entropy" else None
-        if detail != "confidence":
-            columns.append(q.mul_(q).sum(dim, True))
-        if product is not None:
-            columns.append(product)
-        parts.append(_of_rows(columns, top, dim, len(x) if dim else len(values)))
-    sums, top = _joined(parts)
-    return top, sums
+    label, top = label.unsqueeze(-1), x.argmax(-1, True)
+    at_top, q = x.gather(-1, top), x.softmax(-1)
+    columns = [x.gather(-1, label), at_top, q.gather(-1, top)]
+    q.scatter_(-1, top, 0)  # exclude the top class: adding its q would round small q of other classes to 0
+    columns.append(q.sum(-1, True))
+    product = (x - at_top).clamp_min_(LOWEST).mul_(q).sum(-1, True) if detail == "entropy" else None
+    if detail in ("squares", "entropy"):
+        columns.append(q.mul_(q).sum(-1, True))
+    if product is not None:
+        columns.append(product)
+    return top.squeeze(-1), torch.cat(columns, -1).T
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -273,26 +180,21 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     return columns.to(wide_dtype(logits.device)).unsqueeze(1), tops.unsqueeze(0)
 
 
-def _probability_sums(values: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
+def _probability_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
     """Return five numbers of every row with probabilities q, `(5, n)`, and the top classes `(n,)`.
 
     These are q of the label, q of the top class, and the sums of q, q log q and q^2 (without the top class). Without
     the entropy, the smallest q replaces the sum of q log q. Only with more `detail` is q^2 summed.
     """
-    parts = []
-    for chunk in _chunks(values, label):
-        x, q, logs, dim, h = chunk
-        top = _first_largest(chunk)
-        columns = [x.gather(dim, h), x.gather(dim, top), x.sum(dim, True)]
-        if detail == "entropy":
-            columns.append(torch.log(x, out=logs).clamp_min_(LOWEST).mul_(x).sum(dim, True))
-        else:
-            columns.append(x.amin(dim, True))
-        if detail != "confidence":
-            columns.append(torch.mul(x, x, out=q).scatter_(dim, top, 0).sum(dim, True))
-        parts.append(_of_rows(columns, top, dim, len(x) if dim else len(values)))
-    sums, top = _joined(parts)
-    return top, sums
+    top = x.argmax(-1, True)
+    columns = [x.gather(-1, label.unsqueeze(-1)), x.gather(-1, top), x.sum(-1, True)]
+    if detail == "entropy":
+        columns.append(x.log().clamp_min_(LOWEST).mul_(x).sum(-1, True))
+    else:
+        columns.append(x.amin(-1, True))
+    if detail in ("squares", "entropy"):
+        columns.append((x * x).scatter_(-1, top, 0).sum(-1, True))
+    return top.squeeze(-1), torch.cat(columns, -1).T
 
 
 def _scores_from_probability_sums(sums: Tensor, hit: Tensor, tolerance: float, detail: Detail) -> Tensor:

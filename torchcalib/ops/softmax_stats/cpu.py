@@ -1,0 +1,219 @@
+"""Statistics of rows on the CPU, by numpy and torch, in blocks that fit into the cache.
+
+A call of numpy takes less time than a call of torch, and calls take most of the time for a small batch. torch computes
+exponentials, logarithms and sums of long rows, in all its threads. Results of a row are bitwise equal at any position
+in the input: softmax and sums process every row separately, and `applied` pads the arguments of other functions.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcalib.ops.logs import LANES, spread_infinite_logits
+from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
+
+_FEW_CLASSES = 16  # largest number of classes for which blocks are transposed
+_ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
+_ENTRIES_OF_LONG_ROWS = 2**19  # entries of other blocks: fewer would need more calls of threads
+_CONVERTED = 2**20  # entries of float16 and bfloat16 that are converted at a time
+_FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
+
+
+def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+    """Return the first four statistics of `Rows` `(4, n)`, and the top classes `(n,)`, of rows `(n, C)`; see `rows`.
+
+    `target` and the results are numpy arrays. Statistics beyond `detail` are 0.
+    """
+    if values.itemsize >= 4:
+        return of_array(values.numpy(), target, from_logits, tolerance, detail)
+    pieces = [(array_of(values[rows]), target[rows]) for rows in blocks_of(len(values), values.shape[1], _CONVERTED)]
+    scores, tops = zip(*(of_array(*piece, from_logits, tolerance, detail) for piece in pieces), strict=True)
+    return np.concatenate(scores, 1), np.concatenate(tops)
+
+
+def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+    """Return the results of `forward` for an array of float32 or float64 rows."""
+    n, n_classes = values.shape
+    axis = class_axis(n_classes)
+    if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
+        scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
+        return scores[:, :1], top[:1]
+    blocks = blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS if axis else _ENTRIES)
+    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), values.dtype)
+    scores, tops = np.zeros((4, n)), []
+    replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
+    with np.errstate(all="ignore"):
+        for rows in blocks:
+            block, label, into = values, target, scores
+            if len(blocks) > 1:
+                block, label, into = values[rows], target[rows], scores[:, rows]
+            is_known = label.view(np.uint64).max() < n_classes  # negative labels are large then
+            known = label if is_known else label.clip(0, n_classes - 1)
+            if not from_logits:
+                x = _rows_of(block, memory, axis)
+                top = _fill_from_probabilities(x, axis, memory, known, tolerance, detail, into)
+            else:
+                if not replace_infinite:
+                    x = _rows_of(block, memory, axis)
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, False)
+                    replace_infinite = not math.isfinite(into[2:].sum())
+                if replace_infinite:
+                    x = _rows_of(spread_infinite_logits(torch.from_numpy(block)).numpy(), memory, axis)
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, True)
+            if not is_known:
+                into[:2, label != known] = np.nan
+            tops.append(top)
+    return scores, tops[0] if len(tops) == 1 else np.concatenate(tops)
+
+
+def class_axis(n_classes: int) -> int:
+    """Return the axis of the classes in a block: few classes are transposed, so that vectors span many rows."""
+    return 0 if n_classes <= _FEW_CLASSES else 1
+
+
+def blocks_of(n: int, n_classes: int, entries: int) -> list[slice]:
+    """Split n >= 2 rows into blocks of at least two rows, and of about `entries` entries at most."""
+    n_blocks = max(1, min(n // 2, -(-n * n_classes // entries)))
+    return [slice(n * k // n_blocks, n * (k + 1) // n_blocks) for k in range(n_blocks)]
+
+
+def array_of(values: Tensor) -> Any:
+    """Return values as an array; float16 and bfloat16 become float32, because numpy has no bfloat16."""
+    return (values if values.itemsize >= 4 else values.float()).numpy()
+
+
+def copied(block: Any, memory: Any, axis: int) -> Any:
+    """Copy rows to the memory and its dtype, with the given class axis."""
+    source = block if axis else block.T
+    x = memory[: source.size].reshape(source.shape)
+    np.copyto(x, source)  # for a transpose faster than torch
+    return x
+
+
+def _rows_of(block: Any, memory: Any, axis: int) -> Any:
+    """Return rows as a read-only array with the given class axis, copied only if necessary."""
+    return block if axis and block.flags.c_contiguous else copied(block, memory[0], axis)
+
+
+def _fill_from_logits(
+    x: Any, axis: int, memory: Any, label: Any, detail: Detail, scores: Any, with_infinite: bool
+) -> Any:
+    """Fill the scores `(4, n)` of logits, and return the top classes.
+
+    Let q be a multiple of the probabilities. The scores need sums of q, q^2 and q (x - max x) over all classes except
+    the top class, whose q would round small q of other classes to 0. The last one is NaN for logits of -inf, unless
+    `with_infinite`.
+    """
+    q = memory[1, : x.size].reshape(x.shape)
+    if axis:
+        torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
+        top = x.argmax(1)
+        at_top = places(top, axis)
+        x_top, q_top = x[at_top], q[at_top]
+        q[at_top] = 0
+        rest = sum_of_rows(q, axis) / q_top.astype(np.float64)  # relative to the top class
+    else:
+        x_top = x.max(0)
+        top = _first_largest(x, x_top)
+        at_top = places(top, axis)
+        np.subtract(x, x_top, out=q)
+        applied(torch.exp, memory[1], x.size)
+        q[at_top] = 0
+        q_top, rest = 1, q.sum(0, dtype=np.float64) + (x_top - x_top)  # NaN for infinite logits and NaN
+    total = 1 + rest
+    confidence = np.divide(1, total, out=scores[3])
+    if detail == "top":
+        return top
+    log_total = applied(torch.log1p, rest)
+    shift = x[places(label, axis)] - x_top.astype(np.float64)
+    np.subtract(shift, log_total, out=scores[0])
+    if detail == "confidence":
+        return top
+    factor = confidence / q_top
+    if detail == "entropy":
+        product = memory[2, : x.size].reshape(x.shape)
+        shifts = torch.from_numpy(product)
+        torch.sub(torch.from_numpy(x), torch.from_numpy(x_top).unsqueeze(axis), out=shifts)
+        if with_infinite:
+            shifts.clamp_(min=LOWEST)
+        shifts.mul_(torch.from_numpy(q))
+        scores[2] = sum_of_rows(product, axis) * factor - log_total
+    torch.from_numpy(q).square_()
+    squares = sum_of_rows(q, axis) * (factor * factor)
+    # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class: 1 - q_h = rest / total.
+    if_miss = confidence * confidence + (1 - 2 * confidence * applied(torch.exp, shift))
+    scores[1] = squares + np.where(label == top, np.square(rest * confidence), if_miss)
+    return top
+
+
+def _fill_from_probabilities(
+    x: Any, axis: int, memory: Any, label: Any, tolerance: float, detail: Detail, scores: Any
+) -> Any:
+    """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
+    other = memory[1, : x.size].reshape(x.shape)
+    top = x.argmax(1) if axis else _first_largest(x, x.max(0))
+    at_top = places(top, axis)
+    q_top, q_label = (x[at].astype(np.float64) for at in (at_top, places(label, axis)))
+    total = sum_of_rows(x, axis).astype(np.float64)
+    if detail != "top":
+        scores[0] = applied(torch.log, q_label)
+    scores[3] = q_top
+    if detail == "entropy":
+        np.copyto(other, x)
+        applied(torch.log, memory[1], x.size)
+        np.maximum(other, LOWEST, out=other)
+        scores[2] = sum_of_rows(np.multiply(other, x, out=other), axis)
+        is_valid = np.isfinite(scores[2])
+    else:
+        is_valid = (x.min(axis) >= 0) & np.isfinite(total)
+    if detail in ("squares", "entropy"):
+        np.multiply(x, x, out=other)[at_top] = 0
+        scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
+        scores[1] += sum_of_rows(other, axis)
+    if not is_valid.all():
+        scores[2:, ~is_valid] = np.nan
+    if math.isfinite(tolerance):
+        is_valid &= (np.abs(total - 1) <= tolerance) & (q_top <= 1)
+        if not is_valid.all():
+            scores[:, ~is_valid] = np.nan
+    return top
+
+
+def _first_largest(x: Any, largest: Any) -> Any:
+    """Return the index of the first maximum `largest` of every column of `x` `(C, n)`, C <= 255; 0 for NaN."""
+    if x.size > _FEW_ENTRIES:
+        is_top = x == largest
+        if np.count_nonzero(is_top) <= x.shape[1]:  # no ties
+            classes = np.arange(len(x), dtype=np.uint8)[:, np.newaxis]
+            return np.add.reduce(is_top.view(np.uint8) * classes, 0, np.uint8).astype(np.int64)
+    return x.argmax(0)
+
+
+def places(classes: Any, axis: int) -> tuple[Any, Any]:
+    """Return the indices of a class in each row."""
+    rows = np.arange(len(classes))
+    return (rows, classes) if axis else (classes, rows)
+
+
+def sum_of_rows(x: Any, axis: int) -> Any:
+    """Return the sum of every row. torch splits long rows among its threads, and numpy calls are faster for others."""
+    return torch.from_numpy(x).sum(1).numpy() if axis else x.sum(0)
+
+
+def applied(function: Callable[..., Tensor], x: Any, size: int | None = None) -> Any:
+    """Apply an elementwise function of torch: a new array, or the first `size` entries of `x` in place.
+
+    The length is a multiple of `LANES`, because torch uses scalar code for the last numbers, which rounds differently.
+    """
+    if size is not None:
+        given = torch.from_numpy(x[: -(-size // LANES) * LANES])
+        return function(given, out=given)
+    padded = x
+    if len(x) % LANES:
+        padded = np.ones(-(-len(x) // LANES) * LANES)
+        padded[: len(x)] = x
+    return function(torch.from_numpy(padded)).numpy()[: len(x)]
