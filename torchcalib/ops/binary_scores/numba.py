@@ -181,32 +181,52 @@ def _add_scores(x, t, labels, is_log, from_logits, buffer, totals):
             _add_rows(out, totals)
 
 
+@compiled_loop
+def _add_pieces(x, t, labels, is_log, from_logits, first, size, sums):
+    """Add the scores of consecutive pieces, of which each has a row of `sums`; see `_add_scores`.
+
+    A row of `x` has the values of one series, in pieces of `size` values. `first` is the number of the first piece.
+    """
+    n_pieces, width = -(-x.shape[1] // size), sums.shape[1]
+    buffer = np.empty(max(BLOCK, width))
+    for i in range(len(sums)):
+        row, piece = divmod(first + i, n_pieces)
+        part = slice(piece * size, (piece + 1) * size)
+        piece_labels = None if labels is None else labels[row, part]
+        _add_scores(x[row, part], t[row, part], piece_labels, is_log, from_logits, buffer, sums[i])
+
+
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
     """Return sums of scores; see `binary_scores.score_sums`."""
     n = values.shape[-1]
     # Multi-label input is a transposed view of rows with one value per label. Other input has one series per sum.
     is_transposed = values.dim() == 2 and len(values) > 1 and values.stride() == target.stride() == (1, len(values))
-    rows = [_numbers(x.T if is_transposed else x.reshape(-1, n)) for x in (values, target)]
     width = len(values) if is_transposed else 1
-    x, t = (column.reshape(-1, n * width) for column in rows)
+    x, t = (_numbers(column.T if is_transposed else column).reshape(-1, n * width) for column in (values, target))
+    return torch.from_numpy(_sums(x, t, width, kind, from_logits).reshape(values.shape[:-1]))
+
+
+def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
+    """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
+    x, t = np.ascontiguousarray(values)[None], np.ascontiguousarray(target)[None]
+    return float(_sums(x, t, 1, kind, from_logits)[0, 0])
+
+
+def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
+    """Return sums `(S, width)` of the scores of S series, whose values are rows of `x` and targets rows of `t`."""
     size = max(1, _PIECE // width) * width
-    is_integer = not target.is_floating_point()
-    pieces = [(k, start) for k in range(len(x)) for start in range(0, n * width, size)]
-    sums = np.zeros((len(pieces), width))
+    n_pieces = -(-x.shape[1] // size)
+    sums = np.zeros((len(x) * n_pieces, width))
+    labels = None if t.dtype.kind == "f" else t
 
     def add(begin: int, end: int) -> None:
-        buffer = np.empty(max(BLOCK, width))
-        for (k, start), total in zip(pieces[begin:end], sums[begin:end], strict=True):
-            part = slice(start, start + size)
-            _add_scores(
-                x[k, part], t[k, part], t[k, part] if is_integer else None, kind == "log", from_logits, buffer, total
-            )
+        _add_pieces(x, t, labels, kind == "log", from_logits, begin, size, sums[begin:end])
 
-    in_threads(add, len(pieces), values.numel())
-    return torch.from_numpy(sums.reshape(len(x), -1, width).sum(1)).view(values.shape[:-1])
+    in_threads(add, len(sums), x.size)
+    return sums if n_pieces == 1 else sums.reshape(len(x), n_pieces, width).sum(1)
 
 
 def _numbers(x: Tensor) -> Any:
     """Return a contiguous array; float16 and bfloat16 are converted to float32."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return x.contiguous().numpy()
+    return np.ascontiguousarray(x.numpy())
