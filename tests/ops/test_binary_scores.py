@@ -37,19 +37,25 @@ def sample(n, from_logits, dtype, shares, seed=0):
     return x, t.to(torch.promote_types(dtype, torch.float32)) if shares else (t < 0.5).long()
 
 
+def error_of(backend, x, target, kind, from_logits):
+    """Return the largest relative error of a score: compiled log losses of labels are float32 for float32 logits."""
+    is_narrow = backend == "numba" and x.dtype != F64 and not target.is_floating_point()
+    return 5e-7 if is_narrow and kind == "log" and from_logits else 1e-14
+
+
 @of_backends
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
 def test_sums_equal_float64_loops(backend, kind, from_logits, shares, dtype):
-    """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score, 1e-14."""
+    """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score."""
     for n in (1, 63, 3000):
         x, t = sample(n, from_logits, dtype, shares, seed=n)
         exact = math.fsum(score(a, b, kind, from_logits) for a, b in zip(x.tolist(), t.tolist(), strict=True))
         for target in (t, t.to(x.dtype)) if not shares and dtype != torch.bfloat16 else (t,):
             found = score_sums(x, target, kind, from_logits=from_logits, backend=backend)
-            assert found.item() == pytest.approx(exact, rel=2e-14)
+            assert found.item() == pytest.approx(exact, rel=1e-14 + error_of(backend, x, target, kind, from_logits))
             assert found.dtype == F64
 
 
@@ -64,8 +70,10 @@ def test_extreme_values(backend, dtype):
         (50.0, 0, True, 50), (-800.0, 1, True, 800), (0.0, 1, True, math.log(2)),
     ):  # fmt: skip
         for target in (torch.tensor([t]), torch.tensor([t], dtype=dtype)):
-            found = score_sums(torch.tensor([x], dtype=dtype), target, "log", from_logits=from_logits, backend=backend)
-            assert found.item() == pytest.approx(expected, rel=1e-14, abs=0), (x, t)
+            z = torch.tensor([x], dtype=dtype)
+            found = score_sums(z, target, "log", from_logits=from_logits, backend=backend)
+            error = error_of(backend, z, target, "log", from_logits)
+            assert found.item() == pytest.approx(expected, rel=error, abs=0), (x, t)
 
 
 @of_backends
