@@ -188,7 +188,7 @@ def log1p_of_fraction(x):
 
 @step
 def log1p_of_fraction32(x):
-    """Return log(1 + x) for float32 0 <= x <= 1, with relative error below 3e-7, by the method of the function above."""
+    """Return log(1 + x) for float32 0 <= x <= 1, with relative error below 3e-7, as `log1p_of_fraction`."""
     large = x > _ROOT2 - ONE
     s = (x - ONE if large else x) / (x + F(3) if large else x + F(2))
     square = s * s

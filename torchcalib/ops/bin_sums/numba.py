@@ -498,7 +498,8 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     if weights is None and n_classes <= _FEW_CLASSES:
-        return _sums_of_few_classes(rows, target, bins, sums)
+        _sums_of_few_classes(rows, target, bins, sums)
+        return
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
