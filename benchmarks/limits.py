@@ -31,6 +31,7 @@ from torchcalib.ops.isotonic import augmented_means, block_ends
 from torchcalib.ops.labelled import most_probable, risk_sums
 from torchcalib.ops.labelled.numba import label_keys
 from torchcalib.ops.log_odds import log_odds
+from torchcalib.ops.newton.fits import fit_temperature
 from torchcalib.ops.newton.regression import fit_logistic_regression
 from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
 from torchcalib.ops.threads import in_threads
@@ -79,6 +80,7 @@ REASONS = {
     "isotonic blocks of bounded size": "a sequential loop, in which each step depends on the previous one",
     "isotonic means at all test scores": "a sequential loop, in which each step depends on the previous one",
     "logistic regression": "several Newton steps in float64, each of which reads the samples from the cache again",
+    "fit of a temperature": "several steps, the last ones in float64, and passes for the largest and the mean scores",
 }
 """Why a kernel reaches less than `ENOUGH` of its limit, by name."""
 
@@ -175,6 +177,9 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
     x, weights = p.clamp(1e-12, 1 - 1e-12).logit().view(1, 1, n), torch.ones(1, 1, n, dtype=torch.float64)
     call = partial(fit_logistic_regression, x, y.view(1, n), weights)
     yield Kernel("regression", "logistic regression", call, x.nbytes + y.nbytes + weights.nbytes, n)
+    scores, labels = overconfident_logits(n // 10, 100)
+    call = partial(fit_temperature, scores[None], labels[None], weights[..., : n // 10])
+    yield Kernel("moments", "fit of a temperature", call, scores.nbytes, scores.numel())
 
 
 def read_bandwidth() -> float:

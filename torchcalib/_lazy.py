@@ -32,7 +32,9 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
         if name not in module_of:
             raise unknown_name(package, name, names)
         module = module_of[name]
-        return import_module(f"{package}.{name}") if module == package else getattr(import_module(module), name)
+        found = import_module(f"{package}.{name}") if module == package else getattr(import_module(module), name)
+        setattr(sys.modules[package], name, found)  # the next access finds it without this function
+        return found
 
     return names, import_name, lambda: names
 

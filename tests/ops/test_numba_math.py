@@ -15,6 +15,8 @@ def test_exp_and_log_have_the_documented_precision():
     for x in np.linspace(-87, 87, 601).astype(np.float32):
         assert float(numba_math.exp32(x)) == pytest.approx(math.exp(float(x)), rel=2e-7)
     near_one = (1 + np.linspace(-0.01, 0.01, 101)).astype(np.float32)
+    for x in np.linspace(0, 1, 301).astype(np.float32):
+        assert float(numba_math.log1p_of_fraction32(x)) == pytest.approx(math.log1p(float(x)), rel=3e-7)
     for x in (*POSITIVE, *near_one):
         assert float(numba_math.log32(x)) == pytest.approx(math.log(float(x)), rel=3e-7, abs=1e-9)
 

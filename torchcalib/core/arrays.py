@@ -13,6 +13,8 @@ from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
 
+_SHARED = frozenset(map(np.dtype, (np.float32, np.float64, np.int64)))
+"""Dtypes of arrays whose memory a tensor shares."""
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
@@ -54,6 +56,9 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x if are_plain((x,)) else _plain(name, x)
+    if type(x) is np.ndarray and x.dtype in _SHARED and x.flags.carray:  # the most common array, without conversion
+        shared = torch.from_numpy(x)
+        return shared if device is None or device.type == "cpu" else shared.to(device)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
     if is_foreign_array(x):
@@ -189,7 +194,8 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
 
     Without names, texts such as "no" and "yes" are outcomes; see `outcome_names`.
     """
-    is_numeric = isinstance(values, Tensor) or values is None or starts_with_tensor(values)
+    is_numeric = isinstance(values, Tensor) or (type(values) is np.ndarray and values.dtype in _SHARED)
+    is_numeric = is_numeric or values is None or starts_with_tensor(values)
     labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         return as_tensor("target", values, device)

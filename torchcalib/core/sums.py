@@ -17,7 +17,8 @@ from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.bin_sums import Noise
-from torchcalib.ops.binary_scores import Kind, score_sums
+from torchcalib.ops.binary_scores import Kind
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
@@ -264,8 +265,8 @@ class ScoreAccumulator:
         """
         if batch.totals is None:
             assert self.kind is not None  # see `takes_summary`
-            events = torch.from_numpy(batch.confidence), torch.from_numpy(batch.outcome)
-            score = score_sums(*events, self.kind, from_logits=from_logits).item()
+            source: Any = source_of("binary_scores", "cpu", torch.float64, "auto")
+            score = source.summary_score(batch.confidence, batch.outcome, self.kind, from_logits)
         else:
             score = 0.0
             for coefficient, total in zip(self.of_statistics or (), batch.totals, strict=True):

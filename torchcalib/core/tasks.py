@@ -246,6 +246,8 @@ def inferred_task(preds: Tensor, target: Tensor, options: Mapping[str, Any]) -> 
         return "multiclass"
     if options.get("num_classes") is not None or options.get("num_labels") is not None:
         return task_of(None, options.get("num_classes"), options.get("num_labels"))
+    if preds.dim() == 1 and preds.shape == target.shape:
+        return "binary"
     n_batch = options.get("batch_dims", 0)
     if is_int(n_batch) and 0 < n_batch < min(preds.dim(), target.dim()) and preds.numel():
         preds, target = preds.flatten(0, n_batch - 1)[0], target.flatten(0, n_batch - 1)[0]

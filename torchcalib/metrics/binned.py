@@ -25,7 +25,7 @@ from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, metric_function
+from torchcalib.metrics.estimator import Estimator, metric_function, of_arrays
 from torchcalib.ops.isotonic import Ties
 
 
@@ -193,10 +193,13 @@ def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelR
     return LabelRows.from_sample(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
 
 
+@of_arrays
 def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
-    gap = root(_debiased_squares(b).clamp(min=0)) if debiased else b.gap.abs()
-    return (b.share * gap).sum(-1)
+    if debiased:
+        return (b.share * root(_debiased_squares(b).clamp(min=0))).sum(-1)
+    n, confidences, outcomes = b.sums[..., 0, :], b.sums[..., 1, :], b.sums[..., 2, :]
+    return abs(outcomes - confidences).sum(-1) / n.sum(-1)  # share |gap| = n / sum(n) * |outcomes - confidences| / n
 
 
 def _debiased_squares(b: BinStats) -> Tensor:
@@ -249,7 +252,7 @@ def ece(
         tensor(0.2000)
     """
     check_flag("debiased", debiased)
-    formula = partial(ece_from_bins, debiased=debiased)
+    formula = partial(ece_from_bins, debiased=True) if debiased else ece_from_bins
     return binned(formula, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 

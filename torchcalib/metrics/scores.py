@@ -15,7 +15,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator
+from torchcalib.metrics.estimator import Estimator, of_arrays
 from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.logs import xmul
 
@@ -38,9 +38,11 @@ class Score(NamedTuple):
     kind: Kind | None = None  # its name in `Predictions.score_sum`, for scores that have one
 
 
+@of_arrays
 def mean_score(s: ScoreSum) -> Tensor:
     """Return the weighted mean of the scores over all samples, `(...)`."""
-    return s.score.sum(-1) / s.total
+    n, score = s.sums[..., 0, :], s.sums[..., 1, :]
+    return score.sum(-1) / n.sum(-1)
 
 
 def mean_over_classes(s: ScoreSum) -> Tensor:

@@ -22,6 +22,7 @@ Op = Literal[
     "largest",
     "smoothing",
     "regression",
+    "moments",
     "equal_mass",
     "binary_scores",
     "labelled",
@@ -58,6 +59,8 @@ _CHOICES: dict[Op, _Choice] = {
     "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="", float32=True),
     "smoothing": _Choice("smoothing", ("numba", "torch"), ("torch",)),
     "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain=""),
+    # "numba" computes all moments of a row in one pass.
+    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), plain=""),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.

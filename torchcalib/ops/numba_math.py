@@ -187,6 +187,16 @@ def log1p_of_fraction(x):
 
 
 @step
+def log1p_of_fraction32(x):
+    """Return log(1 + x) for float32 0 <= x <= 1, with relative error below 3e-7, as `log1p_of_fraction`."""
+    large = x > _ROOT2 - ONE
+    s = (x - ONE if large else x) / (x + F(3) if large else x + F(2))
+    square = s * s
+    series = (((_T9 * square + _T7) * square + _T5) * square + _T3) * square + _T1
+    return (F(_LOG2) if large else ZERO) + s * series
+
+
+@step
 def log1p64(x):
     """Return log(1 + x) for finite x >= 0, with relative error below 1e-15: log u + c / u, where u + c = 1 + x."""
     u = 1 + x

@@ -26,7 +26,9 @@ from torchcalib.ops.numba_math import (
     all_bits,
     bin_of,
     by_rows,
+    clipped,
     compiled_loop,
+    exp,
     fill_exps,
     fill_limits,
     lanes,
@@ -40,6 +42,7 @@ _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
 _COPIES = 8  # number of copies of the sums; a power of two
+_FEW_CLASSES = 32  # largest number of classes whose probabilities are all added one by one
 _PROBE = 64  # entries per group; a vector comparison skips groups without probabilities >= 1/B
 
 
@@ -269,6 +272,74 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
 
 
 @step
+def _fill_shifted(x, largest, out):
+    """Fill flat rows `out` with the entries of the rows `x` minus the largest of the row, from which `exp` follows."""
+    n_classes = x.shape[1]
+    for i in range(len(x)):
+        for k in range(n_classes):
+            out[i * n_classes + k] = clipped(x[i, k] - largest[i])
+
+
+@step
+def _replace_by_exps(x):
+    for k in range(x.size):
+        x[k] = exp(x[k])
+
+
+@compiled_loop
+def _add_few_classes(values, target, largest, confidence, from_logits, noise, edges, right, counts, sums):
+    """Add contiguous rows without weights to the `sums` `(F, C * B)` of all classes, whose cells are class * B + bin.
+
+    Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
+    a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
+    the one before. `counts` `(C * B,)` is zero. With `noise`, the last sum is that of q (1 - q).
+    """
+    n_rows, n_classes = values.shape
+    n_bins = edges.size - 1
+    size = max(1, BLOCK // n_classes)
+    first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
+    shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
+    scales = np.ones(size)
+    confidences, outcomes, spreads = sums[1], sums[2], sums[-1]
+    for i in range(first.size):
+        first[i] = i % n_classes * n_bins
+    for start in range(0, n_rows, size):
+        # 1. q_k = scale e_k as in `_add_classes`, in flat rows. Its float32 rounding is sufficient for step 2.
+        rows = values[start : start + size]
+        e, q = shares[: rows.size], rounded[: rows.size]
+        if from_logits:
+            scales[: len(rows)] = confidence[start : start + size]
+            _fill_shifted(rows, largest[start : start + size], e)
+            _replace_by_exps(e)
+        else:
+            e[:] = rows.reshape(-1)
+        for i in range(len(rows)):
+            flat = slice(i * n_classes, (i + 1) * n_classes)
+            if from_logits and largest[start + i] == INF:
+                fill_limits(rows[i], q[flat], e[flat])
+            _multiple(e[flat], F(scales[i]), q[flat])
+        # 2. Cells by vector instructions, and in float64 if a value is near an edge, as in `add_labels`.
+        if _cells(q, n_bins, first, cells):
+            for i in range(e.size):
+                cells[i] = first[i] + bin_of(scales[i // n_classes] * np.float64(e[i]), edges, right)
+        # 3. Additions
+        for i in range(len(rows)):
+            scale = scales[i]
+            for k in range(i * n_classes, (i + 1) * n_classes):
+                cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
+                counts[cell] += 1
+                confidences[cell] += value
+                if noise:
+                    spreads[cell] += value * (1.0 - value)
+        # 4. Outcomes
+        for i in range(len(rows)):
+            label = target[start + i]
+            if 0 <= label < n_classes:
+                outcomes[cells[i * n_classes + label]] += 1
+    sums[0] += counts
+
+
+@step
 def _multiple(x, scale, out):
     for k in range(x.size):
         out[k] = x[k] * scale
@@ -426,6 +497,9 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
+    if weights is None and n_classes <= _FEW_CLASSES:
+        _sums_of_few_classes(rows, target, bins, sums)
+        return
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
@@ -449,6 +523,30 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             sums[begin:end, 4] = sums[begin:end, 3]
 
     in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
+
+
+def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
+    """Do the same for rows without weights. The sums of pieces of rows are added in order."""
+    values, from_logits, _, top, confidence = rows
+    n_classes, n_sums, n_bins = sums.shape
+    n_cells = n_classes * n_bins
+    n_rows = -(-max(_PIECE, _PER_CELL * n_cells, values.numel() // _PIECES) // n_classes)
+    starts = range(0, len(values), n_rows)
+    pieces = np.zeros((len(starts), min(n_sums, 4), n_cells))
+    columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy()]
+    options = from_logits, n_sums > 3, _edges(n_bins), bins.right
+
+    def add_pieces(begin: int, end: int) -> None:
+        for piece in range(begin, end):
+            part = slice(starts[piece], starts[piece] + n_rows)
+            x = values[part].float().contiguous().numpy()
+            counts = np.zeros(n_cells, np.int64)
+            _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
+
+    in_threads(add_pieces, len(starts), values.numel())
+    total = torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1)
+    sums[:, :4] = total
+    sums[:, 4:] = total[:, 3:]  # the second sum of noise of rows without weights is the first one
 
 
 def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:

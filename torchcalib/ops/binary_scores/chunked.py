@@ -1,5 +1,7 @@
 """Sums of scores of binary predictions in plain torch, in pieces that fit into the cache."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -19,6 +21,11 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
         part = slice(start, start + size)
         total += _sums_of_piece(x[:, part], t[:, part], kind, from_logits)
     return total.view(values.shape[:-1])
+
+
+def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
+    """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
+    return score_sums(torch.from_numpy(values), torch.from_numpy(target), kind, from_logits).item()
 
 
 def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:

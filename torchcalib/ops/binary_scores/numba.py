@@ -4,7 +4,7 @@ The method, for blocks of at most 1,024 values, which stay in the level-1 cache:
 
 1. Check the values and the targets of the block.
 2. Fill a buffer with float64 scores. Labels need one logarithm, of the probability of the outcome. Other targets need
-   two.
+   two. Log losses of float32 logits and integer labels are float32, which doubles the entries of a vector.
 3. Add the buffer to the sums. Multi-label input `(N, L)` is read in the order of its memory, and has a sum per column.
 
 A branch for each value would prevent vector instructions. So each step is a loop without branches.
@@ -22,10 +22,13 @@ from torchcalib.ops.numba_math import (
     ONE,
     ZERO,
     all_bits,
+    clipped,
     compiled_loop,
+    exp,
     exp64,
     lanes,
     log1p_of_fraction,
+    log1p_of_fraction32,
     log64,
     log_of_complement,
     step,
@@ -71,6 +74,21 @@ def _fill_log_losses_of_logits(z, t, out):
         x = np.float64(z[k])
         signed = x if t[k] != 0 else -x
         out[k] = max(-signed, 0.0) + log1p_of_fraction(exp64(-abs(x)))
+
+
+@step
+def _fill_signed(z, t, out):
+    """Fill `out` with the logit of the label: z for 1, and -z for 0."""
+    for k in range(z.size):
+        out[k] = z[k] if t[k] != 0 else -z[k]
+
+
+@step
+def _replace_by_log_losses(s):
+    """Replace the float32 logit of each label by log(1 + e^-s). Values below 1e-38 become 0."""
+    for k in range(s.size):
+        x = s[k]
+        s[k] = max(-x, ZERO) + log1p_of_fraction32(exp(clipped(-abs(x))))
 
 
 @step
@@ -136,14 +154,24 @@ def _add_rows(x, totals):
             totals[k] += row[k]
 
 
+@step
+def _add(x, totals):
+    """Add flat rows of as many values as there are `totals`."""
+    if totals.size == 1:
+        totals[0] += _sum(x)
+    else:
+        _add_rows(x, totals)
+
+
 @compiled_loop
-def _add_scores(x, t, labels, is_log, from_logits, buffer, totals):
+def _add_scores(x, t, labels, is_log, from_logits, buffer, narrow, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
-    `labels` are integer targets, equal to `t`, or None for floating targets.
+    `labels` are integer targets, equal to `t`, or None for floating targets. `buffer` is float64, `narrow` float32.
     """
     width = totals.size
     size = max(1, BLOCK // width) * width
+    is_narrow = is_log and from_logits and labels is not None and x.itemsize == narrow.itemsize
     number = x.dtype.type
     low, high = (number(-math.inf), number(math.inf)) if from_logits else (number(0), number(1))
     for start in range(0, x.size, size):
@@ -160,7 +188,10 @@ def _add_scores(x, t, labels, is_log, from_logits, buffer, totals):
             totals[:] = math.nan
             return
         # 2. Scores
-        if not is_log and from_logits:
+        if is_narrow:
+            _fill_signed(values, targets, narrow[: values.size])
+            _replace_by_log_losses(narrow[: values.size])
+        elif not is_log and from_logits:
             _fill_squares_of_logits(values, targets, out)
         elif not is_log and labels is not None:
             _fill_squares_of_labels(values, targets, out)
@@ -175,10 +206,25 @@ def _add_scores(x, t, labels, is_log, from_logits, buffer, totals):
         else:
             _fill_log_losses(values, targets, out)
         # 3. Sums
-        if width == 1:
-            totals[0] += _sum(out)
+        if is_narrow:
+            _add(narrow[: values.size], totals)
         else:
-            _add_rows(out, totals)
+            _add(out, totals)
+
+
+@compiled_loop
+def _add_pieces(x, t, labels, is_log, from_logits, first, size, sums):
+    """Add the scores of consecutive pieces, of which each has a row of `sums`; see `_add_scores`.
+
+    A row of `x` has the values of one series, in pieces of `size` values. `first` is the number of the first piece.
+    """
+    n_pieces, width = -(-x.shape[1] // size), sums.shape[1]
+    buffer, narrow = np.empty(max(BLOCK, width)), np.empty(max(BLOCK, width), np.float32)
+    for i in range(len(sums)):
+        row, piece = divmod(first + i, n_pieces)
+        part = slice(piece * size, (piece + 1) * size)
+        piece_labels = None if labels is None else labels[row, part]
+        _add_scores(x[row, part], t[row, part], piece_labels, is_log, from_logits, buffer, narrow, sums[i])
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
@@ -186,27 +232,32 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     n = values.shape[-1]
     # Multi-label input is a transposed view of rows with one value per label. Other input has one series per sum.
     is_transposed = values.dim() == 2 and len(values) > 1 and values.stride() == target.stride() == (1, len(values))
-    rows = [_numbers(x.T if is_transposed else x.reshape(-1, n)) for x in (values, target)]
     width = len(values) if is_transposed else 1
-    x, t = (column.reshape(-1, n * width) for column in rows)
+    x, t = (_numbers(column.T if is_transposed else column).reshape(-1, n * width) for column in (values, target))
+    return torch.from_numpy(_sums(x, t, width, kind, from_logits).reshape(values.shape[:-1]))
+
+
+def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
+    """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
+    x, t = np.ascontiguousarray(values)[None], np.ascontiguousarray(target)[None]
+    return float(_sums(x, t, 1, kind, from_logits)[0, 0])
+
+
+def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
+    """Return sums `(S, width)` of the scores of S series, whose values are rows of `x` and targets rows of `t`."""
     size = max(1, _PIECE // width) * width
-    is_integer = not target.is_floating_point()
-    pieces = [(k, start) for k in range(len(x)) for start in range(0, n * width, size)]
-    sums = np.zeros((len(pieces), width))
+    n_pieces = -(-x.shape[1] // size)
+    sums = np.zeros((len(x) * n_pieces, width))
+    labels = None if t.dtype.kind == "f" else t
 
     def add(begin: int, end: int) -> None:
-        buffer = np.empty(max(BLOCK, width))
-        for (k, start), total in zip(pieces[begin:end], sums[begin:end], strict=True):
-            part = slice(start, start + size)
-            _add_scores(
-                x[k, part], t[k, part], t[k, part] if is_integer else None, kind == "log", from_logits, buffer, total
-            )
+        _add_pieces(x, t, labels, kind == "log", from_logits, begin, size, sums[begin:end])
 
-    in_threads(add, len(pieces), values.numel())
-    return torch.from_numpy(sums.reshape(len(x), -1, width).sum(1)).view(values.shape[:-1])
+    in_threads(add, len(sums), x.size)
+    return sums if n_pieces == 1 else sums.reshape(len(x), n_pieces, width).sum(1)
 
 
 def _numbers(x: Tensor) -> Any:
     """Return a contiguous array; float16 and bfloat16 are converted to float32."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return x.contiguous().numpy()
+    return np.ascontiguousarray(x.numpy())
