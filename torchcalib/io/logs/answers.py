@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torchcalib.io.errors import InputError, reading, shown
-from torchcalib.io.logs.objects import Rows, lines_of
+from torchcalib.io.logs.blocks import Block, Columns
+from torchcalib.io.logs.objects import NumberedRow, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
+
+_GROUP = 32  # rows that are parsed before the first one is used; with more, the garbage collector traverses them
+_MAX_SCORES = 2**20  # scores of options in a block, from which it ends
+MOST_LOG_PROB = 1e-3
+"""Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
 
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -44,11 +50,14 @@ class Answer:
 class Log(ABC):
     """Log of an evaluation in one file, or rows in memory.
 
-    `answers` reads it anew in each call, and `counts` then describes it.
+    `answers` and `blocks` read it anew in each call, and `counts` then describes it.
     """
 
     kind: ClassVar[str]
     """Name of the program that wrote the log, and the form."""
+
+    stated: ClassVar[tuple[str, ...]] = ("stated", "reported")
+    """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
 
     def __init__(
         self,
@@ -79,13 +88,31 @@ class Log(ABC):
         with reading(str(self.path), "log"):
             yield from self.read()
 
+    def blocks(self, size: int, with_texts: bool = False) -> Iterator[Block]:
+        """Yield the answers as columns, in blocks of about `size` answers, or of fewer with many options.
+
+        Raises:
+            InputError: see `answers`.
+        """
+        self.counts.clear()
+        with reading(str(self.path), "log"):
+            block = Block(with_texts)
+            for part in self.parts(min(size, _GROUP)):
+                block.add(part)
+                if len(block) >= size or block.n_scores >= _MAX_SCORES:
+                    yield block
+                    block = Block(with_texts)
+            if len(block):
+                yield block
+
     @abstractmethod
     def read(self) -> Iterator[Answer]:
         """Yield the answers, and add to `counts`; see `answers`."""
 
-    def objects(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the place and content of each line or row."""
-        return lines_of(self.path) if self.rows is None else self.rows.objects()
+    def parts(self, n: int) -> Iterator[Answer | Columns]:
+        """Yield the answers, some of them as columns of n answers."""
+        del n
+        return self.read()
 
     def selects(self, name: str) -> bool:
         """Return True if the answers under this filter or scorer are read: the given one, or the first."""
@@ -95,8 +122,7 @@ class Log(ABC):
     def log_prob(self, value: Any, place: str) -> float:
         """Return a logged log-probability, which may be text, as a float in [-inf, 0]."""
         number = _number(value)
-        # A sum of rounded log-probabilities of a certain text can be slightly above 0.
-        if math.isnan(number) or number > 1e-3:
+        if math.isnan(number) or number > MOST_LOG_PROB:
             raise InputError(
                 f"`{self.path}` must contain log-probabilities, which are at most 0, got {shown(value)} in {place}. "
                 "Check whether probabilities were logged."
@@ -136,6 +162,52 @@ class Log(ABC):
                 "Divide percentages by 100."
             )
         return number
+
+
+class RowLog(Log):
+    """Log with a line or a row for each answer, or for a few of them.
+
+    `answers_of` defines the answers of a row. `columns_of` returns the same answers for many rows of the most frequent
+    form. It is only faster: `answers_of` reads all other rows, and rows with impossible values.
+    """
+
+    def read(self) -> Iterator[Answer]:
+        """Yield the answers of each row."""
+        for rows in self._groups(1):
+            yield from self._answers(rows)
+
+    def parts(self, n: int) -> Iterator[Answer | Columns]:
+        """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
+        for rows in self._groups(n):
+            try:
+                columns = self.columns_of([row for _, _, row in rows], rows[0][0])
+            # A key is missing, or a value has another type.
+            except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+                yield from self._answers(rows)
+            else:
+                self.counts.update(columns.counts)
+                yield columns
+
+    @abstractmethod
+    def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterable[Answer]:
+        """Return the answers of a row, which is number `index` of the log, and add to `counts`."""
+
+    def columns_of(self, rows: Sequence[Mapping[str, Any]], first: int) -> Columns:
+        """Return the answers of rows with the numbers `first`, ..., or raise any error."""
+        del rows, first
+        raise IrregularError
+
+    def _groups(self, n: int) -> Iterator[list[NumberedRow]]:
+        return lines_of(self.path, n) if self.rows is None else self.rows.groups(n)
+
+    def _answers(self, rows: Sequence[NumberedRow]) -> Iterator[Answer]:
+        kind = "line" if self.rows is None else "row"
+        for index, number, row in rows:
+            yield from self.answers_of(row, index, f"{kind} {number}")
+
+
+class IrregularError(ValueError):
+    """Rows must be read one at a time."""
 
 
 def _number(value: Any) -> float:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, Log, add_stated_confidence, correctness, option_index
+import numpy as np
+
+from torchcalib.io.logs.answers import (
+    MOST_LOG_PROB,
+    Answer,
+    IrregularError,
+    RowLog,
+    add_stated_confidence,
+    correctness,
+    option_index,
+)
+from torchcalib.io.logs.blocks import Columns, only
 
 _METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
 
 
-class LmEval(Log):
+class LmEval(RowLog):
     """Reader of samples of `multiple_choice`, `loglikelihood` and `generate_until` tasks."""
 
     kind = "lm-eval samples"
@@ -22,35 +34,69 @@ class LmEval(Log):
         """Return True for the keys of a line that lm-eval writes."""
         return {"doc_id", "arguments", "resps"} <= start.keys()
 
-    def read(self) -> Iterator[Answer]:
-        """Yield one answer for each document, or one for each repetition of a generation."""
-        for place, row in self.objects():
-            if not self.selects(str(row.get("filter", "none"))):
-                continue
-            document = str(row["doc_id"])
-            pairs = _pairs(row["arguments"])
-            if pairs[0][1] is None or isinstance(pairs[0][1], dict):
-                yield from self._generations(row, document)
-                continue
-            scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
-            # With `acc_mutual_info`, each option is requested a second time, without the question.
-            asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
-            options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
-            if len(options) == 1:
-                yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
-            else:
-                yield self._choice(row, document, options, scores)
+    def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterator[Answer]:
+        """Yield the answer to a document, or one for each repetition of a generation."""
+        del index
+        if not self.selects(str(row.get("filter", "none"))):
+            return
+        document = str(row["doc_id"])
+        pairs = _pairs(row["arguments"])
+        if pairs[0][1] is None or isinstance(pairs[0][1], dict):
+            yield from self._generations(row, document)
+            return
+        scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
+        # With `acc_mutual_info`, each option is requested a second time, without the question.
+        asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
+        options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
+        if len(options) == 1:
+            yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
+        else:
+            yield self._choice(row, document, options, scores)
+
+    def columns_of(self, rows: Sequence[Mapping[str, Any]], first: int) -> Columns:
+        """Return the answers to questions with options, all of which follow a space, or none of which does."""
+        del first
+        filters = [row.get("filter", "none") for row in rows]
+        selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
+        rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
+        if not rows:
+            return Columns([], [], [])
+        requests = [row["arguments"] for row in rows]
+        contexts, options = zip(*[pair.values() for each in requests for pair in each.values()], strict=True)
+        texts, sizes = list(map(str.strip, options)), list(map(len, requests))
+        follow_space = list(options) == [f" {text}" for text in texts]
+        logged = [row["filtered_resps"] for row in rows]
+        responses = [response for each in logged for response in each]
+        are_regular = list(map(len, logged)) == sizes and {*map(type, responses)} == {list} and "" not in contexts
+        if min(sizes) < 2 or not are_regular or not (follow_space or list(options) == texts):
+            raise IrregularError
+        scores = np.array([float(response[0]) for response in responses])
+        if not (scores <= MOST_LOG_PROB).all():
+            raise IrregularError
+        scores = np.minimum(scores, 0.0)
+        lengths = np.array(list(map(len, texts)))
+        n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
+        documents, correct = [str(row["doc_id"]) for row in rows], [correctness(row.get("acc")) for row in rows]
+        found, counts = [], Counter[str]()
+        for row, end, size, acc in zip(rows, np.cumsum(sizes).tolist(), sizes, correct, strict=True):
+            of_row, target = slice(end - size, end), str(row["target"])
+            chosen = int(scores[of_row].argmax())
+            # The index of an option, if it is not the text of an option
+            is_index = target.isdecimal() and int(target) < size and target not in texts[of_row]
+            right = (int(target),) if is_index else _right_options(target, texts[of_row], chosen, acc)
+            counts.update(_findings(right, chosen, acc))
+            found.append(only(right))
+        per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
+        by_source = {"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte}
+        return Columns(documents, correct, found, sizes, log_probs=by_source, counts=counts)
 
     def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:
         """Return the answer to a question with options, normalised as lm-eval does for `acc_norm` and `acc_bytes`."""
         texts = _without_delimiter(options)
         logged, chosen = correctness(row.get("acc")), scores.index(max(scores))
         right = _right_options(str(row["target"]), texts, chosen, logged)
+        self.counts.update(_findings(right, chosen, logged))
         answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
-        if not right:
-            self.counts["target that names no option"] += 1
-        elif logged == logged and (chosen in right) != bool(logged):
-            self.counts["option of greatest likelihood that disagrees with `acc`"] += 1
         lengths = {"choices_per_character": map(len, texts), "choices_per_byte": (len(t.encode()) for t in texts)}
         for source, sizes in lengths.items():
             answer.log_probs[source] = [score / max(1, size) for score, size in zip(scores, sizes, strict=True)]
@@ -73,6 +119,14 @@ class LmEval(Log):
                 answer.confidences["raw"] = math.exp(self.log_prob(response[1], f"document {document}"))
             add_stated_confidence(answer)
             yield answer
+
+
+def _findings(right: tuple[int, ...], chosen: int, logged: float) -> list[str]:
+    """Return the findings on a target, from its right options, the option of greatest likelihood, and `acc`."""
+    if not right:
+        return ["target that names no option"]
+    disagrees = logged == logged and (chosen in right) != bool(logged)
+    return ["option of greatest likelihood that disagrees with `acc`"] if disagrees else []
 
 
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:

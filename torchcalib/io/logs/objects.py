@@ -7,7 +7,9 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,10 +25,15 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
-_MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
+_MAX_GROUP = 2**20  # bytes after which a group of lines ends: objects take about 10 times their text
+_MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
+
+
+NumberedRow = tuple[int, int, dict[str, Any]]
+"""Number of a row, number of its line, which blank lines increase, and its content."""
 
 
 def loads(text: bytes) -> Any:
@@ -57,8 +64,13 @@ class Rows:
         self._given = given
         self.kind = type(given).__name__
 
-    def objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the place and content of each row, without missing values of tables."""
+    def groups(self, n: int) -> Iterator[list[NumberedRow]]:
+        """Yield n rows at once, without missing values of tables."""
+        rows = ((number, number, row) for number, row in enumerate(self._known(), 1))
+        while group := list(islice(rows, n)):
+            yield group
+
+    def _known(self) -> Iterator[dict[str, Any]]:
         names: dict[str, str] = {}
         for number, row in enumerate(self._rows(), 1):
             if not isinstance(row, Mapping):
@@ -66,8 +78,7 @@ class Rows:
             for name in row.keys() - names.keys():
                 names[name] = name if not isinstance(name, str) or len(name.strip()) == 1 else name.strip().lower()
             # NaN is a missing value of pandas.
-            known = {names[name]: value for name, value in row.items() if value is not None and value == value}
-            yield f"row {number}", known
+            yield {names[name]: value for name, value in row.items() if value is not None and value == value}
 
     def _rows(self) -> Iterator[Any]:
         given = self._given
@@ -99,15 +110,26 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
 
 
-def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line that is not blank. Names that end in `.gz` are decompressed."""
+def lines_of(path: Path, n: int) -> Iterator[list[NumberedRow]]:
+    """Yield the objects of n lines at once, or of fewer long ones. Blank lines have a number, and no object.
+
+    Names that end in `.gz` are decompressed.
+    """
+    group: list[NumberedRow] = []
+    index = size = 0
     with opened_text(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE), b""), 1):
             if len(line) == _MAX_LINE:
                 raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
-            if not line.isspace():
-                place = f"line {number}"
-                yield place, object_of(line, place)
+            if line.isspace():
+                continue
+            index, size = index + 1, size + len(line)
+            group.append((index, number, object_of(line, f"line {number}")))
+            if len(group) == n or size > _MAX_GROUP:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
 
 
 def whole_file(path: Path) -> Any:
