@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -140,7 +139,6 @@ class Decisions(_Lines):
         keys = list(rows[0])
         if any(list(row) != keys for row in rows) or _values(rows, _TEXTS) or False in _values(rows, ("valid",)):
             raise IrregularError
-        documents = list(map(str, _values(rows, _IDS) or range(first, first + len(rows))))
         gold, chosen, logged = _values(rows, _RIGHT), _values(rows, _CHOSEN), _values(rows, _CORRECT)
         correct = np.array([correctness(value) for value in logged] or [math.nan] * len(rows))
         if gold and chosen:
@@ -153,16 +151,18 @@ class Decisions(_Lines):
             raise IrregularError
         right = _right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
-        counts = {_UNNAMED: sum(has_none) if gold and options else 0, _NEITHER: sum(has_none & np.isnan(correct))}
         return Columns(
-            documents,
-            correct,
-            right,
-            sizes=list(map(len, options)),
+            documents=list(map(str, _values(rows, _IDS) or range(first, first + len(rows)))),
+            correct=correct,
+            right=right,
+            sizes=np.array(list(map(len, options))),
             probs={"probabilities": probs} if options else {},
             stated={"reported": _between(confidence, MOST)} if confidence else {},
             texts=list(map(str, chosen)),
-            counts=Counter({reason: int(n) for reason, n in counts.items() if n}),
+            counts={
+                _UNNAMED: int(has_none.sum()) if gold and options else 0,
+                _NEITHER: int((has_none & np.isnan(correct)).sum()),
+            },
         )
 
 

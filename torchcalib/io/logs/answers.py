@@ -15,7 +15,7 @@ from torchcalib.io.logs.blocks import Block, Columns
 from torchcalib.io.logs.objects import NumberedRow, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
-_GROUP = 32  # rows that are parsed before the first one is used; with more, the garbage collector traverses them
+_GROUP = 2**7  # short rows that are read at once
 _MAX_SCORES = 2**20  # scores of options in a block, from which it ends
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
@@ -185,7 +185,7 @@ class RowLog(Log):
             except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
                 yield from self._answers(rows)
             else:
-                self.counts.update(columns.counts)
+                self.counts.update({reason: n for reason, n in columns.counts.items() if n})
                 yield columns
 
     @abstractmethod

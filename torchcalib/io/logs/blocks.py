@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,14 +29,14 @@ class Columns:
     """Consecutive answers whose confidences are all from the same sources; see `Answer`."""
 
     documents: list[str]
-    correct: Numbers
-    right: Numbers  # see `only`
-    sizes: Numbers = ()  # numbers of options
+    correct: Array
+    right: Array  # see `only`
+    sizes: Array  # numbers of options
     log_probs: dict[str, Array] = field(default_factory=dict)  # scores of the options of all answers, in turn
     probs: dict[str, Array] = field(default_factory=dict)
     stated: dict[str, Array] = field(default_factory=dict)  # numbers without a percent sign
     texts: Sequence[str] = ()
-    counts: Counter[str] = field(default_factory=Counter)  # see `Log.counts`
+    counts: dict[str, int] = field(default_factory=dict)  # findings, as in `Log.counts`, or 0
 
 
 class Scores(NamedTuple):
@@ -125,14 +124,16 @@ class Block:
 
     def _add_scores(self, source: str, is_log: bool, rows: Numbers, sizes: Numbers, values: Numbers) -> None:
         scores = self.scores.setdefault(source, Scores(is_log, array("q"), array("q"), array("d")))
-        for column, more in zip(scores[1:], (rows, sizes, values), strict=True):
-            _extend(column, more)
+        _extend(scores.rows, rows)
+        _extend(scores.sizes, sizes)
+        _extend(scores.values, values)
 
 
 def _add_to(sources: dict[str, Confidences], source: str, rows: Numbers, values: Numbers, signs: Numbers) -> None:
     found = sources.setdefault(source, Confidences(array("q"), array("d"), array("b")))
-    for column, more in zip(found, (rows, values, signs), strict=True):
-        _extend(column, more)
+    _extend(found.rows, rows)
+    _extend(found.values, values)
+    _extend(found.signs, signs)
 
 
 def _extend(column: array[Any], values: Numbers) -> None:

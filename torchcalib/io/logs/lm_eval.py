@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,11 @@ from torchcalib.io.logs.answers import (
     correctness,
     option_index,
 )
-from torchcalib.io.logs.blocks import Columns, only
+from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.objects import floats_of
 
+_UNNAMED = "target that names no option"
+_DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 _METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
 
 
@@ -60,42 +62,56 @@ class LmEval(RowLog):
         selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
         rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
         if not rows:
-            return Columns([], [], [])
-        requests = [row["arguments"] for row in rows]
-        contexts, options = zip(*[pair.values() for each in requests for pair in each.values()], strict=True)
-        texts, sizes = list(map(str.strip, options)), list(map(len, requests))
-        follow_space = list(options) == [f" {text}" for text in texts]
-        logged = [row["filtered_resps"] for row in rows]
+            return Columns([], *np.zeros((3, 0)))
+        requests, logged = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
+        pairs = [pair for each in requests for pair in each.values()]
         responses = [response for each in logged for response in each]
-        are_regular = list(map(len, logged)) == sizes and {*map(type, responses)} == {list} and "" not in contexts
-        if min(sizes) < 2 or not are_regular or not (follow_space or list(options) == texts):
+        options, n_options = [pair["arg_1"] for pair in pairs], list(map(len, requests))
+        texts = list(map(str.strip, options))
+        if (
+            min(n_options) < 2
+            or n_options != list(map(len, logged))
+            or {*map(type, responses)} != {list}
+            or "" in [pair["arg_0"] for pair in pairs]
+            or (options != [f" {text}" for text in texts] and options != texts)
+        ):
             raise IrregularError
-        scores = np.array([float(response[0]) for response in responses])
+        scores, sizes = np.array(floats_of([response[0] for response in responses])), np.array(n_options)
         if not (scores <= MOST_LOG_PROB).all():
             raise IrregularError
-        scores = np.minimum(scores, 0.0)
+        scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
+        is_largest = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
+        if np.count_nonzero(is_largest) > len(rows):  # several options of greatest likelihood
+            raise IrregularError
+        chosen = np.flatnonzero(is_largest) - starts
+        correct = np.array([correctness(row.get("acc")) for row in rows])
+        right = _right_of_all([str(row["target"]) for row in rows], texts, sizes, chosen, correct)
+        disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
+        counts = {_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())}
         lengths = np.array(list(map(len, texts)))
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
-        documents, correct = [str(row["doc_id"]) for row in rows], [correctness(row.get("acc")) for row in rows]
-        found, counts = [], Counter[str]()
-        for row, end, size, acc in zip(rows, np.cumsum(sizes).tolist(), sizes, correct, strict=True):
-            of_row, target = slice(end - size, end), str(row["target"])
-            chosen = int(scores[of_row].argmax())
-            # The index of an option, if it is not the text of an option
-            is_index = target.isdecimal() and int(target) < size and target not in texts[of_row]
-            right = (int(target),) if is_index else _right_options(target, texts[of_row], chosen, acc)
-            counts.update(_findings(right, chosen, acc))
-            found.append(only(right))
-        per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
-        by_source = {"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte}
-        return Columns(documents, correct, found, sizes, log_probs=by_source, counts=counts)
+        return Columns(
+            documents=[str(row["doc_id"]) for row in rows],
+            correct=correct,
+            right=right,
+            sizes=sizes,
+            log_probs={
+                "choices": scores,
+                "choices_per_character": scores / np.maximum(lengths, 1),
+                "choices_per_byte": scores / np.maximum(n_bytes, 1),
+            },
+            counts=counts,
+        )
 
     def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:
         """Return the answer to a question with options, normalised as lm-eval does for `acc_norm` and `acc_bytes`."""
         texts = _without_delimiter(options)
         logged, chosen = correctness(row.get("acc")), scores.index(max(scores))
         right = _right_options(str(row["target"]), texts, chosen, logged)
-        self.counts.update(_findings(right, chosen, logged))
+        if not right:
+            self.counts[_UNNAMED] += 1
+        elif logged == logged and (chosen in right) != bool(logged):
+            self.counts[_DISAGREES] += 1
         answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
         lengths = {"choices_per_character": map(len, texts), "choices_per_byte": (len(t.encode()) for t in texts)}
         for source, sizes in lengths.items():
@@ -121,21 +137,16 @@ class LmEval(RowLog):
             yield answer
 
 
-def _findings(right: tuple[int, ...], chosen: int, logged: float) -> list[str]:
-    """Return the findings on a target, from its right options, the option of greatest likelihood, and `acc`."""
-    if not right:
-        return ["target that names no option"]
-    disagrees = logged == logged and (chosen in right) != bool(logged)
-    return ["option of greatest likelihood that disagrees with `acc`"] if disagrees else []
-
-
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
     """Return context and continuation, or options of a generation, of each request."""
     requests = arguments.values() if isinstance(arguments, dict) else arguments
-    pairs = [tuple(request.values() if isinstance(request, dict) else request) for request in requests]
+    pairs = [
+        (request["arg_0"], request.get("arg_1")) if isinstance(request, dict) else (*request, None)[:2]
+        for request in requests
+    ]
     if not pairs:
         raise ValueError("`arguments` must contain at least one request, got none")
-    return [(pair[0], pair[1] if len(pair) > 1 else None) for pair in pairs]
+    return pairs
 
 
 def _scores(row: Mapping[str, Any], n: int) -> list[Any]:
@@ -180,3 +191,17 @@ def _right_options(target: str, options: Sequence[str], chosen: int, logged: flo
     if logged == logged:
         known = [each for each in known if (each == chosen) == bool(logged)] or known
     return tuple(known[:1])
+
+
+def _right_of_all(targets: Sequence[str], texts: Sequence[str], sizes: Array, chosen: Array, logged: Array) -> Array:
+    """Return the index of the right option of several documents, or `NONE`. `texts` contains the options of all."""
+    if all(map(str.isdecimal, targets)) and {*texts}.isdisjoint(targets):  # indices, and not texts of options
+        right = np.array(list(map(int, targets)))
+        if (right < sizes).all():
+            return right
+    ends = np.cumsum(sizes).tolist()
+    options = [texts[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+    found = [_right_options(*each) for each in zip(targets, options, chosen.tolist(), logged.tolist(), strict=True)]
+    if max(map(len, found)) > 1:
+        raise IrregularError
+    return np.array([each[0] if each else NONE for each in found])
