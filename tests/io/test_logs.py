@@ -326,7 +326,7 @@ def numbers_of(answer):
         **{name: tuple(map(float, each)) for name, each in answer.stated.items()},
     }
     found = {f"{name} {k}": value for name, each in scores.items() for k, value in enumerate(each)}
-    return found | {"correct": answer.correct, "right": only(answer.right)}
+    return found | {"correct": answer.correct, "right": int(only(answer.right))}
 
 
 def numbers_in(block):

@@ -10,7 +10,7 @@ from torchcalib.io.logs.answers import Answer, Log
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import NumberedRow, Rows, lines_of, members_of, whole_file
+from torchcalib.io.logs.objects import RowGroup, Rows, lines_of, members_of, whole_file
 
 LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Responses, Decisions)
 """Readers in the order in which they are tried."""
@@ -76,7 +76,7 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def _start_of(path: Path) -> dict[str, object]:
+def _start_of(path: Path) -> Mapping[str, Any]:
     """Return the first object of a file: a line, the header of an archive, or the whole file."""
     suffix = path.suffix.lower()
     if suffix == ".eval":
@@ -87,5 +87,5 @@ def _start_of(path: Path) -> dict[str, object]:
     return _first_of(lines_of(path, 1))
 
 
-def _first_of(groups: Iterator[list[NumberedRow]]) -> dict[str, Any]:
-    return next((row for ((_, _, row),) in groups), {})
+def _first_of(groups: Iterator[RowGroup]) -> Mapping[str, Any]:
+    return next((group.rows[0] for group in groups), {})

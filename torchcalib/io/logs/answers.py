@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torchcalib.io.errors import InputError, reading, shown
 from torchcalib.io.logs.blocks import Block, Columns
-from torchcalib.io.logs.objects import NumberedRow, Rows, lines_of
+from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
 _GROUP = 2**7  # short rows that are read at once
@@ -173,17 +173,17 @@ class RowLog(Log):
 
     def read(self) -> Iterator[Answer]:
         """Yield the answers of each row."""
-        for rows in self._groups(1):
-            yield from self._answers(rows)
+        for group in self._groups(1):
+            yield from self._answers(group)
 
     def parts(self, n: int) -> Iterator[Answer | Columns]:
         """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
-        for rows in self._groups(n):
+        for group in self._groups(n):
             try:
-                columns = self.columns_of([row for _, _, row in rows], rows[0][0])
+                columns = self.columns_of(group.rows, group.first)
             # A key is missing, or a value has another type.
             except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-                yield from self._answers(rows)
+                yield from self._answers(group)
             else:
                 self.counts.update({reason: n for reason, n in columns.counts.items() if n})
                 yield columns
@@ -197,13 +197,13 @@ class RowLog(Log):
         del rows, first
         raise IrregularError
 
-    def _groups(self, n: int) -> Iterator[list[NumberedRow]]:
+    def _groups(self, n: int) -> Iterator[RowGroup]:
         return lines_of(self.path, n) if self.rows is None else self.rows.groups(n)
 
-    def _answers(self, rows: Sequence[NumberedRow]) -> Iterator[Answer]:
+    def _answers(self, group: RowGroup) -> Iterator[Answer]:
         kind = "line" if self.rows is None else "row"
-        for index, number, row in rows:
-            yield from self.answers_of(row, index, f"{kind} {number}")
+        for index, (row, place) in enumerate(zip(group.rows, group.places, strict=True), group.first):
+            yield from self.answers_of(row, index, f"{kind} {place}")
 
 
 class IrregularError(ValueError):

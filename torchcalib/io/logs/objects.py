@@ -7,11 +7,10 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,15 +24,11 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
-_MAX_GROUP = 2**14  # bytes after which a group of lines ends: the garbage collector traverses objects of larger groups
+_MAX_GROUP = 2**14  # bytes that are parsed at once: the garbage collector traverses the objects of more
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
-
-
-NumberedRow = tuple[int, int, dict[str, Any]]
-"""Number of a row, number of its line, which blank lines increase, and its content."""
 
 
 def loads(text: bytes) -> Any:
@@ -60,14 +55,21 @@ def floats_of(numbers: Sequence[Any]) -> list[float]:
 
 def object_of(text: bytes, place: str) -> dict[str, Any]:
     """Parse a JSON object."""
-    found = loads(text)
+    return _checked(loads(text), place)
+
+
+def _checked(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ValueError(_no_object(place, found))
+        raise ValueError(f"{place} must contain an object, got {type(found).__name__}")
     return found
 
 
-def _no_object(place: str, found: Any) -> str:
-    return f"{place} must contain an object, got {type(found).__name__}"
+class RowGroup(NamedTuple):
+    """Consecutive rows of a log."""
+
+    first: int  # number of the first row, from 1
+    rows: Sequence[Mapping[str, Any]]
+    places: Sequence[int]  # numbers of the lines, which blank lines increase, or of the rows
 
 
 class Rows:
@@ -80,11 +82,12 @@ class Rows:
         self._given = given
         self.kind = type(given).__name__
 
-    def groups(self, n: int) -> Iterator[list[NumberedRow]]:
+    def groups(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows at once, without missing values of tables."""
-        rows = ((number, number, row) for number, row in enumerate(self._known(), 1))
+        rows, first = self._known(), 1
         while group := list(islice(rows, n)):
-            yield group
+            yield RowGroup(first, group, range(first, first + len(group)))
+            first += len(group)
 
     def _known(self) -> Iterator[dict[str, Any]]:
         names: dict[str, str] = {}
@@ -126,31 +129,30 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
 
 
-def lines_of(path: Path, n: int) -> Iterator[list[NumberedRow]]:
-    """Yield the objects of n lines at once, or of fewer long ones. Blank lines have a number, and no object.
+def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
+    """Yield the objects of at most n lines at once, without blank lines.
 
     Names that end in `.gz` are decompressed.
     """
-    group: list[NumberedRow] = []
-    index = size = 0
+    row = place = 1
     with opened_text(path) as file:
-        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE), b""), 1):
-            length = len(line)
-            if length == _MAX_LINE:
+        while text := file.read(_MAX_GROUP):
+            rest = file.readline(_MAX_LINE)
+            if len(rest) == _MAX_LINE:
                 raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
-            if line.isspace():
-                continue
-            row = loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(_no_object(f"line {number}", row))
-            index += 1
-            size += length
-            group.append((index, number, row))
-            if size > _MAX_GROUP or len(group) == n:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
+            lines = (text + rest).removesuffix(b"\n").split(b"\n")
+            places: Sequence[int] = range(place, place + len(lines))
+            place += len(lines)
+            if not all(lines) or any(map(bytes.isspace, lines)):
+                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
+                lines = [line for line in lines if line.strip()]
+            for start in range(0, len(lines), n):
+                group = slice(start, start + n)
+                rows = list(map(loads, lines[group]))
+                if {*map(type, rows)} != {dict}:
+                    rows = [_checked(each, f"line {k}") for k, each in zip(places[group], rows, strict=True)]
+                yield RowGroup(row + start, rows, places[group])
+            row += len(lines)
 
 
 def whole_file(path: Path) -> Any:
