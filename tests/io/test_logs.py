@@ -346,6 +346,7 @@ def numbers_in(block):
 def test_columns_of_many_rows_have_the_answers_of_single_rows(tmp_path, monkeypatch, row_of):
     rng = random.Random(0)
     path = write_lines(tmp_path / "a.jsonl", [row_of(k, rng) for k in range(400)])
+    path.write_text(f"\n{path.read_text()}")  # blank lines have a number, too
     log = open_log(path)
     expected, counts = list(log.answers()), dict(log.counts)
     single, answers_of = [], type(log).answers_of
@@ -357,6 +358,7 @@ def test_columns_of_many_rows_have_the_answers_of_single_rows(tmp_path, monkeypa
         assert found == pytest.approx(numbers_of(answer), rel=1e-12, nan_ok=True)
     texts = [block.texts.get(k) for block in blocks for k in range(len(block))]
     assert texts == [answer.text if answer.short is None else answer.short for answer in expected]
+    assert all(place == f"line {number + 1}" for _, number, place in single)
     assert 40 <= len(single) < 300  # groups of 8 rows, of which some have the most frequent form
     assert len(counts) >= 2
 

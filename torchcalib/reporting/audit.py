@@ -202,7 +202,7 @@ class _Documents:
     def add(self, names: Sequence[str]) -> bool:
         """Add the questions of a block. Return True if one of them was seen before."""
         if self._seen is None:
-            if list(names) == [str(k) for k in range(self.n, self.n + len(names))]:
+            if list(names) == list(map(str, range(self.n, self.n + len(names)))):
                 self.n += len(names)
                 return False
             self._seen = hashes_of([str(k) for k in range(self.n)]).sort().values.numpy()
@@ -498,10 +498,12 @@ class AuditBuilder:
         target: Tensor,
     ) -> None:
         """Add answers with scores of options `(sum of sizes,)`, and the index of the right one `(n,)`."""
-        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
         lowest = -math.inf if is_log else 0.0
-        scores = torch.full(held.shape, lowest, dtype=torch.float64)
-        scores[held] = values
+        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
+        are_equal = bool(held.all())  # the options of all answers are then a matrix
+        scores = values.reshape(held.shape) if are_equal else torch.full(held.shape, lowest, dtype=torch.float64)
+        if not are_equal:
+            scores[held] = values
         is_impossible = (scores == lowest).all(-1)
         if bool(is_impossible.any()):
             document = block.documents[rows[int(is_impossible.long().argmax())]]
@@ -519,10 +521,12 @@ class AuditBuilder:
         of_truth = probs.gather(1, target.unsqueeze(1))
         chosen.n_impossible += int((of_truth == 0).sum())
         each = self._definition(source, "each", task="binary")
-        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+        of_options = probs.flatten() if are_equal else probs[held]
+        is_right = torch.zeros(len(of_options), dtype=torch.int64)
+        is_right[sizes.cumsum(0) - sizes + target] = 1
         # Options of a question are dependent: exactly one of them is right.
-        each.builder.update(probs[held], is_right, clusters=questions.repeat_interleave(sizes))
-        each.add(probs[held], is_right)
+        each.builder.update(of_options, is_right, clusters=questions.repeat_interleave(sizes))
+        each.add(of_options, is_right)
 
     def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
         if (source, event) not in self.definitions:

@@ -88,4 +88,4 @@ def _start_of(path: Path) -> Mapping[str, Any]:
 
 
 def _first_of(groups: Iterator[RowGroup]) -> Mapping[str, Any]:
-    return next((group.rows[0] for group in groups), {})
+    return next((row for group in groups for _, row, _ in group.numbered()), {})

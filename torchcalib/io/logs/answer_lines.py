@@ -23,7 +23,7 @@ from torchcalib.io.logs.answers import (
     option_index,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
-from torchcalib.io.logs.objects import whole_file
+from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST
 
 _IDS = ("custom_id", "item_id", "doc_id", "question_id", "query_id", "id")
@@ -134,8 +134,9 @@ class Decisions(_Lines):
         if confidence is not None or (not options and not answer.stated):
             self.add_reported(answer, confidence, place)
 
-    def columns_of(self, rows: Sequence[Mapping[str, Any]], first: int) -> Columns:
+    def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers of lines with the same keys and without texts, whose confidences are numbers."""
+        rows: list[Mapping[str, Any]] = list(group.rows())
         keys = list(rows[0])
         if any(list(row) != keys for row in rows) or _values(rows, _TEXTS) or False in _values(rows, ("valid",)):
             raise IrregularError
@@ -152,7 +153,7 @@ class Decisions(_Lines):
         right = _right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
         return Columns(
-            documents=list(map(str, _values(rows, _IDS) or range(first, first + len(rows)))),
+            documents=list(map(str, _values(rows, _IDS) or range(group.first, group.first + len(rows)))),
             correct=correct,
             right=right,
             sizes=np.array(list(map(len, options))),

@@ -15,7 +15,7 @@ from torchcalib.io.logs.blocks import Block, Columns
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
-_GROUP = 2**7  # short rows that are read at once
+_GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
 _MAX_SCORES = 2**20  # scores of options in a block, from which it ends
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
@@ -180,7 +180,7 @@ class RowLog(Log):
         """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
         for group in self._groups(n):
             try:
-                columns = self.columns_of(group.rows, group.first)
+                columns = self.columns_of(group)
             # A key is missing, or a value has another type.
             except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
                 yield from self._answers(group)
@@ -192,18 +192,17 @@ class RowLog(Log):
     def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterable[Answer]:
         """Return the answers of a row, which is number `index` of the log, and add to `counts`."""
 
-    def columns_of(self, rows: Sequence[Mapping[str, Any]], first: int) -> Columns:
-        """Return the answers of rows with the numbers `first`, ..., or raise any error."""
-        del rows, first
+    def columns_of(self, group: RowGroup) -> Columns:
+        """Return the answers of many rows, or raise any error."""
+        del group
         raise IrregularError
 
     def _groups(self, n: int) -> Iterator[RowGroup]:
         return lines_of(self.path, n) if self.rows is None else self.rows.groups(n)
 
     def _answers(self, group: RowGroup) -> Iterator[Answer]:
-        kind = "line" if self.rows is None else "row"
-        for index, (row, place) in enumerate(zip(group.rows, group.places, strict=True), group.first):
-            yield from self.answers_of(row, index, f"{kind} {place}")
+        for number, row, place in group.numbered():
+            yield from self.answers_of(row, number, place)
 
 
 class IrregularError(ValueError):

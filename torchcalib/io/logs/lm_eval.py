@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,23 @@ from torchcalib.io.logs.answers import (
     option_index,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
-from torchcalib.io.logs.objects import floats_of
+from torchcalib.io.logs.objects import RowGroup, floats_of
 
+_AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
 _UNNAMED = "target that names no option"
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 _METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
+
+
+class _Fields(NamedTuple):
+    """Fields of samples with several options. The objects that contain them are not kept."""
+
+    documents: list[Any]
+    targets: list[Any]
+    outcomes: list[Any]  # `acc`, or None
+    sizes: list[Any]  # numbers of options
+    options: list[Any]  # texts of the options of all samples, in turn
+    scores: list[Any]  # and their log-probabilities, which may be text
 
 
 class LmEval(RowLog):
@@ -55,52 +68,58 @@ class LmEval(RowLog):
         else:
             yield self._choice(row, document, options, scores)
 
-    def columns_of(self, rows: Sequence[Mapping[str, Any]], first: int) -> Columns:
+    def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
-        del first
-        filters = [row.get("filter", "none") for row in rows]
-        selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
-        rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
-        if not rows:
+        found = _Fields([], [], [], [], [], [])
+        rows = group.rows()
+        while part := list(islice(rows, _AT_ONCE)):
+            for values, more in zip(found, self._fields_of(part), strict=True):
+                values.extend(more)
+        if not found.documents:
             return Columns([], *np.zeros((3, 0)))
-        requests, logged = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
-        pairs = [pair for each in requests for pair in each.values()]
-        responses = [response for each in logged for response in each]
-        options, n_options = [pair["arg_1"] for pair in pairs], list(map(len, requests))
-        texts = list(map(str.strip, options))
-        if (
-            min(n_options) < 2
-            or n_options != list(map(len, logged))
-            or {*map(type, responses)} != {list}
-            or "" in [pair["arg_0"] for pair in pairs]
-            or (options != [f" {text}" for text in texts] and options != texts)
-        ):
-            raise IrregularError
-        scores, sizes = np.array(floats_of([response[0] for response in responses])), np.array(n_options)
-        if not (scores <= MOST_LOG_PROB).all():
+        scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
+        texts = list(map(str.strip, found.options))
+        if found.options not in ([f" {text}" for text in texts], texts) or not (scores <= MOST_LOG_PROB).all():
             raise IrregularError
         scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
         is_largest = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
-        if np.count_nonzero(is_largest) > len(rows):  # several options of greatest likelihood
+        if np.count_nonzero(is_largest) > len(sizes):  # several options of greatest likelihood
             raise IrregularError
         chosen = np.flatnonzero(is_largest) - starts
-        correct = np.array([correctness(row.get("acc")) for row in rows])
-        right = _right_of_all([str(row["target"]) for row in rows], texts, sizes, chosen, correct)
+        correct = np.array(list(map(correctness, found.outcomes)))
+        right = _right_of_all(found.targets, texts, sizes, chosen, correct)
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
-        counts = {_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())}
-        lengths = np.array(list(map(len, texts)))
+        lengths = np.fromiter(map(len, texts), np.int64)
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
+        per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
         return Columns(
+            found.documents,
+            correct,
+            right,
+            sizes,
+            log_probs={"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte},
+            counts={_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
+        )
+
+    def _fields_of(self, rows: Sequence[Mapping[str, Any]]) -> _Fields:
+        """Return the fields of the samples of the selected filter, which are questions with several options."""
+        filters = [row.get("filter", "none") for row in rows]
+        selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
+        rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
+        requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
+        pairs = [pair for each in requests for pair in each.values()]
+        scores = [score for each in responses for score in each]
+        sizes = list(map(len, requests))
+        is_regular = min(sizes, default=2) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
+        if not is_regular or "" in [pair["arg_0"] for pair in pairs]:
+            raise IrregularError
+        return _Fields(
             documents=[str(row["doc_id"]) for row in rows],
-            correct=correct,
-            right=right,
+            targets=[str(row["target"]) for row in rows],
+            outcomes=[row.get("acc") for row in rows],
             sizes=sizes,
-            log_probs={
-                "choices": scores,
-                "choices_per_character": scores / np.maximum(lengths, 1),
-                "choices_per_byte": scores / np.maximum(n_bytes, 1),
-            },
-            counts=counts,
+            options=[pair["arg_1"] for pair in pairs],
+            scores=[score[0] for score in scores],
         )
 
     def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:

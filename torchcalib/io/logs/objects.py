@@ -24,7 +24,7 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
-_MAX_GROUP = 2**14  # bytes that are parsed at once: the garbage collector traverses the objects of more
+_MAX_GROUP = 2**17  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
@@ -55,21 +55,33 @@ def floats_of(numbers: Sequence[Any]) -> list[float]:
 
 def object_of(text: bytes, place: str) -> dict[str, Any]:
     """Parse a JSON object."""
-    return _checked(loads(text), place)
+    found: dict[str, Any] = _checked(loads(text), place)
+    return found
 
 
-def _checked(found: Any, place: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _checked(found: Any, place: str) -> Any:
+    if not isinstance(found, Mapping):
         raise ValueError(f"{place} must contain an object, got {type(found).__name__}")
     return found
 
 
 class RowGroup(NamedTuple):
-    """Consecutive rows of a log."""
+    """Consecutive rows of a log, lines or objects. Each iteration parses the lines anew, one after another."""
 
     first: int  # number of the first row, from 1
-    rows: Sequence[Mapping[str, Any]]
+    content: Sequence[Any]
     places: Sequence[int]  # numbers of the lines, which blank lines increase, or of the rows
+    are_lines: bool = False
+
+    def rows(self) -> Iterator[Any]:
+        """Yield the rows, which lines may contain in another form than objects."""
+        return map(loads, self.content) if self.are_lines else iter(self.content)
+
+    def numbered(self) -> Iterator[tuple[int, Mapping[str, Any], str]]:
+        """Yield number, content and place of each row."""
+        kind = "line" if self.are_lines else "row"
+        for number, (place, row) in enumerate(zip(self.places, self.rows(), strict=True), self.first):
+            yield number, _checked(row, f"{kind} {place}"), f"{kind} {place}"
 
 
 class Rows:
@@ -130,7 +142,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
-    """Yield the objects of at most n lines at once, without blank lines.
+    """Yield at most n lines at once, without blank lines.
 
     Names that end in `.gz` are decompressed.
     """
@@ -148,10 +160,7 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
                 lines = [line for line in lines if line.strip()]
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
-                rows = list(map(loads, lines[group]))
-                if {*map(type, rows)} != {dict}:
-                    rows = [_checked(each, f"line {k}") for k, each in zip(places[group], rows, strict=True)]
-                yield RowGroup(row + start, rows, places[group])
+                yield RowGroup(row + start, lines[group], places[group], are_lines=True)
             row += len(lines)
 
 
