@@ -66,6 +66,7 @@ SOURCES = {
 @pytest.mark.parametrize("block", [7, 2**13])
 def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block):
     monkeypatch.setattr(module, "_BLOCK", block)  # later blocks may have more options than the first one
+    monkeypatch.setattr(module, "_MAX_SCORES", 5 * block)  # answers in a part of a block, if they have 5 options
     asked = questions(60)
     found = audit(write_lines(tmp_path / "a.jsonl", (lm_eval_row(k, *each) for k, each in enumerate(asked))), **QUICK)
     assert (found.n_answers, found.n_documents, found.n_options) == (60, 60, (2, 5))

@@ -18,6 +18,7 @@ from torchcalib.io.logs.answers import (
     RowLog,
     add_stated_confidence,
     add_token_confidences,
+    all_correctness,
     correctness,
     first_token_options,
     option_index,
@@ -141,7 +142,7 @@ class Decisions(_Lines):
         if any(list(row) != keys for row in rows) or _values(rows, _TEXTS) or False in _values(rows, ("valid",)):
             raise IrregularError
         gold, chosen, logged = _values(rows, _RIGHT), _values(rows, _CHOSEN), _values(rows, _CORRECT)
-        correct = np.array([correctness(value) for value in logged] or [math.nan] * len(rows))
+        correct = all_correctness(logged) if logged else np.full(len(rows), math.nan)
         if gold and chosen:
             agrees = [str(a) == str(b) for a, b in zip(gold, chosen, strict=True)]
             correct = np.where(np.isnan(correct), agrees, correct)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from torchcalib.io.errors import InputError, reading, shown
-from torchcalib.io.logs.blocks import Block, Columns
+from torchcalib.io.logs.blocks import Array, Block, Columns
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
@@ -221,6 +223,13 @@ def correctness(value: Any) -> float:
     number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
     number = _number(value) if number is None else number
     return number if number in (0.0, 1.0) else math.nan
+
+
+def all_correctness(values: Sequence[Any]) -> Array:
+    """Return the `correctness` of several values, float64 `(n,)`."""
+    if {*map(type, values)} == {float} and {*values} <= {0.0, 1.0}:
+        return np.array(values)
+    return np.array(list(map(correctness, values)))
 
 
 def option_index(target: str, options: Sequence[str]) -> int | None:

@@ -16,6 +16,7 @@ from torchcalib.io.logs.answers import (
     IrregularError,
     RowLog,
     add_stated_confidence,
+    all_correctness,
     correctness,
     option_index,
 )
@@ -86,7 +87,7 @@ class LmEval(RowLog):
         if np.count_nonzero(is_largest) > len(sizes):  # several options of greatest likelihood
             raise IrregularError
         chosen = np.flatnonzero(is_largest) - starts
-        correct = np.array(list(map(correctness, found.outcomes)))
+        correct = all_correctness(found.outcomes)
         right = _right_of_all(found.targets, texts, sizes, chosen, correct)
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
@@ -105,7 +106,8 @@ class LmEval(RowLog):
         """Return the fields of the samples of the selected filter, which are questions with several options."""
         filters = [row.get("filter", "none") for row in rows]
         selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
-        rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
+        if len(selected) < len({*filters}):
+            rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
         requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
         pairs = [pair for each in requests for pair in each.values()]
         scores = [score for each in responses for score in each]

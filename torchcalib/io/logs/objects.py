@@ -24,7 +24,7 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
-_MAX_GROUP = 2**17  # bytes of lines that are read at once
+_MAX_GROUP = 2**16  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
@@ -74,13 +74,16 @@ class RowGroup(NamedTuple):
     are_lines: bool = False
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows, which lines may contain in another form than objects."""
-        return map(loads, self.content) if self.are_lines else iter(self.content)
+        """Yield the rows. Lines may contain other values than objects, and raise errors for damaged JSON and NaN."""
+        return (
+            map(json.loads if orjson is None else orjson.loads, self.content) if self.are_lines else iter(self.content)
+        )
 
     def numbered(self) -> Iterator[tuple[int, Mapping[str, Any], str]]:
-        """Yield number, content and place of each row."""
+        """Yield number, content and place of each row. Numbers may be NaN."""
         kind = "line" if self.are_lines else "row"
-        for number, (place, row) in enumerate(zip(self.places, self.rows(), strict=True), self.first):
+        rows = map(loads, self.content) if self.are_lines else self.content
+        for number, (place, row) in enumerate(zip(self.places, rows, strict=True), self.first):
             yield number, _checked(row, f"{kind} {place}"), f"{kind} {place}"
 
 
