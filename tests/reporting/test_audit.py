@@ -365,6 +365,18 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
         assert found.complete == pytest.approx(complete, rel=1e-9)
 
 
+def test_benchmarks_publish_the_confidence_of_the_text_or_of_the_log(tmp_path):
+    output = {"completion": "Confidence: 30%"}
+    samples = [inspect_sample(f"q{k}", 1, "CI"[k % 2], {"confidence": 0.7}, output=output) for k in range(3)]
+    lines = [{"id": k, "response": "Confidence: 30%", "confidence": 0.7, "correct": k % 2 == 0} for k in range(3)]
+    for log, expected in ((write_eval(tmp_path / "log.eval", samples), 0.3), (lines, 0.7)):
+        builder = module.AuditBuilder(
+            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, "hle")
+        )
+        builder.read()
+        assert [list(each) for each in builder.stated] == [[expected] * 3, [1, 0, 1]]
+
+
 def test_a_published_number_is_part_of_the_audit():
     found = audit(stated_rows(230), as_published="hle", **FAST)
     assert found.published.sentence in str(found)

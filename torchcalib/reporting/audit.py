@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 import torch
@@ -409,10 +409,11 @@ class AuditBuilder:
         self.truth[0] += float(np.nansum(truth))
         self.truth[1] += int((~np.isnan(truth)).sum())
         self._count_omitted(block)
-        # Different questions have different numbers, which only repeated questions need a hash for.
+        # Without repeated questions, the number of an answer identifies its question.
         questions = hashes_of(block.documents) if self.layout.repeats else self.n_answers + torch.arange(len(block))
         for source, scores in block.scores.items():
-            self._add_options(source, scores, block, questions)
+            for part in _parts_of(block, scores, self.layout.width):
+                self._add_options(source, scores.is_log, part, block, questions)
         confidences = {
             source: (np.asarray(each.rows), np.asarray(each.values)) for source, each in block.confidences.items()
         }
@@ -473,31 +474,8 @@ class AuditBuilder:
         if self.kept is not None:
             self.kept[source, event].append(EventRows([block.documents[row] for row in rows], preds, target))
 
-    def _add_options(self, source: str, scores: Scores, block: Block, questions: Tensor) -> None:
-        """Add the answers that have one right option among several, in parts of limited memory."""
-        rows, sizes, values = map(np.asarray, (scores.rows, scores.sizes, scores.values))
-        right = np.asarray(block.right)[rows]
-        kept = (right >= 0) & (sizes > 1)
-        rows, right, values, sizes = rows[kept], right[kept], values[np.repeat(kept, sizes)], sizes[kept]
-        n, ends = _MAX_SCORES // self.layout.width, np.cumsum(sizes)
-        for start in range(0, len(rows), n):
-            part = slice(start, start + n)
-            of_options = slice(ends[start] - sizes[start], ends[part][-1])
-            columns = torch.from_numpy(values[of_options]), torch.from_numpy(sizes[part]), torch.from_numpy(right[part])
-            self._add_distributions(source, scores.is_log, block, rows[part], questions, *columns)
-
-    def _add_distributions(
-        self,
-        source: str,
-        is_log: bool,
-        block: Block,
-        rows: Array,
-        questions: Tensor,
-        values: Tensor,
-        sizes: Tensor,
-        target: Tensor,
-    ) -> None:
-        """Add answers with scores of options `(sum of sizes,)`, and the index of the right one `(n,)`."""
+    def _add_options(self, source: str, is_log: bool, part: _Options, block: Block, questions: Tensor) -> None:
+        rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
         held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
         are_equal = bool(held.all())  # the options of all answers are then a matrix
@@ -559,6 +537,28 @@ class AuditBuilder:
                 marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
                 scale="" if scale is None else scale.rule,
             )
+
+
+class _Options(NamedTuple):
+    """Scores of the options of n answers, each with one right option among several."""
+
+    rows: Array  # index of each answer in its block, (n,)
+    sizes: Tensor  # numbers of options, (n,)
+    values: Tensor  # scores of the options of all answers, in turn
+    target: Tensor  # index of the right option, (n,)
+
+
+def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[_Options]:
+    """Yield the answers of a block that have one right option among several, in parts of limited memory."""
+    rows, sizes, values = map(np.asarray, (scores.rows, scores.sizes, scores.values))
+    right = np.asarray(block.right)[rows]
+    kept = (right >= 0) & (sizes > 1)
+    rows, right, values, sizes = rows[kept], right[kept], values[np.repeat(kept, sizes)], sizes[kept]
+    n, ends = _MAX_SCORES // width, np.cumsum(sizes)
+    for start in range(0, len(rows), n):
+        part = slice(start, start + n)
+        columns = sizes[part], values[ends[start] - sizes[start] : ends[part][-1]], right[part]
+        yield _Options(rows[part], *map(torch.from_numpy, columns))
 
 
 def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:

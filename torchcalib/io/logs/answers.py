@@ -18,7 +18,6 @@ from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
 _GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
-_MAX_SCORES = 2**20  # scores of options in a block, from which it ends
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
 
@@ -91,7 +90,7 @@ class Log(ABC):
             yield from self.read()
 
     def blocks(self, size: int, with_texts: bool = False) -> Iterator[Block]:
-        """Yield the answers as columns, in blocks of about `size` answers, or of fewer with many options.
+        """Yield the answers as columns, in blocks of about `size` answers; see `Block.is_full`.
 
         Raises:
             InputError: see `answers`.
@@ -101,7 +100,7 @@ class Log(ABC):
             block = Block(with_texts)
             for part in self.parts(min(size, _GROUP)):
                 block.add(part)
-                if len(block) >= size or block.n_scores >= _MAX_SCORES:
+                if block.is_full(size):
                     yield block
                     block = Block(with_texts)
             if len(block):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Numbers = Sequence[float] | Sequence[int] | Array
 
+_MAX_SCORES, _MAX_LETTERS = 2**20, 2**24  # in a block
+
 NONE, SEVERAL = -1, -2
 """Numbers in the place of the index of the right option, for answers without one and with several."""
 
@@ -72,15 +74,16 @@ class Block:
         self.stated: dict[str, Confidences] = {}  # numbers whose scale follows from all answers
         self.with_texts = with_texts
         self.texts: dict[int, str] = {}  # the short answer or else the response, by index of the answer
+        self.n_letters = 0  # in these texts
         self.voted: dict[int, tuple[str, float]] = {}  # by index of the answer
 
     def __len__(self) -> int:
         return len(self.documents)
 
-    @property
-    def n_scores(self) -> int:
-        """Number of scores of options."""
-        return sum(len(each.values) for each in self.scores.values())
+    def is_full(self, size: int) -> bool:
+        """Return True for `size` answers, or for fewer with many options or long texts."""
+        n_scores = sum(len(each.values) for each in self.scores.values())
+        return len(self) >= size or n_scores >= _MAX_SCORES or self.n_letters >= _MAX_LETTERS
 
     def add(self, part: Answer | Columns) -> None:
         """Add an answer, or several."""
@@ -102,6 +105,7 @@ class Block:
             _add_to(self.stated, source, rows, values, np.zeros(len(rows)))
         if self.with_texts and columns.texts:
             self.texts.update(zip(rows.tolist(), columns.texts, strict=True))
+            self.n_letters += sum(map(len, columns.texts))
 
     def _add_answer(self, answer: Answer) -> None:
         row = len(self)
@@ -119,6 +123,7 @@ class Block:
         text = answer.text if answer.short is None else answer.short
         if self.with_texts and text:
             self.texts[row] = text
+            self.n_letters += len(text)
             if answer.voted is not None:
                 self.voted[row] = answer.voted
 

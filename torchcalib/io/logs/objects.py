@@ -75,9 +75,9 @@ class RowGroup(NamedTuple):
 
     def rows(self) -> Iterator[Any]:
         """Yield the rows. Lines may contain other values than objects, and raise errors for damaged JSON and NaN."""
-        return (
-            map(json.loads if orjson is None else orjson.loads, self.content) if self.are_lines else iter(self.content)
-        )
+        if not self.are_lines:
+            return iter(self.content)
+        return map(json.loads if orjson is None else orjson.loads, self.content)
 
     def numbered(self) -> Iterator[tuple[int, Mapping[str, Any], str]]:
         """Yield number, content and place of each row. Numbers may be NaN."""
