@@ -76,7 +76,7 @@ def audit(line: Callable[[int, list[float], int], dict[str, Any]], n: int = 20_0
     path = log_of(n, line)
     peers = {
         STANDARD: partial(summed_with_standard_parser, path),
-        READ_ONLY: lambda: sum(1 for _ in open_log(path).answers()),
+        READ_ONLY: lambda: sum(map(len, open_log(path).blocks(2**15))),
     }
     return Sides(partial(summed, path), peers)
 
@@ -91,7 +91,14 @@ JOBS = [
         seconds=0.2,
         extra_bytes=200_000_000,
         rounds=3,
-        why="an object for each answer, and sums of three to six definitions",
+        why=why,
     )
-    for name, line in (("answers with probabilities", answer_line), ("samples of lm-eval", lm_eval_line))
+    for name, line, why in (
+        ("answers with probabilities", answer_line, ""),
+        (
+            "samples of lm-eval",
+            lm_eval_line,
+            "orjson takes a quarter of the time, other reading a third, the sums of six definitions the rest",
+        ),
+    )
 ]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import random
 from functools import reduce
 
 import pytest
@@ -19,6 +20,7 @@ from helpers.logs import (
 from torchcalib.io.errors import InputError
 from torchcalib.io.logs import open_log
 from torchcalib.io.logs.answers import correctness, option_index
+from torchcalib.io.logs.blocks import only
 from torchcalib.io.logs.stated import Scale, stated_by, stated_in
 
 
@@ -281,6 +283,84 @@ def test_an_option_is_named_by_its_text_before_its_letter():
     assert option_index("B", ["red", "blue"]) == 1
     assert option_index("green", ["red", "blue"]) is None
     assert option_index("ß", ["red", "blue"]) is None  # two letters in upper case
+
+
+# Columns of many answers
+
+
+def decision_row(number, rng):
+    """Return an answer with 2 to 5 options. One of 15 rows has another form than most."""
+    names = rng.choice([list("ABCDE"), [f"{rng.choice(['red', 'blue', '7'])} {k}" for k in range(5)]])
+    names = names[: rng.randint(2, 5)]
+    drawn = [rng.random() + 0.1 for _ in names]
+    probs = {name: p / sum(drawn) for name, p in zip(names, drawn, strict=True)}
+    gold = rng.choice([*names, "B", 1, True, "unknown"])
+    row = {
+        "item_id": number,
+        "gold": gold,
+        "pred": max(probs, key=probs.get),
+        "probs": probs,
+        "confidence": drawn[0] / 2,
+    }
+    unusual = [{"confidence": "85%"}, {"confidence": None}, {"gold": None}, {"probs": None}, {"correct": 0.5}]
+    unusual += [{"valid": False}, {"text": "Confidence: 70"}, {"item_id": None}, {"probs": {**probs, "z": "0.0"}}]
+    unusual += [{"probs": [{"value": name, "probability": p} for name, p in probs.items()], "confidence": 1}]
+    return row | (rng.choice(unusual) if rng.random() < 1 / 15 else {})
+
+
+def choice_row(number, rng):
+    """Return a sample of lm-eval with 2 to 5 options. One of 15 rows has another form than most."""
+    ((texts, scores, right),) = questions(1, number)
+    row = lm_eval_row(number, texts, scores, right, filter="ab"[rng.random() < 0.1])
+    unusual = [{"target": "C"}, {"target": texts[0]}, {"target": "9"}, {"target": [0, 1]}, {"acc": 0.5}, {"acc": None}]
+    unusual += [{"filtered_resps": [["-1.5", "False"]] * len(texts)}, {"filtered_resps": None}]
+    unusual += [{"filtered_resps": [["-inf", "False"], *row["filtered_resps"][1:]]}]
+    unusual += [{"arguments": [["q", f"  {text} "] for text in texts]}, {"acc": 1 - row["acc"]}]
+    return row | (rng.choice(unusual) if rng.random() < 1 / 15 else {})
+
+
+def numbers_of(answer):
+    scores = {
+        **answer.log_probs,
+        **answer.probs,
+        **{name: tuple(map(float, each)) for name, each in answer.stated.items()},
+    }
+    found = {f"{name} {k}": value for name, each in scores.items() for k, value in enumerate(each)}
+    return found | {"correct": answer.correct, "right": int(only(answer.right))}
+
+
+def numbers_in(block):
+    """Return the numbers of each answer of a block, with the names of `numbers_of`."""
+    found = [{"correct": correct, "right": right} for correct, right in zip(block.correct, block.right, strict=True)]
+    for name, scores in block.scores.items():
+        values = iter(scores.values)
+        for row, size in zip(scores.rows, scores.sizes, strict=True):
+            found[row] |= {f"{name} {k}": next(values) for k in range(size)}
+    for name, stated in block.stated.items():
+        for row, value, sign in zip(*stated, strict=True):
+            found[row] |= {f"{name} 0": value, f"{name} 1": sign}
+    return found
+
+
+@pytest.mark.parametrize("row_of", [decision_row, choice_row])
+def test_columns_of_many_rows_have_the_answers_of_single_rows(tmp_path, monkeypatch, row_of):
+    rng = random.Random(0)
+    path = write_lines(tmp_path / "a.jsonl", [row_of(k, rng) for k in range(400)])
+    path.write_text(f"\n{path.read_text()}")  # blank lines have a number, too
+    log = open_log(path)
+    expected, counts = list(log.answers()), dict(log.counts)
+    single, answers_of = [], type(log).answers_of
+    monkeypatch.setattr(type(log), "answers_of", lambda log, *row: single.append(row) or answers_of(log, *row))
+    blocks = list(log.blocks(8, with_texts=True))
+    assert log.counts == counts
+    assert [name for block in blocks for name in block.documents] == [answer.document for answer in expected]
+    for found, answer in zip((each for block in blocks for each in numbers_in(block)), expected, strict=True):
+        assert found == pytest.approx(numbers_of(answer), rel=1e-12, nan_ok=True)
+    texts = [block.texts.get(k) for block in blocks for k in range(len(block))]
+    assert texts == [answer.text if answer.short is None else answer.short for answer in expected]
+    assert all(place == f"line {number + 1}" for _, number, place in single)
+    assert 40 <= len(single) < 300  # groups of 8 rows, of which some have the most frequent form
+    assert len(counts) >= 2
 
 
 # Damaged and misleading logs

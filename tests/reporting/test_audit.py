@@ -66,6 +66,7 @@ SOURCES = {
 @pytest.mark.parametrize("block", [7, 2**13])
 def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block):
     monkeypatch.setattr(module, "_BLOCK", block)  # later blocks may have more options than the first one
+    monkeypatch.setattr(module, "_MAX_SCORES", 5 * block)  # answers in a part of a block, if they have 5 options
     asked = questions(60)
     found = audit(write_lines(tmp_path / "a.jsonl", (lm_eval_row(k, *each) for k, each in enumerate(asked))), **QUICK)
     assert (found.n_answers, found.n_documents, found.n_options) == (60, 60, (2, 5))
@@ -362,6 +363,18 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
     assert found.n_missing == len(missing)
     if complete is not None:
         assert found.complete == pytest.approx(complete, rel=1e-9)
+
+
+def test_benchmarks_publish_the_confidence_of_the_text_or_of_the_log(tmp_path):
+    output = {"completion": "Confidence: 30%"}
+    samples = [inspect_sample(f"q{k}", 1, "CI"[k % 2], {"confidence": 0.7}, output=output) for k in range(3)]
+    lines = [{"id": k, "response": "Confidence: 30%", "confidence": 0.7, "correct": k % 2 == 0} for k in range(3)]
+    for log, expected in ((write_eval(tmp_path / "log.eval", samples), 0.3), (lines, 0.7)):
+        builder = module.AuditBuilder(
+            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, "hle")
+        )
+        builder.read()
+        assert [list(each) for each in builder.stated] == [[expected] * 3, [1, 0, 1]]
 
 
 def test_a_published_number_is_part_of_the_audit():

@@ -12,8 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from torchcalib.core.arguments import check_choice
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.logs import Answer, Log, open_log
+from torchcalib.io.logs import Log, open_log
+from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.metrics.binned import ECE, ece_from_bins
@@ -32,7 +32,10 @@ from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
 
-_BLOCK = 2**13  # answers that are added at once
+Array = np.ndarray[Any, Any]
+
+_BLOCK = 2**15  # answers that are added at once
+_MAX_SCORES = 2**20  # scores of options that are added at once
 _MAX_OPTIONS = 2**10  # largest number of options of an answer, which limits the memory for a block
 _REPLICATES = 999  # of the quantile of ECE
 _MAX_DISTINCT = 256  # distinct confidences that are counted, to find constant ones
@@ -199,14 +202,16 @@ class _Documents:
     def add(self, names: Sequence[str]) -> bool:
         """Add the questions of a block. Return True if one of them was seen before."""
         if self._seen is None:
-            if list(names) == [str(k) for k in range(self.n, self.n + len(names))]:
+            if list(names) == list(map(str, range(self.n, self.n + len(names)))):
                 self.n += len(names)
                 return False
-            self._seen = hashes_of([str(k) for k in range(self.n)]).numpy()
-        before = len(self._seen) + len(names)
-        self._seen = np.union1d(self._seen, hashes_of(names).numpy())
+            self._seen = hashes_of([str(k) for k in range(self.n)]).sort().values.numpy()
+        # The algorithm of a stable sort merges sorted runs.
+        both = np.sort(np.concatenate((self._seen, np.sort(hashes_of(names).numpy()))), kind="stable")
+        is_new = np.append(True, both[1:] != both[:-1])
+        self._seen = both[is_new]
         self.n = len(self._seen)
-        return self.n < before
+        return not is_new.all()
 
 
 @dataclass
@@ -227,9 +232,10 @@ class _Definition:
         """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
         self.ece.update(confidence, correct)
         found, numbers = np.unique(confidence.numpy(), return_counts=True)
-        for value, times in zip(found.tolist(), numbers.tolist(), strict=True):
-            if value in self.values or len(self.values) < _MAX_DISTINCT:
-                self.values[value] += times
+        is_known = np.isin(found, list(self.values))
+        new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
+        for index in (*np.flatnonzero(is_known), *new):
+            self.values[float(found[index])] += int(numbers[index])
         self.n += len(confidence)
         self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
 
@@ -250,17 +256,15 @@ class _SampledAnswers:
         self._same = same
         self._groups: dict[str, list[_Group]] = defaultdict(list)
 
-    def add(self, answer: Answer) -> None:
-        """Add an answer to the first group whose first answer has the same meaning, or to a new one."""
-        text = answer.text if answer.short is None else answer.short
-        if not text:
-            return
-        group = self._group(answer.document, text)
-        group.n += 1
-        if not math.isnan(answer.correct):
-            group.outcomes.add(answer.correct)
-        elif answer.voted is not None and self._same(group.text, answer.voted[0]):
-            group.outcomes.add(answer.voted[1])
+    def add(self, block: Block) -> None:
+        """Add each answer to the first group whose first answer has the same meaning, or to a new one."""
+        for index, text in block.texts.items():
+            group = self._group(block.documents[index], text)
+            group.n += 1
+            if not math.isnan(block.correct[index]):
+                group.outcomes.add(block.correct[index])
+            elif index in block.voted and self._same(group.text, block.voted[index][0]):
+                group.outcomes.add(block.voted[index][1])
 
     def _group(self, document: str, text: str) -> _Group:
         groups = self._groups[document]
@@ -299,10 +303,12 @@ class AuditBuilder:
 
     def read(self) -> None:
         """Read all answers."""
-        answers = self._answers()
-        while block := list(islice(answers, _BLOCK)):
+        for block in self.log.blocks(_BLOCK, with_texts=self.layout.repeats):
+            if self.layout.repeats:
+                self.samples.add(block)
             self._check_layout(block)
             self._add(block)
+            self.n_answers += len(block)
         if not self.n_answers:
             raise InputError(self._no_answers())
         self._check_swapped()
@@ -334,20 +340,6 @@ class AuditBuilder:
             published=None if benchmark is None else published(benchmark, *self.stated),
         )
 
-    def _answers(self) -> Iterator[Answer]:
-        """Yield the answers without their texts, which would need much memory for a block."""
-        for answer in self.log.answers():
-            if self.layout.repeats:
-                self.samples.add(answer)
-            answer.text = answer.short = answer.voted = None
-            n_options = max(map(len, (*answer.log_probs.values(), *answer.probs.values())), default=0)
-            if n_options > _MAX_OPTIONS:
-                raise InputError(
-                    f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n_options:,} "
-                    f"for document {shown(answer.document)}. Keep the options of the question only."
-                )
-            yield answer
-
     def _check_swapped(self) -> None:
         """Raise if confidences are 0 or 1 and outcomes are not, which are then probably swapped."""
         scale = self.scales.get("reported")
@@ -375,68 +367,100 @@ class AuditBuilder:
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 
-    def _check_layout(self, block: Sequence[Answer]) -> None:
-        repeats = self.documents.add([answer.document for answer in block])
-        sizes = [len(scores) for answer in block for scores in (*answer.log_probs.values(), *answer.probs.values())]
-        for answer in block:
-            for source, stated in answer.stated.items():
-                self.scales[source] = self.scales.get(source, Scale(self.layout.scale)).including(stated)
+    def _check_layout(self, block: Block) -> None:
+        repeats = self.documents.add(block.documents)
+        for source, stated in block.stated.items():
+            before = self.scales.get(source, Scale(self.layout.scale))
+            self.scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
+        sizes = [np.asarray(scores.sizes) for scores in block.scores.values()]
         known = self.layout
         needed = replace(
             known,
-            width=max([known.width, *sizes]),
+            width=max([known.width, *(int(each.max()) for each in sizes)]),
             repeats=known.repeats or repeats,
             scales={**known.scales, **self.scales},
         )
+        if needed.width > _MAX_OPTIONS:
+            raise InputError(self._too_many_options(block))
         is_contradicted = needed.width > known.width or any(
             self.scales[source].name != before.name for source, before in known.scales.items()
         )
         if needed.repeats != known.repeats or (is_contradicted and self.n_answers):
             raise _ContradictedError(needed)
         self.layout = needed
-        self.fewest = min([self.fewest or needed.width, *sizes]) if sizes else self.fewest
+        self.fewest = min([self.fewest or needed.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
 
-    def _add(self, block: Sequence[Answer]) -> None:
-        self.n_answers += len(block)
-        by_source: dict[str, list[tuple[Answer, Sequence[float], bool]]] = defaultdict(list)
-        single: dict[str, list[Answer]] = defaultdict(list)
-        for answer in block:
-            omitted = set()
-            for is_log, sources in ((True, answer.log_probs), (False, answer.probs)):
-                for source, scores in sources.items():
-                    if reason := _reason_to_omit(answer, scores):
-                        omitted.add(f"options without an event: {reason}")
-                    else:
-                        by_source[source].append((answer, scores, is_log))
-            self.log.counts.update(omitted)
-            if not math.isnan(answer.correct):
-                self.n_judged += 1
-                self._resolve(answer)
-                for source in answer.confidences:
-                    single[source].append(answer)
-            if not math.isnan(answer.truth):
-                self.truth[0] += answer.truth
-                self.truth[1] += 1
-        for source, rows in by_source.items():
-            self._add_options(source, rows)
-        for source, answers in single.items():
-            confidence = torch.tensor([answer.confidences[source] for answer in answers], dtype=torch.float64)
-            correct = torch.tensor([int(answer.correct) for answer in answers])
-            self._add_confidences(source, "answer", confidence, correct, self._clusters(answers))
-            self._keep(source, "answer", answers, confidence, correct)
+    def _too_many_options(self, block: Block) -> str:
+        n, row = next(
+            (n, row)
+            for scores in block.scores.values()
+            for n, row in zip(scores.sizes, scores.rows, strict=True)
+            if n > _MAX_OPTIONS
+        )
+        return (
+            f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
+            f"{shown(block.documents[row])}. Keep the options of the question only."
+        )
 
-    def _resolve(self, answer: Answer) -> None:
-        """Add the stated confidences as fractions, unless their scale is ambiguous."""
-        value = math.nan
-        for source, stated in answer.stated.items():
+    def _add(self, block: Block) -> None:
+        correct, truth = np.asarray(block.correct), np.asarray(block.truth)
+        is_judged = ~np.isnan(correct)
+        self.n_judged += int(is_judged.sum())
+        self.truth[0] += float(np.nansum(truth))
+        self.truth[1] += int((~np.isnan(truth)).sum())
+        self._count_omitted(block)
+        # Without repeated questions, the number of an answer identifies its question.
+        questions = hashes_of(block.documents) if self.layout.repeats else self.n_answers + torch.arange(len(block))
+        for source, scores in block.scores.items():
+            for part in _parts_of(block, scores, self.layout.width):
+                self._add_options(source, scores.is_log, part, block, questions)
+        confidences = {
+            source: (np.asarray(each.rows), np.asarray(each.values)) for source, each in block.confidences.items()
+        }
+        confidences |= self._resolved(block, is_judged)
+        for source, (rows, values) in confidences.items():
+            judged = is_judged[rows]
+            if judged.any():
+                rows, confidence = rows[judged], torch.from_numpy(values[judged])
+                target = torch.from_numpy(correct[rows]).long()
+                self._add_confidences(
+                    source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
+                )
+                self._keep(source, "answer", block, rows, confidence, target)
+
+    def _resolved(self, block: Block, is_judged: Array) -> dict[str, tuple[Array, Array]]:
+        """Return the stated confidences as fractions, with their answers, except those of an ambiguous scale."""
+        found, last = {}, np.full(len(block), math.nan)
+        for source in self.log.stated:
+            if source not in block.stated:
+                continue
+            rows, values, signs = map(np.asarray, block.stated[source])
             scale = self.scales[source]
-            if scale.problem:
+            if not scale.problem:
+                last[rows] = values = scale.fractions(values, signs)
+                found[source] = rows, values
+            elif is_judged[rows].any():
                 self._definition(source, "answer", task="confidence").problem = scale.problem
-            else:
-                value = answer.confidences[source] = scale.fraction(stated)
         if self.options.as_published is not None:
-            self.stated[0].append(value)
-            self.stated[1].append(answer.correct)
+            self.stated[0].extend(last[is_judged])
+            self.stated[1].extend(np.asarray(block.correct)[is_judged])
+        return found
+
+    def _count_omitted(self, block: Block) -> None:
+        """Count the answers that have no distribution over options with one right option."""
+        right, has_options, is_single = np.asarray(block.right), *np.zeros((2, len(block)), dtype=bool)
+        for scores in block.scores.values():
+            rows = np.asarray(scores.rows)
+            has_options[rows] = True
+            is_single[rows] |= np.asarray(scores.sizes) == 1
+        reasons = {
+            "no right option": has_options & (right == NONE),
+            "several right options": has_options & (right == SEVERAL),
+            "a single option": is_single & (right >= 0),
+        }
+        for reason, which in reasons.items():
+            if which.any():
+                self.log.counts[f"options without an event: {reason}"] += int(which.sum())
 
     def _add_confidences(
         self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
@@ -446,45 +470,41 @@ class AuditBuilder:
         definition.add(confidence, correct)
         definition.n_impossible += int((confidence == (1 - correct)).sum())
 
-    def _keep(self, source: str, event: str, answers: Sequence[Answer], preds: Tensor, target: Tensor) -> None:
+    def _keep(self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor) -> None:
         if self.kept is not None:
-            self.kept[source, event].append(EventRows([answer.document for answer in answers], preds, target))
+            self.kept[source, event].append(EventRows([block.documents[row] for row in rows], preds, target))
 
-    def _add_options(self, source: str, rows: Sequence[tuple[Answer, Sequence[float], bool]]) -> None:
-        """Add answers with a score for each option, `(answer, scores, whether they are log-probabilities)`."""
-        answers = [answer for answer, _, _ in rows]
-        sizes = torch.tensor([len(scores) for _, scores, _ in rows])
-        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
-        is_log = rows[0][2]
+    def _add_options(self, source: str, is_log: bool, part: _Options, block: Block, questions: Tensor) -> None:
+        rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
-        scores = torch.full(held.shape, lowest, dtype=torch.float64)
-        scores[held] = torch.tensor([score for _, each, _ in rows for score in each], dtype=torch.float64)
+        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
+        are_equal = bool(held.all())  # the options of all answers are then a matrix
+        scores = values.reshape(held.shape) if are_equal else torch.full(held.shape, lowest, dtype=torch.float64)
+        if not are_equal:
+            scores[held] = values
         is_impossible = (scores == lowest).all(-1)
         if bool(is_impossible.any()):
-            index = int(is_impossible.long().argmax())
+            document = block.documents[rows[int(is_impossible.long().argmax())]]
             raise InputError(
                 f"`{self.log.path}` must have an option with a positive probability in each answer, got none for "
-                f"document {shown(answers[index].document)} ({CONFIDENCES[source].name}). Check the scores."
+                f"document {shown(document)} ({CONFIDENCES[source].name}). Check the scores."
             )
         probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
-        target = torch.tensor([answer.right[0] for answer in answers])
-        clusters = self._clusters(answers)
+        questions = questions[rows]
         chosen = self._definition(source, "chosen", task="multiclass", num_classes=self.layout.width)
-        chosen.builder.update(probs, target, clusters=clusters)
-        self._keep(source, "chosen", answers, probs, target)
+        chosen.builder.update(probs, target, clusters=questions if self.layout.repeats else None)
+        self._keep(source, "chosen", block, rows, probs, target)
         confidence, top = probs.max(-1)
         chosen.add(confidence, (top == target).long())
         of_truth = probs.gather(1, target.unsqueeze(1))
         chosen.n_impossible += int((of_truth == 0).sum())
         each = self._definition(source, "each", task="binary")
-        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+        of_options = probs.flatten() if are_equal else probs[held]
+        is_right = torch.zeros(len(of_options), dtype=torch.int64)
+        is_right[sizes.cumsum(0) - sizes + target] = 1
         # Options of a question are dependent: exactly one of them is right.
-        questions = hashes_of([answer.document for answer in answers]).unsqueeze(1).expand_as(held)[held]
-        each.builder.update(probs[held], is_right, clusters=questions)
-        each.add(probs[held], is_right)
-
-    def _clusters(self, answers: Sequence[Answer]) -> Tensor | None:
-        return hashes_of([answer.document for answer in answers]) if self.layout.repeats else None
+        each.builder.update(of_options, is_right, clusters=questions.repeat_interleave(sizes))
+        each.add(of_options, is_right)
 
     def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
         if (source, event) not in self.definitions:
@@ -519,13 +539,26 @@ class AuditBuilder:
             )
 
 
-def _reason_to_omit(answer: Answer, scores: Sequence[float]) -> str:
-    """Return the reason why an answer has no distribution over options with one right option; empty if it has one."""
-    if not answer.right:
-        return "no right option"
-    if len(answer.right) > 1:
-        return "several right options"
-    return "a single option" if len(scores) == 1 else ""
+class _Options(NamedTuple):
+    """Scores of the options of n answers, each with one right option among several."""
+
+    rows: Array  # index of each answer in its block, (n,)
+    sizes: Tensor  # numbers of options, (n,)
+    values: Tensor  # scores of the options of all answers, in turn
+    target: Tensor  # index of the right option, (n,)
+
+
+def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[_Options]:
+    """Yield the answers of a block that have one right option among several, in parts of limited memory."""
+    rows, sizes, values = map(np.asarray, (scores.rows, scores.sizes, scores.values))
+    right = np.asarray(block.right)[rows]
+    kept = (right >= 0) & (sizes > 1)
+    rows, right, values, sizes = rows[kept], right[kept], values[np.repeat(kept, sizes)], sizes[kept]
+    n, ends = _MAX_SCORES // width, np.cumsum(sizes)
+    for start in range(0, len(rows), n):
+        part = slice(start, start + n)
+        columns = sizes[part], values[ends[start] - sizes[start] : ends[part][-1]], right[part]
+        yield _Options(rows[part], *map(torch.from_numpy, columns))
 
 
 def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:

@@ -10,7 +10,7 @@ from torchcalib.io.logs.answers import Answer, Log
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import Rows, lines_of, members_of, whole_file
+from torchcalib.io.logs.objects import RowGroup, Rows, lines_of, members_of, whole_file
 
 LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Responses, Decisions)
 """Readers in the order in which they are tried."""
@@ -53,7 +53,7 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
 def _recognised(path: Path, rows: Rows | None, chosen: str | None, words: Mapping[str, float] | None) -> Log:
     """Return the log of the kind that its first object has."""
     with reading(str(path), "log"):
-        start = _start_of(path) if rows is None else next((row for _, row in rows.objects()), {})
+        start = _start_of(path) if rows is None else _first_of(rows.groups(1))
     for kind in LOGS:
         if kind.recognises(start):
             return kind(path, chosen, rows, words)
@@ -76,7 +76,7 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def _start_of(path: Path) -> dict[str, object]:
+def _start_of(path: Path) -> Mapping[str, Any]:
     """Return the first object of a file: a line, the header of an archive, or the whole file."""
     suffix = path.suffix.lower()
     if suffix == ".eval":
@@ -84,4 +84,8 @@ def _start_of(path: Path) -> dict[str, object]:
     if suffix == ".json":
         found = whole_file(path)
         return found if isinstance(found, dict) else {}
-    return next((row for _, row in lines_of(path)), {})
+    return _first_of(lines_of(path, 1))
+
+
+def _first_of(groups: Iterator[RowGroup]) -> Mapping[str, Any]:
+    return next((row for group in groups for _, row, _ in group.numbered()), {})

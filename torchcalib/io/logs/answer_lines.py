@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from torchcalib.io.errors import InputError
 from torchcalib.io.logs.answers import (
     Answer,
+    IrregularError,
     Log,
+    RowLog,
     add_stated_confidence,
     add_token_confidences,
+    all_correctness,
     correctness,
     first_token_options,
     option_index,
 )
-from torchcalib.io.logs.objects import whole_file
+from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.objects import RowGroup, whole_file
+from torchcalib.io.logs.stated import MOST
 
 _IDS = ("custom_id", "item_id", "doc_id", "question_id", "query_id", "id")
 _RIGHT = ("gold", "target", "truth", "expected", "answer", "label")  # keys of the right option
@@ -28,24 +35,25 @@ _CONFIDENCES = ("confidence", "stated_confidence", "verbalized_confidence", "con
 _PROBS = ("probs", "probabilities", "distribution")
 _CORRECT = ("correct", "is_correct")
 _OPTION = ("value", "label", "option")  # keys of an option in a list of objects
+_NEITHER = "answer that the log calls neither right nor wrong"
+_UNNAMED = "right option without a probability"
 _STEMS = ("prob", "p", "probability")  # of columns with the probability of an option, such as `prob_a`
 
 
-class _Lines(Log):
+class _Lines(RowLog):
     """Reader of lines with the keys above, whose names other programs use too."""
 
-    def read(self) -> Iterator[Answer]:
-        """Yield one answer for each line."""
-        for number, (place, row) in enumerate(self.objects(), 1):
-            document = _first(row, _IDS)
-            answer = Answer(str(number if document is None else document), correct=correctness(_first(row, _CORRECT)))
-            if row.get("valid") is False:
-                self.counts["answer marked as invalid"] += 1
-                continue
-            self.complete(answer, row, place)
-            if math.isnan(answer.correct) and not answer.right:
-                self.counts["answer that the log calls neither right nor wrong"] += 1
-            yield answer
+    def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterator[Answer]:
+        """Yield the answer of a line."""
+        document = _first(row, _IDS)
+        answer = Answer(str(index if document is None else document), correct=correctness(_first(row, _CORRECT)))
+        if row.get("valid") is False:
+            self.counts["answer marked as invalid"] += 1
+            return
+        self.complete(answer, row, place)
+        if math.isnan(answer.correct) and not answer.right:
+            self.counts[_NEITHER] += 1
+        yield answer
 
     @abstractmethod
     def complete(self, answer: Answer, row: Mapping[str, Any], place: str) -> None:
@@ -114,12 +122,10 @@ class Decisions(_Lines):
             self.counts["answer without probabilities"] += 1
         gold, chosen = _first(row, _RIGHT), _first(row, _CHOSEN)
         if gold is not None:
-            right = option_index(str(gold), list(options))
-            if right is None and isinstance(gold, int) and 0 <= gold < len(options):
-                right = gold
+            right = _right_option(gold, list(options))
             answer.right = () if right is None else (right,)
             if right is None and options:
-                self.counts["right option without a probability"] += 1
+                self.counts[_UNNAMED] += 1
         if math.isnan(answer.correct) and gold is not None and chosen is not None:
             answer.correct = float(str(gold) == str(chosen))
         text, confidence = _first(row, _TEXTS), _first(row, _CONFIDENCES)
@@ -129,6 +135,38 @@ class Decisions(_Lines):
         if confidence is not None or (not options and not answer.stated):
             self.add_reported(answer, confidence, place)
 
+    def columns_of(self, group: RowGroup) -> Columns:
+        """Return the answers of lines with the same keys and without texts, whose confidences are numbers."""
+        rows: list[Mapping[str, Any]] = list(group.rows())
+        keys = list(rows[0])
+        if any(list(row) != keys for row in rows) or _values(rows, _TEXTS) or False in _values(rows, ("valid",)):
+            raise IrregularError
+        gold, chosen, logged = _values(rows, _RIGHT), _values(rows, _CHOSEN), _values(rows, _CORRECT)
+        correct = all_correctness(logged) if logged else np.full(len(rows), math.nan)
+        if gold and chosen:
+            agrees = [str(a) == str(b) for a, b in zip(gold, chosen, strict=True)]
+            correct = np.where(np.isnan(correct), agrees, correct)
+        options, probs = _probabilities_of_all(rows)
+        confidence = _values(rows, _CONFIDENCES)
+        # Numbers as text may have a percent sign. Lines without any confidence are counted.
+        if not {*map(type, confidence)} <= {int, float} or not (options or confidence):
+            raise IrregularError
+        right = _right_options(gold, options) if gold and options else np.full(len(rows), NONE)
+        has_none = right == NONE
+        return Columns(
+            documents=list(map(str, _values(rows, _IDS) or range(group.first, group.first + len(rows)))),
+            correct=correct,
+            right=right,
+            sizes=np.array(list(map(len, options))),
+            probs={"probabilities": probs} if options else {},
+            stated={"reported": _between(confidence, MOST)} if confidence else {},
+            texts=list(map(str, chosen)),
+            counts={
+                _UNNAMED: int(has_none.sum()) if gold and options else 0,
+                _NEITHER: int((has_none & np.isnan(correct)).sum()),
+            },
+        )
+
 
 def _first(row: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     """Return the value of the first key that has one; None without any."""
@@ -136,6 +174,26 @@ def _first(row: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
         if (value := row.get(key)) is not None:
             return value
     return None
+
+
+def _values(rows: Sequence[Mapping[str, Any]], keys: tuple[str, ...]) -> list[Any]:
+    """Return the value of the first key that has one in each of several rows with the same keys; empty without any."""
+    for key in keys:
+        if key in rows[0]:
+            values = [row[key] for row in rows]
+            if None not in values:
+                return values
+            if any(value is not None for value in values):
+                raise IrregularError
+    return []
+
+
+def _between(values: Sequence[Any], largest: float) -> Array:
+    """Return values in [0, largest] as float64."""
+    numbers = np.array(list(map(float, values)))
+    if not ((numbers >= 0) & (numbers <= largest)).all():
+        raise IrregularError
+    return numbers
 
 
 def _response_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,18 +221,49 @@ def _probabilities_of(row: Mapping[str, Any]) -> dict[str, Any]:
         return {str(option): p for option, p in given.items()}
     if isinstance(given, list) and all(isinstance(each, Mapping) and "probability" in each for each in given):
         return {str(_first(each, _OPTION)): each["probability"] for each in given}
-    return {} if given is not None else _columns_of(row)
+    return {} if given is not None else {option: row[name] for option, name in _columns_of(row).items()}
 
 
-def _columns_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the probabilities in a column for each option: `A`, `B`, ..., `prob_a`, ... or `prob_0`, ..."""
-    letters = {name.strip(): p for name, p in row.items() if len(name.strip()) == 1 and name.strip().isalpha()}
-    found = {letter: p for letter, p in letters.items() if _is_number(p)}
-    if "A" in found and len(found) == len(letters):
-        return found
+def _columns_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of the column with the probability of each option: `A`, `B`, ..., `prob_a`, ... or `prob_0`."""
+    letters = _letters_of(row)
+    if "A" in letters and all(_is_number(row[name]) for name in letters.values()):
+        return letters
     named = {name: name.rpartition("_") for name in row}
-    found = {name: row[name] for name, (stem, _, option) in named.items() if stem in _STEMS and option}
-    return {(option.upper() if len(option := name.rpartition("_")[2]) == 1 else option): p for name, p in found.items()}
+    found = {name: option for name, (stem, _, option) in named.items() if stem in _STEMS and option}
+    return {(option.upper() if len(option) == 1 else option): name for name, option in found.items()}
+
+
+def _letters_of(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name.strip(): name for name in row if len(name.strip()) == 1 and name.strip().isalpha()}
+
+
+def _probabilities_of_all(rows: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...]], Array]:
+    """Return the options of each row, empty without probabilities, and the probabilities of all, in turn."""
+    if given := _values(rows, _PROBS):
+        found = [each if type(each) is dict else _probabilities_of(row) for each, row in zip(given, rows, strict=True)]
+        names = list(map(tuple, found))
+        if not all(names) or any(type(name) is not str for each in {*names} for name in each):
+            raise IrregularError
+        return names, _between([p for each in found for p in each.values()], 1)
+    columns = _columns_of(rows[0])
+    if any(key in rows[0] for key in _PROBS) or not _letters_of(rows[0]).items() <= columns.items():
+        raise IrregularError  # in other rows, columns with a letter as name may be numbers
+    names = [tuple(columns)] * len(rows) if columns else []
+    return names, _between([row[name] for row in rows for name in columns.values()], 1)
+
+
+def _right_option(gold: Any, options: Sequence[str]) -> int | None:
+    """Return the index of the right option, from its text, its letter or a number; None if it has no probability."""
+    right = option_index(str(gold), options)
+    return gold if right is None and isinstance(gold, int) and 0 <= gold < len(options) else right
+
+
+def _right_options(gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
+    """Return the index of the right option of each answer, or `NONE`."""
+    keys = list(zip(gold, map(type, gold), options, strict=True))
+    known = {key: _right_option(key[0], key[2]) for key in dict.fromkeys(keys)}
+    return np.array([NONE if (right := known[key]) is None else right for key in keys])
 
 
 def _is_number(value: Any) -> bool:

@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from torchcalib.io.errors import InputError, reading, shown
-from torchcalib.io.logs.objects import Rows, lines_of
+from torchcalib.io.logs.blocks import Array, Block, Columns
+from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
+
+_GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
+MOST_LOG_PROB = 1e-3
+"""Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
 
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -44,11 +51,14 @@ class Answer:
 class Log(ABC):
     """Log of an evaluation in one file, or rows in memory.
 
-    `answers` reads it anew in each call, and `counts` then describes it.
+    `answers` and `blocks` read it anew in each call, and `counts` then describes it.
     """
 
     kind: ClassVar[str]
     """Name of the program that wrote the log, and the form."""
+
+    stated: ClassVar[tuple[str, ...]] = ("stated", "reported")
+    """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
 
     def __init__(
         self,
@@ -79,13 +89,31 @@ class Log(ABC):
         with reading(str(self.path), "log"):
             yield from self.read()
 
+    def blocks(self, size: int, with_texts: bool = False) -> Iterator[Block]:
+        """Yield the answers as columns, in blocks of about `size` answers; see `Block.is_full`.
+
+        Raises:
+            InputError: see `answers`.
+        """
+        self.counts.clear()
+        with reading(str(self.path), "log"):
+            block = Block(with_texts)
+            for part in self.parts(min(size, _GROUP)):
+                block.add(part)
+                if block.is_full(size):
+                    yield block
+                    block = Block(with_texts)
+            if len(block):
+                yield block
+
     @abstractmethod
     def read(self) -> Iterator[Answer]:
         """Yield the answers, and add to `counts`; see `answers`."""
 
-    def objects(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the place and content of each line or row."""
-        return lines_of(self.path) if self.rows is None else self.rows.objects()
+    def parts(self, n: int) -> Iterator[Answer | Columns]:
+        """Yield the answers, some of them as columns of n answers."""
+        del n
+        return self.read()
 
     def selects(self, name: str) -> bool:
         """Return True if the answers under this filter or scorer are read: the given one, or the first."""
@@ -95,8 +123,7 @@ class Log(ABC):
     def log_prob(self, value: Any, place: str) -> float:
         """Return a logged log-probability, which may be text, as a float in [-inf, 0]."""
         number = _number(value)
-        # A sum of rounded log-probabilities of a certain text can be slightly above 0.
-        if math.isnan(number) or number > 1e-3:
+        if math.isnan(number) or number > MOST_LOG_PROB:
             raise InputError(
                 f"`{self.path}` must contain log-probabilities, which are at most 0, got {shown(value)} in {place}. "
                 "Check whether probabilities were logged."
@@ -138,6 +165,51 @@ class Log(ABC):
         return number
 
 
+class RowLog(Log):
+    """Log with a line or a row for each answer, or for a few of them.
+
+    `answers_of` defines the answers of a row. `columns_of` returns the same answers for many rows of the most frequent
+    form. It is only faster: `answers_of` reads all other rows, and rows with impossible values.
+    """
+
+    def read(self) -> Iterator[Answer]:
+        """Yield the answers of each row."""
+        for group in self._groups(1):
+            yield from self._answers(group)
+
+    def parts(self, n: int) -> Iterator[Answer | Columns]:
+        """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
+        for group in self._groups(n):
+            try:
+                columns = self.columns_of(group)
+            # A key is missing, or a value has another type.
+            except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+                yield from self._answers(group)
+            else:
+                self.counts.update({reason: n for reason, n in columns.counts.items() if n})
+                yield columns
+
+    @abstractmethod
+    def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterable[Answer]:
+        """Return the answers of a row, which is number `index` of the log, and add to `counts`."""
+
+    def columns_of(self, group: RowGroup) -> Columns:
+        """Return the answers of many rows, or raise any error."""
+        del group
+        raise IrregularError
+
+    def _groups(self, n: int) -> Iterator[RowGroup]:
+        return lines_of(self.path, n) if self.rows is None else self.rows.groups(n)
+
+    def _answers(self, group: RowGroup) -> Iterator[Answer]:
+        for number, row, place in group.numbered():
+            yield from self.answers_of(row, number, place)
+
+
+class IrregularError(ValueError):
+    """Rows must be read one at a time."""
+
+
 def _number(value: Any) -> float:
     try:
         return float(value)
@@ -150,6 +222,13 @@ def correctness(value: Any) -> float:
     number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
     number = _number(value) if number is None else number
     return number if number in (0.0, 1.0) else math.nan
+
+
+def all_correctness(values: Sequence[Any]) -> Array:
+    """Return the `correctness` of several values, float64 `(n,)`."""
+    if {*map(type, values)} == {float} and {*values} <= {0.0, 1.0}:
+        return np.array(values)
+    return np.array(list(map(correctness, values)))
 
 
 def option_index(target: str, options: Sequence[str]) -> int | None:

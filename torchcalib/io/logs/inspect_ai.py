@@ -28,6 +28,7 @@ class Inspect(Log):
     """Reader of the samples of a log. Epochs are answers to the same question."""
 
     kind = "Inspect log"
+    stated = "reported", "stated"
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:

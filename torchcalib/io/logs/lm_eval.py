@@ -5,14 +5,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from torchcalib.io.logs.answers import Answer, Log, add_stated_confidence, correctness, option_index
+import numpy as np
 
+from torchcalib.io.logs.answers import (
+    MOST_LOG_PROB,
+    Answer,
+    IrregularError,
+    RowLog,
+    add_stated_confidence,
+    all_correctness,
+    correctness,
+    option_index,
+)
+from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.objects import RowGroup, floats_of
+
+_AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
+_UNNAMED = "target that names no option"
+_DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 _METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
 
 
-class LmEval(Log):
+class _Fields(NamedTuple):
+    """Fields of samples with several options. The objects that contain them are not kept."""
+
+    documents: list[Any]
+    targets: list[Any]
+    outcomes: list[Any]  # `acc`, or None
+    sizes: list[Any]  # numbers of options
+    options: list[Any]  # texts of the options of all samples, in turn
+    scores: list[Any]  # and their log-probabilities, which may be text
+
+
+class LmEval(RowLog):
     """Reader of samples of `multiple_choice`, `loglikelihood` and `generate_until` tasks."""
 
     kind = "lm-eval samples"
@@ -22,35 +50,90 @@ class LmEval(Log):
         """Return True for the keys of a line that lm-eval writes."""
         return {"doc_id", "arguments", "resps"} <= start.keys()
 
-    def read(self) -> Iterator[Answer]:
-        """Yield one answer for each document, or one for each repetition of a generation."""
-        for place, row in self.objects():
-            if not self.selects(str(row.get("filter", "none"))):
-                continue
-            document = str(row["doc_id"])
-            pairs = _pairs(row["arguments"])
-            if pairs[0][1] is None or isinstance(pairs[0][1], dict):
-                yield from self._generations(row, document)
-                continue
-            scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
-            # With `acc_mutual_info`, each option is requested a second time, without the question.
-            asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
-            options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
-            if len(options) == 1:
-                yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
-            else:
-                yield self._choice(row, document, options, scores)
+    def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterator[Answer]:
+        """Yield the answer to a document, or one for each repetition of a generation."""
+        del index
+        if not self.selects(str(row.get("filter", "none"))):
+            return
+        document = str(row["doc_id"])
+        pairs = _pairs(row["arguments"])
+        if pairs[0][1] is None or isinstance(pairs[0][1], dict):
+            yield from self._generations(row, document)
+            return
+        scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
+        # With `acc_mutual_info`, each option is requested a second time, without the question.
+        asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
+        options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
+        if len(options) == 1:
+            yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
+        else:
+            yield self._choice(row, document, options, scores)
+
+    def columns_of(self, group: RowGroup) -> Columns:
+        """Return the answers to questions with options, all of which follow a space, or none of which does."""
+        found = _Fields([], [], [], [], [], [])
+        rows = group.rows()
+        while part := list(islice(rows, _AT_ONCE)):
+            for values, more in zip(found, self._fields_of(part), strict=True):
+                values.extend(more)
+        if not found.documents:
+            return Columns([], *np.zeros((3, 0)))
+        scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
+        texts = list(map(str.strip, found.options))
+        if found.options not in ([f" {text}" for text in texts], texts) or not (scores <= MOST_LOG_PROB).all():
+            raise IrregularError
+        scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
+        is_largest = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
+        if np.count_nonzero(is_largest) > len(sizes):  # several options of greatest likelihood
+            raise IrregularError
+        chosen = np.flatnonzero(is_largest) - starts
+        correct = all_correctness(found.outcomes)
+        right = _right_of_all(found.targets, texts, sizes, chosen, correct)
+        disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
+        lengths = np.fromiter(map(len, texts), np.int64)
+        n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
+        per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
+        return Columns(
+            found.documents,
+            correct,
+            right,
+            sizes,
+            log_probs={"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte},
+            counts={_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
+        )
+
+    def _fields_of(self, rows: Sequence[Mapping[str, Any]]) -> _Fields:
+        """Return the fields of the samples of the selected filter, which are questions with several options."""
+        filters = [row.get("filter", "none") for row in rows]
+        selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
+        if len(selected) < len({*filters}):
+            rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
+        requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
+        pairs = [pair for each in requests for pair in each.values()]
+        scores = [score for each in responses for score in each]
+        sizes = list(map(len, requests))
+        is_regular = min(sizes, default=2) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
+        if not is_regular or "" in [pair["arg_0"] for pair in pairs]:
+            raise IrregularError
+        return _Fields(
+            documents=[str(row["doc_id"]) for row in rows],
+            targets=[str(row["target"]) for row in rows],
+            outcomes=[row.get("acc") for row in rows],
+            sizes=sizes,
+            options=[pair["arg_1"] for pair in pairs],
+            scores=[score[0] for score in scores],
+        )
 
     def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:
         """Return the answer to a question with options, normalised as lm-eval does for `acc_norm` and `acc_bytes`."""
         texts = _without_delimiter(options)
         logged, chosen = correctness(row.get("acc")), scores.index(max(scores))
         right = _right_options(str(row["target"]), texts, chosen, logged)
-        answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
         if not right:
-            self.counts["target that names no option"] += 1
+            self.counts[_UNNAMED] += 1
         elif logged == logged and (chosen in right) != bool(logged):
-            self.counts["option of greatest likelihood that disagrees with `acc`"] += 1
+            self.counts[_DISAGREES] += 1
+        answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
         lengths = {"choices_per_character": map(len, texts), "choices_per_byte": (len(t.encode()) for t in texts)}
         for source, sizes in lengths.items():
             answer.log_probs[source] = [score / max(1, size) for score, size in zip(scores, sizes, strict=True)]
@@ -78,10 +161,13 @@ class LmEval(Log):
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
     """Return context and continuation, or options of a generation, of each request."""
     requests = arguments.values() if isinstance(arguments, dict) else arguments
-    pairs = [tuple(request.values() if isinstance(request, dict) else request) for request in requests]
+    pairs = [
+        (request["arg_0"], request.get("arg_1")) if isinstance(request, dict) else (*request, None)[:2]
+        for request in requests
+    ]
     if not pairs:
         raise ValueError("`arguments` must contain at least one request, got none")
-    return [(pair[0], pair[1] if len(pair) > 1 else None) for pair in pairs]
+    return pairs
 
 
 def _scores(row: Mapping[str, Any], n: int) -> list[Any]:
@@ -126,3 +212,17 @@ def _right_options(target: str, options: Sequence[str], chosen: int, logged: flo
     if logged == logged:
         known = [each for each in known if (each == chosen) == bool(logged)] or known
     return tuple(known[:1])
+
+
+def _right_of_all(targets: Sequence[str], texts: Sequence[str], sizes: Array, chosen: Array, logged: Array) -> Array:
+    """Return the index of the right option of several documents, or `NONE`. `texts` contains the options of all."""
+    if all(map(str.isdecimal, targets)) and {*texts}.isdisjoint(targets):  # indices, and not texts of options
+        right = np.array(list(map(int, targets)))
+        if (right < sizes).all():
+            return right
+    ends = np.cumsum(sizes).tolist()
+    options = [texts[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+    found = [_right_options(*each) for each in zip(targets, options, chosen.tolist(), logged.tolist(), strict=True)]
+    if max(map(len, found)) > 1:
+        raise IrregularError
+    return np.array([each[0] if each else NONE for each in found])

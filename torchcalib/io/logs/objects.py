@@ -6,10 +6,11 @@ import csv
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ except ImportError:
     orjson = None  # type: ignore[assignment]
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
+_MAX_GROUP = 2**16  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
@@ -39,12 +41,50 @@ def loads(text: bytes) -> Any:
     return json.loads(text)
 
 
+def floats_of(numbers: Sequence[Any]) -> list[float]:
+    """Return numbers, which may be text, as floats. `float` takes three times as long as orjson for text."""
+    if orjson is not None:
+        try:
+            found: list[Any] = orjson.loads(f"[{','.join(numbers)}]")
+            if len(found) == len(numbers) and {*map(type, found)} == {float}:
+                return found
+        except (TypeError, ValueError):  # no text, or infinite
+            pass
+    return list(map(float, numbers))
+
+
 def object_of(text: bytes, place: str) -> dict[str, Any]:
     """Parse a JSON object."""
-    found = loads(text)
-    if not isinstance(found, dict):
+    found: dict[str, Any] = _checked(loads(text), place)
+    return found
+
+
+def _checked(found: Any, place: str) -> Any:
+    if not isinstance(found, Mapping):
         raise ValueError(f"{place} must contain an object, got {type(found).__name__}")
     return found
+
+
+class RowGroup(NamedTuple):
+    """Consecutive rows of a log, lines or objects. Each iteration parses the lines anew, one after another."""
+
+    first: int  # number of the first row, from 1
+    content: Sequence[Any]
+    places: Sequence[int]  # numbers of the lines, which blank lines increase, or of the rows
+    are_lines: bool = False
+
+    def rows(self) -> Iterator[Any]:
+        """Yield the rows. Lines may contain other values than objects, and raise errors for damaged JSON and NaN."""
+        if not self.are_lines:
+            return iter(self.content)
+        return map(json.loads if orjson is None else orjson.loads, self.content)
+
+    def numbered(self) -> Iterator[tuple[int, Mapping[str, Any], str]]:
+        """Yield number, content and place of each row. Numbers may be NaN."""
+        kind = "line" if self.are_lines else "row"
+        rows = map(loads, self.content) if self.are_lines else self.content
+        for number, (place, row) in enumerate(zip(self.places, rows, strict=True), self.first):
+            yield number, _checked(row, f"{kind} {place}"), f"{kind} {place}"
 
 
 class Rows:
@@ -57,8 +97,14 @@ class Rows:
         self._given = given
         self.kind = type(given).__name__
 
-    def objects(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the place and content of each row, without missing values of tables."""
+    def groups(self, n: int) -> Iterator[RowGroup]:
+        """Yield n rows at once, without missing values of tables."""
+        rows, first = self._known(), 1
+        while group := list(islice(rows, n)):
+            yield RowGroup(first, group, range(first, first + len(group)))
+            first += len(group)
+
+    def _known(self) -> Iterator[dict[str, Any]]:
         names: dict[str, str] = {}
         for number, row in enumerate(self._rows(), 1):
             if not isinstance(row, Mapping):
@@ -66,8 +112,7 @@ class Rows:
             for name in row.keys() - names.keys():
                 names[name] = name if not isinstance(name, str) or len(name.strip()) == 1 else name.strip().lower()
             # NaN is a missing value of pandas.
-            known = {names[name]: value for name, value in row.items() if value is not None and value == value}
-            yield f"row {number}", known
+            yield {names[name]: value for name, value in row.items() if value is not None and value == value}
 
     def _rows(self) -> Iterator[Any]:
         given = self._given
@@ -99,15 +144,27 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
 
 
-def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line that is not blank. Names that end in `.gz` are decompressed."""
+def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
+    """Yield at most n lines at once, without blank lines.
+
+    Names that end in `.gz` are decompressed.
+    """
+    row = place = 1
     with opened_text(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
-            if len(line) == _MAX_LINE:
+        while text := file.read(_MAX_GROUP):
+            rest = file.readline(_MAX_LINE)
+            if len(rest) == _MAX_LINE:
                 raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
-            if not line.isspace():
-                place = f"line {number}"
-                yield place, object_of(line, place)
+            lines = (text + rest).removesuffix(b"\n").split(b"\n")
+            places: Sequence[int] = range(place, place + len(lines))
+            place += len(lines)
+            if not all(lines) or any(map(bytes.isspace, lines)):
+                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
+                lines = [line for line in lines if line.strip()]
+            for start in range(0, len(lines), n):
+                group = slice(start, start + n)
+                yield RowGroup(row + start, lines[group], places[group], are_lines=True)
+            row += len(lines)
 
 
 def whole_file(path: Path) -> Any:

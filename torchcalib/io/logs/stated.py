@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+Array = np.ndarray[Any, Any]
 ScaleName = Literal["fraction", "percent"]
 SCALES: tuple[ScaleName, ...] = ("fraction", "percent")
 
@@ -45,13 +48,17 @@ class Scale:
 
     def including(self, stated: Stated) -> Scale:
         """Return the evidence after one more number."""
-        value, is_percent = stated
-        if is_percent:
-            return self if self.has_signs else replace(self, has_signs=True)
-        is_fraction = 0 < value < 1
-        if value <= self.largest and (self.has_fractions or not is_fraction):
-            return self
-        return replace(self, has_fractions=self.has_fractions or is_fraction, largest=max(value, self.largest))
+        return self.including_all(np.array([stated.value]), np.array([stated.is_percent]))
+
+    def including_all(self, values: Array, signs: Array) -> Scale:
+        """Return the evidence after more numbers `(n,)`, and whether they have a percent sign `(n,)`."""
+        without = values[signs == 0]
+        return replace(
+            self,
+            has_signs=self.has_signs or len(without) < len(values),
+            has_fractions=self.has_fractions or bool(((without > 0) & (without < 1)).any()),
+            largest=max(self.largest, float(without.max(initial=0.0))),
+        )
 
     @property
     def name(self) -> ScaleName | None:
@@ -86,7 +93,11 @@ class Scale:
 
     def fraction(self, stated: Stated) -> float:
         """Return a stated confidence as a fraction."""
-        return stated.value / MOST if stated.is_percent or self.name == "percent" else stated.value
+        return float(self.fractions(np.array([stated.value]), np.array([stated.is_percent]))[0])
+
+    def fractions(self, values: Array, signs: Array) -> Array:
+        """Return numbers `(n,)` as fractions; `signs` is 1 for numbers with a percent sign, else 0."""
+        return np.where((signs != 0) | (self.name == "percent"), values / MOST, values)
 
 
 def stated_in(text: str) -> Stated | None:
