@@ -78,6 +78,25 @@ def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block):
         assert found[f"{source}/each"].value("ece") == pytest.approx(of_all_options(asked, scores_of), rel=1e-9)
 
 
+def test_probabilities_that_round_to_0_or_1_have_finite_scores(tmp_path):
+    """Options with log-probabilities of long texts differ by thousands, and the most probable one is often wrong."""
+    asked = [(texts, [900 * score for score in scores], right) for texts, scores, right in questions(40)]
+    found = audit(write_lines(tmp_path / "a.jsonl", (lm_eval_row(k, *each) for k, each in enumerate(asked))), **FAST)
+    of_right, of_each = [], []
+    for _, scores, right in asked:
+        for k, score in enumerate(scores):
+            largest = max(others := [other for j, other in enumerate(scores) if j != k])
+            log_odds = score - largest - math.log(sum(math.exp(other - largest) for other in others))
+            loss = np.logaddexp(0, -log_odds if k == right else log_odds)
+            of_each.append(loss)
+            of_right += [loss] if k == right else []
+    assert max(of_right) > 745  # the smallest positive float64 is exp(-745)
+    assert found["choices"].value("nll") == pytest.approx(np.mean(of_right), rel=1e-9)
+    assert found["choices/each"].value("nll") == pytest.approx(np.mean(of_each), rel=1e-9)
+    compared = audit(tmp_path / "a.jsonl", tmp_path / "a.jsonl", names=["a", "b"], **FAST)
+    assert compared["choices"]["nll"].values == pytest.approx(dict.fromkeys("ab", np.mean(of_right)), rel=1e-9)
+
+
 @pytest.mark.parametrize("block", [4, 2**13])
 def test_epochs_are_clusters(tmp_path, monkeypatch, block):
     monkeypatch.setattr(module, "_BLOCK", block)

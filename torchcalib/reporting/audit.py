@@ -27,6 +27,7 @@ from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.metrics.binned import ECE, ece_from_bins
+from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
@@ -224,7 +225,7 @@ class _Definition:
     ece: ECE
     values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
     n: int = 0
-    n_impossible: int = 0  # right options with the probability 0
+    n_impossible: int = 0  # outcomes that occurred with the probability 0
     n_rounded: int = 0  # confidences with at most 2 decimals
     problem: str = ""  # reason why the scale of the confidences is ambiguous
 
@@ -426,7 +427,7 @@ class AuditBuilder:
                 self._add_confidences(
                     source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
                 )
-                self._keep(source, "answer", block, rows, confidence, target)
+                self._keep(source, "answer", block, rows, confidence, target, False)
 
     def _resolved(self, block: Block, is_judged: Array) -> dict[str, tuple[Array, Array]]:
         """Return the stated confidences as fractions, with their answers, except those of an ambiguous scale."""
@@ -470,9 +471,12 @@ class AuditBuilder:
         definition.add(confidence, correct)
         definition.n_impossible += int((confidence == (1 - correct)).sum())
 
-    def _keep(self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor) -> None:
+    def _keep(
+        self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor, from_logits: bool
+    ) -> None:
         if self.kept is not None:
-            self.kept[source, event].append(EventRows([block.documents[row] for row in rows], preds, target))
+            documents = [block.documents[row] for row in rows]
+            self.kept[source, event].append(EventRows(documents, preds, target, from_logits))
 
     def _add_options(self, source: str, is_log: bool, part: _Options, block: Block, questions: Tensor) -> None:
         rows, sizes, values, target = part
@@ -490,21 +494,25 @@ class AuditBuilder:
                 f"document {shown(document)} ({CONFIDENCES[source].name}). Check the scores."
             )
         probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
+        # Scores instead of their probabilities, of which small ones round to 0, and large ones to 1
+        preds = scores if is_log else probs
         questions = questions[rows]
-        chosen = self._definition(source, "chosen", task="multiclass", num_classes=self.layout.width)
-        chosen.builder.update(probs, target, clusters=questions if self.layout.repeats else None)
-        self._keep(source, "chosen", block, rows, probs, target)
+        chosen = self._definition(
+            source, "chosen", task="multiclass", num_classes=self.layout.width, from_logits=is_log
+        )
+        chosen.builder.update(preds, target, clusters=questions if self.layout.repeats else None)
+        self._keep(source, "chosen", block, rows, preds, target, is_log)
         confidence, top = probs.max(-1)
         chosen.add(confidence, (top == target).long())
-        of_truth = probs.gather(1, target.unsqueeze(1))
-        chosen.n_impossible += int((of_truth == 0).sum())
-        each = self._definition(source, "each", task="binary")
-        of_options = probs.flatten() if are_equal else probs[held]
-        is_right = torch.zeros(len(of_options), dtype=torch.int64)
-        is_right[sizes.cumsum(0) - sizes + target] = 1
+        of_truth = scores.gather(1, target.unsqueeze(1))
+        chosen.n_impossible += int((of_truth == lowest).sum())
+        each = self._definition(source, "each", task="binary", from_logits=is_log)
+        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+        of_each = log_odds(scores)[held] if is_log else probs[held]
         # Options of a question are dependent: exactly one of them is right.
-        each.builder.update(of_options, is_right, clusters=questions.repeat_interleave(sizes))
-        each.add(of_options, is_right)
+        each.builder.update(of_each, is_right, clusters=questions.repeat_interleave(sizes))
+        each.add(probs[held], is_right)
+        each.n_impossible += int((of_each == torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)).sum())
 
     def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
         if (source, event) not in self.definitions:

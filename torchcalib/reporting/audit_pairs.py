@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from torchcalib.core.arguments import Task
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.text import hashes_of
 from torchcalib.reporting.comparison.building import ComparisonBuilder
@@ -23,18 +25,24 @@ Key = tuple[str, int]  # a question, and the number of its answer
 
 
 class EventRows(NamedTuple):
-    """Rows of one definition: the question, the confidence or the probabilities of options, and the outcome."""
+    """Rows of one definition: the question, the confidence or the scores of options, and the outcome."""
 
     documents: list[str]
     preds: Tensor
     target: Tensor
+    from_logits: bool  # whether `preds` are log-probabilities of options
 
     @classmethod
     def joined(cls, parts: Sequence[EventRows], width: int) -> EventRows:
         """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
-        padded = [torch.nn.functional.pad(p, (0, width - p.shape[-1])) if p.ndim > 1 else p for _, p, _ in parts]
+        from_logits = parts[0].from_logits  # equal for all parts of a definition
+        missing = -torch.inf if from_logits else 0.0
+        padded = [
+            pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
+            for part in parts
+        ]
         documents = [document for part in parts for document in part.documents]
-        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]))
+        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]), from_logits)
 
     def places(self) -> dict[Key, int]:
         """Return the index of each row. Answers to the same question are numbered in the order of the log."""
@@ -91,14 +99,16 @@ def _in_pairs(rows: Sequence[EventRows], has_shared_target: bool) -> tuple[list[
         kept &= targets[0] == other
     documents = [document for (document, _), keep in zip(common, kept.tolist(), strict=True) if keep]
     return [
-        EventRows(documents, each.preds[index[kept]], each.target[index[kept]])
+        each._replace(documents=documents, preds=each.preds[index[kept]], target=each.target[index[kept]])
         for each, index in zip(rows, chosen, strict=True)
     ], len(common) - len(documents)
 
 
 def _compared(names: tuple[str, ...], paired: Sequence[EventRows], event: str, n_bins: int) -> Any:
     documents = paired[0].documents
-    builder = ComparisonBuilder(names, task="multiclass" if event == "chosen" else "confidence", n_bins=n_bins)
+    task: Task = "multiclass" if event == "chosen" else "confidence"
+    from_logits = {name: rows.from_logits for name, rows in zip(names, paired, strict=True)}
+    builder = ComparisonBuilder(names, task=task, from_logits=from_logits, n_bins=n_bins)
     clusters = hashes_of(documents) if len(set(documents)) < len(documents) else None
     preds = {name: rows.preds for name, rows in zip(names, paired, strict=True)}
     targets = {name: rows.target for name, rows in zip(names, paired, strict=True)}
