@@ -41,7 +41,7 @@ def test_derivatives_equal_those_of_loops(backend, in_standard_form, dtype, of_w
         mean = math.fsum(map(math.prod, zip(q, s, strict=True)))
         central = [math.fsum(a * (b - mean) ** k for a, b in zip(q, s, strict=True)) for k in (2, 3)]
         expected = [total + weight * x for total, x in zip(expected, (mean, *central), strict=True)]
-    found = nll_derivatives(p, torch.tensor([[1.3]], dtype=of_weights), backend)
+    found = nll_derivatives(p, backend)(torch.tensor([[1.3]], dtype=of_weights))
     rounding = {"rtol": 1e-4, "atol": 1e-4} if of_weights == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
     for x, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(x, torch.tensor([[exact]], dtype=of_weights), **rounding)

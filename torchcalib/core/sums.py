@@ -135,6 +135,12 @@ class BinStats(Sums):
         empty = (n == 0) & (n.sum(-1, keepdim=True) > 0)
         return (outcomes - confidence) / n.masked_fill(empty, 1)
 
+    @property
+    def weighted_gap(self) -> Tensor:
+        """Share times gap `(..., B)`, in which the weight of the bin cancels; NaN without data."""
+        sums = self.sums
+        return (sums[..., 2, :] - sums[..., 1, :]) / sums[..., 0, :].sum(-1)[..., None]
+
 
 S = TypeVar("S", covariant=True)
 

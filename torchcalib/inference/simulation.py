@@ -171,6 +171,11 @@ class BinsWithGaps(BinStats):
         """See `BinStats`."""
         return self._gaps
 
+    @property
+    def weighted_gap(self) -> Tensor:
+        """See `BinStats`."""
+        return self.cells.share * self._gaps
+
 
 @dataclass(frozen=True, eq=False)
 class RunCells(Cells):

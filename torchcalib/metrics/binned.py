@@ -198,8 +198,7 @@ def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
     if debiased:
         return (b.share * root(_debiased_squares(b).clamp(min=0))).sum(-1)
-    n, confidences, outcomes = b.sums[..., 0, :], b.sums[..., 1, :], b.sums[..., 2, :]
-    return abs(outcomes - confidences).sum(-1) / n.sum(-1)  # share |gap| = n / sum(n) * |outcomes - confidences| / n
+    return abs(b.weighted_gap).sum(-1)
 
 
 def _debiased_squares(b: BinStats) -> Tensor:
@@ -339,9 +338,10 @@ class ACE(BinnedMetric, function=ace):
     needs_whole_weights = True
 
 
+@of_arrays
 def esce_from_bins(b: BinStats) -> Tensor:
     """Compute the expected signed calibration error `(...)` from sums over bins; see `esce`."""
-    return (b.share * b.gap).sum(-1)
+    return b.weighted_gap.sum(-1)
 
 
 @metric_function

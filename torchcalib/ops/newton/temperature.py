@@ -5,7 +5,6 @@ which costs one more product for each score.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ def solve_temperature(p: LabelledScores) -> Solution:
     # Start: the result of a float32 fit to all samples, which itself starts at a fit to about a thousand samples.
     start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
     start = start.to(p.w.dtype).expand_as(p.label_mean)
-    alpha, slope, done = _bracketed(partial(nll_derivatives, p), p.scale, start, at_bound | separable, None, ROUNDS)
+    alpha, slope, done = _bracketed(nll_derivatives(p), p.scale, start, at_bound | separable, None, ROUNDS)
 
     # A minimum at the bound has priority: with equal scores, every label has the largest score of its row.
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
@@ -93,7 +92,7 @@ def approximate_alpha(p: LabelledScores, start: Tensor, relative: float = 0.3) -
     """Return an approximate alpha, `(1, S)` in [1e-3, 1e3], with relative tolerance `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.label_mean)
     fixed = torch.zeros_like(start, dtype=torch.bool)
-    alpha, *_ = _bracketed(partial(nll_derivatives, p), p.scale, start, fixed, relative, 15)
+    alpha, *_ = _bracketed(nll_derivatives(p), p.scale, start, fixed, relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 

@@ -1,5 +1,7 @@
 """Derivatives of the negative log-likelihood (NLL) of softmax(alpha s) in alpha: sums of moments of the scores."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +14,16 @@ from torchcalib.ops.newton.scores import PIECE, LabelledScores, standard_pieces
 Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
-def nll_derivatives(p: LabelledScores, alpha: Tensor, backend: Backend = "auto") -> Derivatives:
-    """Return the first three derivatives of the mean NLL in alpha, `(R, S)` each, for alpha `(R, S)`.
+def nll_derivatives(p: LabelledScores, backend: Backend = "auto") -> Callable[[Tensor], Derivatives]:
+    """Return a function from alpha `(R, S)` to the first three derivatives of the mean NLL in alpha, `(R, S)` each.
 
     Each is a weighted mean over the rows. The scores of a row have the distribution softmax(alpha s). The derivatives
     are their mean minus the score of the label, their variance, and their third central moment.
     """
+    if p.top is None or p.w[..., 0].numel() > 1:  # few scores, or several fits, which share operations of torch
+        return partial(derivatives_of, p)
     source: Any = source_of("moments", p.scores.device.type, p.scores.dtype, backend)
-    found: Derivatives = source.derivatives_of(p, alpha)
-    return found
+    return partial(source.derivatives_of, p)
 
 
 def row_means(scores: Tensor, top: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.newton.moments import Derivatives
-from torchcalib.ops.newton.moments import derivatives_of as in_plain_torch
 from torchcalib.ops.newton.scores import LabelledScores
 from torchcalib.ops.numba_math import BLOCK, clipped, compiled_loop, exp, lanes, step
 from torchcalib.ops.threads import in_threads
@@ -30,7 +29,7 @@ def _fill(x, top, factor, alpha, s, e):
 
 @lanes
 def _moments(s, e):
-    """Return the sums of e, e s, e s^2 and e s^3. For e = 0, all products are 0, however low s is."""
+    """Return the sums of e, e s, e s^2 and e s^3."""
     norm = e.dtype.type(0)
     first, second, third = norm, norm, norm
     for k in range(s.size):
@@ -54,7 +53,7 @@ def _add_rows(x, top, w, factor, alpha, s, e, sums):
         if w[i] == 0:
             continue
         norm, mean, square, cube = 0.0, 0.0, 0.0, 0.0
-        largest = number(0) if top is None else number(top[i])
+        largest = number(top[i])
         for start in range(0, x.shape[1], BLOCK):
             part = x[i, start : start + BLOCK]
             _fill(part, largest, number(factor), number(alpha), s[: part.size], e[: part.size])
@@ -102,12 +101,10 @@ def _numbers(x: Tensor) -> Any:
 
 
 def derivatives_of(p: LabelledScores, alpha: Tensor) -> Derivatives:
-    """Return the derivatives for one batch element and its weights, and otherwise those in plain torch."""
-    if p.w[..., 0].numel() != 1:
-        return in_plain_torch(p, alpha)
-    x, w = p.scores[0], p.w.flatten().double().numpy()
-    top = None if p.top is None else p.top.flatten().double().numpy()
-    factor, at = 1.0 if p.top is None else 1 / p.scale.item(), alpha.item()
+    """Return the derivatives for one fit to scores that are not in standard form; see `nll_derivatives`."""
+    assert p.top is not None
+    x, w, top = p.scores[0], p.w.flatten().double().numpy(), p.top.flatten().double().numpy()
+    factor, at = 1 / p.scale.item(), alpha.item()
     # Rows are float32 in the first steps of a fit, unless scores are float64.
     dtype = torch.promote_types(torch.promote_types(x.dtype, torch.float32), p.w.dtype)
     n = max(1, _PIECE // x.shape[1])
@@ -118,7 +115,7 @@ def derivatives_of(p: LabelledScores, alpha: Tensor) -> Derivatives:
         s, e = (torch.empty(BLOCK, dtype=dtype).numpy() for _ in range(2))
         for piece in range(begin, end):
             part = slice(starts[piece], starts[piece] + n)
-            _add_rows(_numbers(x[part]), None if top is None else top[part], w[part], factor, at, s, e, sums[piece])
+            _add_rows(_numbers(x[part]), top[part], w[part], factor, at, s, e, sums[piece])
 
     in_threads(add_pieces, len(starts), x.numel())
     total = [math.fsum(column) for column in sums.T]
