@@ -19,6 +19,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference import Interval, bootstrap, calibration_test
 from torchcalib.inference.clusters import ClusteredMean, sign_p_value
 from torchcalib.inference.simulation import OrderedSample
+from torchcalib.inference.testing import _p_value
 from torchcalib.metrics.logistic import score_test_of_clusters
 
 F64 = torch.float64
@@ -71,6 +72,12 @@ def test_calibrated_rare_events_of_clusters_have_few_significant_log_scores():
     found = [calibration_test(metric, *rows, **how) for rows in zip(p, y, strict=True)]
     assert sum(float(each.p_value) <= 0.05 for each in found) <= 4  # P = 0.003 for a binomial count of 20
     assert all(float(each.noise_floor) > 0 for each in found)
+
+
+def test_a_p_value_is_unknown_if_a_replicate_is():
+    observed, replicates = torch.tensor([0.5, 0.5, math.nan]), torch.tensor([[0.1, 0.1, 0.1], [0.9, math.nan, 0.9]])
+    p_value, _ = _p_value(observed, replicates)
+    assert p_value.tolist() == pytest.approx([2 / 3, math.nan, math.nan], nan_ok=True)
 
 
 @pytest.mark.parametrize("cls", ERRORS)

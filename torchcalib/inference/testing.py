@@ -417,7 +417,7 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
 
     The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated model
     the data are an additional replicate. Therefore P(p <= a) <= a for every a. Values that differ only by rounding are
-    considered equal.
+    considered equal. A p-value is NaN if the data or a replicate is NaN.
 
     Source: Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and
     Molecular Biology, 2010), sec. 4.

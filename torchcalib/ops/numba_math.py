@@ -316,6 +316,11 @@ def fill_logs(q, logs):
         logs[k] = value if x >= ZERO else NAN
 
 
+def contiguous_array(x: Tensor) -> Any:
+    """Return a contiguous array; float16 and bfloat16 are converted to float32."""
+    return np.ascontiguousarray((x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy())
+
+
 def by_rows(
     loop: Callable[..., None],
     values: Tensor,

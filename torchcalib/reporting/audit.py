@@ -23,7 +23,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import Log, open_log
-from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
+from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.metrics.binned import ECE, ece_from_bins
@@ -32,8 +32,6 @@ from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
-
-Array = np.ndarray[Any, Any]
 
 _BLOCK = 2**15  # answers that are added at once
 _MAX_SCORES = 2**20  # scores of options that are added at once

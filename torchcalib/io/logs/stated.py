@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from torchcalib.io.logs.blocks import Array
+
 ScaleName = Literal["fraction", "percent"]
 SCALES: tuple[ScaleName, ...] = ("fraction", "percent")
 

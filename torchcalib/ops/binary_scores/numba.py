@@ -24,6 +24,7 @@ from torchcalib.ops.numba_math import (
     all_bits,
     clipped,
     compiled_loop,
+    contiguous_array,
     exp,
     exp64,
     lanes,
@@ -233,7 +234,8 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     # Multi-label input is a transposed view of rows with one value per label. Other input has one series per sum.
     is_transposed = values.dim() == 2 and len(values) > 1 and values.stride() == target.stride() == (1, len(values))
     width = len(values) if is_transposed else 1
-    x, t = (_numbers(column.T if is_transposed else column).reshape(-1, n * width) for column in (values, target))
+    columns = (x.T if is_transposed else x for x in (values, target))
+    x, t = (contiguous_array(column).reshape(-1, n * width) for column in columns)
     return torch.from_numpy(_sums(x, t, width, kind, from_logits).reshape(values.shape[:-1]))
 
 
@@ -255,9 +257,3 @@ def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
 
     in_threads(add, len(sums), x.size)
     return sums if n_pieces == 1 else sums.reshape(len(x), n_pieces, width).sum(1)
-
-
-def _numbers(x: Tensor) -> Any:
-    """Return a contiguous array; float16 and bfloat16 are converted to float32."""
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return np.ascontiguousarray(x.numpy())

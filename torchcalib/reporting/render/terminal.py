@@ -237,9 +237,9 @@ def show_paths(paths: Sequence[Path]) -> None:
     if not paths:
         return
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    names = (path.relative_to(page.parent) if path.is_relative_to(page.parent) else path.name for path in paths)
-    others = ", ".join(str(name) for path, name in zip(paths, names, strict=True) if path != page)
-    _print_lines(f"\n[bold]wrote {_escaped(page)}[/bold]", f"[dim]and {_escaped(others)}[/dim]")
+    folder, others = page.parent, [path for path in paths if path != page]
+    names = ", ".join(str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name for path in others)
+    _print_lines(f"\n[bold]wrote {_escaped(page)}[/bold]", f"[dim]and {_escaped(names)}[/dim]")
 
 
 def show_warnings(history: History) -> None:

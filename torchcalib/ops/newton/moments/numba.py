@@ -4,7 +4,6 @@ One pass over a row computes its exponentials and all moments, without tensors o
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.ops.newton.moments import Derivatives
 from torchcalib.ops.newton.scores import LabelledScores
-from torchcalib.ops.numba_math import BLOCK, clipped, compiled_loop, exp, lanes, step
+from torchcalib.ops.numba_math import BLOCK, clipped, compiled_loop, contiguous_array, exp, lanes, step
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # scores per partial sum, which are the unit of work of a thread
@@ -89,15 +88,10 @@ def row_means(scores: Tensor, top: Tensor) -> Tensor:
         n = max(1, _PIECE // x.shape[1])
         for start in range(begin, end, n):
             part = slice(start, min(start + n, end))
-            _fill_means(_numbers(x[part]), largest[part], found[part])
+            _fill_means(contiguous_array(x[part]), largest[part], found[part])
 
     in_threads(fill, len(x), x.numel())
     return torch.from_numpy(found).view(scores.shape[:-1])
-
-
-def _numbers(x: Tensor) -> Any:
-    """Return a contiguous array; float16 and bfloat16 are converted to float32."""
-    return np.ascontiguousarray((x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy())
 
 
 def derivatives_of(p: LabelledScores, alpha: Tensor) -> Derivatives:
@@ -112,10 +106,11 @@ def derivatives_of(p: LabelledScores, alpha: Tensor) -> Derivatives:
     sums = np.zeros((len(starts), 3))
 
     def add_pieces(begin: int, end: int) -> None:
-        s, e = (torch.empty(BLOCK, dtype=dtype).numpy() for _ in range(2))
+        s, e = torch.empty(2, BLOCK, dtype=dtype).numpy()
         for piece in range(begin, end):
             part = slice(starts[piece], starts[piece] + n)
-            _add_rows(_numbers(x[part]), top[part], w[part], factor, at, s, e, sums[piece])
+            rows = contiguous_array(x[part])
+            _add_rows(rows, top[part], w[part], factor, at, s, e, sums[piece])
 
     in_threads(add_pieces, len(starts), x.numel())
     total = [math.fsum(column) for column in sums.T]
