@@ -242,7 +242,7 @@ EDGES = "comparisons with exact bin edges, checks and separate counts of outcome
 TOP = "a quarter of the time finds the top class, in one thread; sums exclude it, which keeps digits"
 FEW_CALLS = "60 calls of Python, numpy and torch, of 1 to 5 microseconds each, whatever the size"
 REASONS_WITHOUT_NUMBA = {
-    "NLL, binary, 1 million logits": "checks, signs from integer labels, and float64 sums take half of the time",
+    "NLL, binary, 1 million logits": "exponential and logarithm are computed in float64, and by torch in float32",
     "Brier score, binary, 1 million": CHECKED,
     "Brier score, binary, 1 million, float64": "checks and the conversion of labels take half of the time",
     "Brier score, binary, 100,000, numpy float32": CHECKED,

@@ -35,15 +35,14 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool)
     valid = least == least if from_logits else least >= 0 and greatest <= 1
     if not (valid and first >= 0 and last <= 1):
         return torch.full((len(values),), torch.nan, dtype=torch.float64)
+    x = values.double()
     if kind == "square" and not from_logits:
-        return (values.double() - target.double()).square_().sum(-1)
+        return (x - target.double()).square_().sum(-1)
     if not target.is_floating_point() or bool(((target == 0) | (target == 1)).all()):
-        # float32 logits have float32 scores: float64 functions take three times as long.
-        x = values if from_logits and values.dtype == torch.float32 else values.double()
         scores = _scores_of_labels(x, target, kind, from_logits)
     else:
-        scores = _scores_of_shares(values.double(), target.double(), kind, from_logits)
-    return scores.sum(-1, dtype=torch.float64)
+        scores = _scores_of_shares(x, target.double(), kind, from_logits)
+    return scores.sum(-1)
 
 
 def _scores_of_labels(x: Tensor, label: Tensor, kind: str, from_logits: bool) -> Tensor:
