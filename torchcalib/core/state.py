@@ -74,15 +74,14 @@ class SumState(Generic[S]):
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
-    def with_summary(self, state: Tensor, batch: BatchSummary, from_logits: bool) -> Tensor | None:
-        """Return the sum of a state on the CPU and one batch, or None for an invalid batch.
+    def adds_summary(self, batch: BatchSummary, from_logits: bool, total: Any) -> bool:
+        """Add a batch to a state, a numpy array, in place. Return False for an invalid batch.
 
         The accumulator must take summaries.
         """
-        total = state.numpy().copy()
         accumulator: Any = self.accumulator
-        is_valid = accumulator.add_summary(batch, from_logits, total[self._offset :].reshape(self.shape))
-        return torch.from_numpy(total) if is_valid else None
+        is_valid: bool = accumulator.add_summary(batch, from_logits, total[self._offset :].reshape(self.shape))
+        return is_valid
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Return the sum of two states, on the device of the first."""

@@ -9,6 +9,7 @@ from inspect import Parameter, Signature, signature
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor
 from torchmetrics.metric import Metric
 
@@ -44,7 +45,7 @@ Better = Literal["higher", "lower", "nearer to 0"]
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
 """Options of metric functions that classes do not accept, or accept as arguments of their own."""
 
-NO_EVIDENCE = Evidence(None, None)
+_NO_EVIDENCE = Evidence(None, None)
 """Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
 
 _NAMES_OF_EVIDENCE = ("confidence_interval", "interval", "ci", "p_value", "pvalue", "noise_floor")
@@ -59,6 +60,13 @@ _TORCHMETRICS_OPTIONS = (
     "sync_on_compute",
     "compute_with_cache",
 )
+
+
+def changes_by_summary(attributes: dict[str, Any], name: str, state: Tensor) -> dict[str, Any]:
+    """Return the changes of the attributes of a metric if a batch is added by its summary to the state `name`."""
+    count = attributes["_update_count"] + 1
+    # The first values of the batch have ruled out mistakes.
+    return {name: state, "_computed": None, "_update_count": count, "_evidence": _NO_EVIDENCE}
 
 
 class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
@@ -283,11 +291,12 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if summary is None:
             return False
         kind: Any = self.kind
-        state = kind.with_summary(vars(self)[self.state_names[0]], summary, self.input_format.from_logits)
-        if state is not None:
-            self.count_update(state)
-            vars(self)["_evidence"] = NO_EVIDENCE  # the first values rule out mistakes
-        return state is not None
+        attributes, name = vars(self), self.state_names[0]
+        sums = attributes[name].numpy().copy()
+        if not kind.adds_summary(summary, self.input_format.from_logits, sums):
+            return False
+        attributes.update(changes_by_summary(attributes, name, torch.from_numpy(sums)))
+        return True
 
     def compute(self) -> Tensor:
         """Return the metric value for all updates, over all ranks if `torch.distributed` is running.

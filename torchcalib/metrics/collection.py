@@ -1,12 +1,15 @@
 """Collection of metrics with shared input processing and synchronisation."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, Self
+from itertools import starmap
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics.collections import MetricCollection
@@ -14,12 +17,12 @@ from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.batch_summary import detail_of, summary_of
+from torchcalib.core.batch_summary import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import quoted
 from torchcalib.io.saved import saved_bytes
-from torchcalib.metrics.base import NO_EVIDENCE, CalibrationMetric
+from torchcalib.metrics.base import CalibrationMetric, changes_by_summary
 from torchcalib.metrics.checkpoint import contains_state, read_state, saved_state
 from torchcalib.metrics.engine import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.hidden import UpdatesFromHidden
@@ -150,16 +153,16 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
 
     def _readings(self, members: list[Any], weighted: bool, floating: bool) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
-        for metric in members:
-            if not isinstance(metric, CalibrationMetric):
-                return None
-            is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
-            if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
-                return None
-        key = (weighted, floating, *((id(metric), id(metric.input_format)) for metric in members))
+        key = (weighted, floating, *map(id, members), *[id(vars(metric).get("input_format")) for metric in members])
         if key != self._latest_readings[0]:
             self._latest_readings = key, _readings_of(members, weighted, floating)
-        return self._latest_readings[1]
+        readings = self._latest_readings[1]
+        if readings is not None:
+            for metric in members:
+                is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
+                if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
+                    return None
+        return readings
 
     def _are_added(self, preds: Tensor, target: Tensor) -> bool:
         """Add a batch of labels without weights to all metrics by summaries, as `CalibrationMetric` does for one.
@@ -171,27 +174,15 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         if readings is None or not all(reading.takes_summary for reading in readings):
             return False
         values = preds.detach() if preds.requires_grad else preds
-        states: list[tuple[CalibrationMetric[Any], Any]] = []
+        changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for reading in readings:
-            found = reading.states_by_summary(values, target)
+            found = reading.changes_by_summary(values, target)
             if found is None:
                 return False
-            states += found
-        self._replace_states(states)
+            changes += found
+        # Python handles an interrupt before or after this call, which runs no Python code. So all metrics change.
+        deque(starmap(dict.update, changes), maxlen=0)
         return True
-
-    @staticmethod
-    def _replace_states(states: list[tuple[CalibrationMetric[Any], Any]]) -> None:
-        """Replace the states of metrics by those after one more batch. An interrupt leaves all of them unchanged."""
-        before = [(vars(metric), vars(metric).copy()) for metric, _ in states]
-        try:
-            for metric, state in states:
-                metric.count_update(state)
-                vars(metric)["_evidence"] = NO_EVIDENCE  # the first values rule out mistakes
-        except BaseException:  # also KeyboardInterrupt
-            for attributes, old in before:
-                attributes.update(old)
-            raise
 
     @staticmethod
     def _update_together(
@@ -338,7 +329,8 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
                     metric._to_sync = metric.sync_on_compute
 
 
-class _Reading(NamedTuple):
+@dataclass
+class _Reading:
     """Metrics of a collection that share the conversion of a batch."""
 
     input_format: InputFormat  # format of the shared conversion
@@ -347,6 +339,7 @@ class _Reading(NamedTuple):
     sizes: set[int | None]  # numbers of classes that the formats require
     takes_summary: bool  # whether all metrics take a `BatchSummary`
     detail: Detail  # statistics of multi-class rows that they need
+    joined: "_JoinedStates | None" = None  # states after the latest batch that was added by its summary
 
     def states_after(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
@@ -366,28 +359,18 @@ class _Reading(NamedTuple):
             states += [(metric, metric.added(batch, shared)) for metric in metrics]
         return states
 
-    def states_by_summary(self, preds: Tensor, target: Tensor) -> list[tuple[CalibrationMetric[Any], Any]] | None:
-        """Return the metrics with their states after a batch, by its summary; None if the batch has none."""
+    def changes_by_summary(self, preds: Tensor, target: Tensor) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+        """Return the attributes of each metric with their changes by a batch of labels; None if it has no summary."""
         if len(preds.shape) == 2 and self.sizes not in (set(), {preds.shape[1]}):
             return None  # a format raises the error
         summary = summary_of(self.input_format, preds, target, self.detail)
         if summary is None:
             return None
-        # States are not modified. So metrics with equal states before the batch share the state after it.
-        states: list[tuple[CalibrationMetric[Any], Any]] = []
-        for metrics in self.by_state:
-            kind: Any = metrics[0].kind
-            before = after = None
-            for metric in metrics:
-                if metric.device.type != "cpu":
-                    return None
-                state = vars(metric)[metric.state_names[0]]
-                if before is None or not (state is before or torch.equal(state, before)):
-                    before, after = state, kind.with_summary(state, summary, self.input_format.from_logits)
-                    if after is None:
-                        return None
-                states.append((metric, after))
-        return states
+        if self.joined is None or not self.joined.is_current():
+            if any(metric.device.type != "cpu" for metrics in self.by_state for metric in metrics):
+                return None
+            self.joined = _JoinedStates(self.by_state)
+        return self.joined.changes_by(summary, self.input_format.from_logits)
 
     def _predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         metric = self.by_state[-1][-1]
@@ -397,12 +380,56 @@ class _Reading(NamedTuple):
         return metric._read(self.input_format.preferring(resolved[0].axis), preds, target, weights)
 
 
+class _JoinedStates:
+    """Sums of several metrics on the CPU, one after another in an array, which a batch replaces in one step."""
+
+    def __init__(self, by_state: list[list[CalibrationMetric[Any]]]) -> None:
+        """Join the states of metrics. Those in one list have equal states after a batch if they were equal before."""
+        self._metrics: list[tuple[CalibrationMetric[Any], str, int]] = []  # with the name and the number of the state
+        self._kinds: list[Any] = []
+        self._states: list[Tensor] = []
+        for metrics in by_state:
+            (name,) = metrics[0].state_names
+            for metric in metrics:
+                state = vars(metric)[name]
+                if metric is metrics[0] or not torch.equal(state, self._states[-1]):
+                    self._states.append(state)
+                    self._kinds.append(metric.kind)
+                self._metrics.append((metric, name, len(self._states) - 1))
+        ends = np.cumsum([len(state) for state in self._states]).tolist()
+        self._parts = [slice(end - len(state), end) for state, end in zip(self._states, ends, strict=True)]
+        self._sums = torch.cat(self._states).numpy()
+
+    def is_current(self) -> bool:
+        """Return whether the metrics have the states of the latest changes."""
+        states = self._states
+        return all(vars(metric)[name] is states[k] for metric, name, k in self._metrics)
+
+    def changes_by(
+        self, summary: BatchSummary, from_logits: bool
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+        """Return the attributes of each metric with their changes by a batch; None if the batch is invalid."""
+        sums = self._sums.copy()
+        parts = [sums[part] for part in self._parts]
+        for kind, part in zip(self._kinds, parts, strict=True):
+            if not kind.adds_summary(summary, from_logits, part):
+                return None
+        self._sums, self._states = sums, [torch.from_numpy(part) for part in parts]
+        changes = []
+        for metric, name, k in self._metrics:
+            attributes = vars(metric)
+            changes.append((attributes, changes_by_summary(attributes, name, self._states[k])))
+        return changes
+
+
 def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating: bool) -> list[_Reading] | None:
     """Group metrics by the conversion and the state that they share.
 
     Return None if a metric has its own `update`, or is a member under two names, which counts each batch twice.
     """
     if len({id(metric) for metric in metrics}) < len(metrics):
+        return None
+    if not all(isinstance(metric, CalibrationMetric) for metric in metrics):
         return None
     by_conversion: dict[tuple[InputFormat, tuple[int, ...]], list[CalibrationMetric[Any]]] = defaultdict(list)
     for metric in metrics:

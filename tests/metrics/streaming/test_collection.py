@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchcalib as tc
+import torchcalib.metrics.collection as collection_module
 from torchcalib.core.state import SumState
 from torchcalib.metrics.base import CalibrationMetric
 
@@ -92,23 +93,34 @@ def test_a_batch_that_one_metric_refuses_changes_no_metric(method):
     assert metrics.compute() == values
 
 
-def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeypatch):
+# Batches without weights have a summary.
+@pytest.mark.parametrize(
+    ("place", "name", "weights"),
+    [(CalibrationMetric, "count_update", torch.ones_like(TARGET)), (collection_module, "changes_by_summary", None)],
+)
+def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeypatch, place, name, weights):
     collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
-    count_update, calls = CalibrationMetric.count_update, []
+    function, calls = getattr(place, name), []
 
-    def interrupted(self, state):
-        calls.append(self)
+    def interrupted(*arguments):
+        calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        count_update(self, state)
+        return function(*arguments)
 
-    monkeypatch.setattr(CalibrationMetric, "count_update", interrupted)
+    monkeypatch.setattr(place, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        collection.update(LOGITS, TARGET)
+        collection.update(LOGITS, TARGET, weights)
     assert len(calls) == 2
     for metric in collection.values():
         assert metric.update_count == 0
         assert not metric.state.any()
+    monkeypatch.undo()
+    collection.update(LOGITS, TARGET)  # without the states of the failed update
+    for metric in collection.values():
+        alone = type(metric)(**OPTIONS)
+        alone.update(LOGITS, TARGET)
+        assert torch.equal(metric.state, alone.state)
 
 
 @pytest.mark.parametrize("name", ["groups", "clusters"])
