@@ -2,9 +2,11 @@
 
 The method, for as many rows as fit into the level-1 cache, with the class k of each row:
 
-1. Find the largest of the other logits, and fill a buffer with the differences of all other logits from it.
-2. Replace the differences by their exponentials, in one loop over all rows, because narrow rows would not fill vectors.
+1. Find the largest of the other logits, and the differences of all other logits from it.
+2. Compute the exponentials of the differences, in one loop over all rows.
 3. The log-odds are the difference of the logit of k and the largest other one, minus the logarithm of the sum.
+
+Rows of few classes would not fill vectors. They are transposed, so that vector instructions span 64 rows.
 """
 
 import math
@@ -14,6 +16,10 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.numba_math import BLOCK, by_rows, compiled_loop, exp64, lanes, log64, step
+
+
+_FEW_CLASSES = 48  # largest number of classes for which rows are transposed
+_LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
 
 @step
@@ -96,8 +102,50 @@ def _fill_log_odds(rows, classes, out):
         _subtract_logs(sums[:n], out[first : first + n])
 
 
+@step
+def _fill_largest(z, largest):
+    """Fill `largest` with the largest logit of each column; arbitrary if a column has NaN."""
+    largest[:] = z[0]
+    for j in range(1, len(z)):
+        for i in range(_LANES):
+            largest[i] = z[j, i] if z[j, i] > largest[i] else largest[i]
+
+
+@step
+def _fill_sums_of_exps(z, largest, sums):
+    sums[:] = 0.0
+    for j in range(len(z)):
+        for i in range(_LANES):
+            sums[i] += exp64(z[j, i] - largest[i])
+
+
+@compiled_loop
+def _fill_few_log_odds(rows, classes, out):
+    """Fill `out` like `_fill_log_odds`, for rows of few classes."""
+    n_rows, n_classes = rows.shape
+    z = np.zeros((n_classes, _LANES))
+    own, largest, sums, found = np.zeros(_LANES), np.empty(_LANES), np.empty(_LANES), np.empty(_LANES)
+    for start in range(0, n_rows, _LANES):
+        n = min(_LANES, n_rows - start)
+        for i in range(n):
+            for j in range(n_classes):
+                z[j, i] = rows[start + i, j]
+            k = classes[start + i]
+            own[i], z[k, i] = z[k, i], -math.inf
+        _fill_largest(z, largest)
+        _fill_sums_of_exps(z, largest, sums)
+        found[:] = own - largest
+        _subtract_logs(sums, found)
+        for i in range(n):
+            if not (sums[i] >= 1 and abs(found[i]) < math.inf):  # infinite logits, or NaN
+                row = rows[start + i]
+                found[i] = _limit(row, own[i], _largest_other(row, classes[start + i]))
+            out[start + i] = found[i]
+
+
 def of_classes(values: Tensor, classes: Tensor) -> Tensor:
     """Return the log-odds of a class for each row `(N, C)`; see `log_odds`."""
     out = torch.empty(len(values), dtype=torch.float64)
-    by_rows(_fill_log_odds, values, (classes.contiguous().numpy(), out.numpy()))
+    loop = _fill_few_log_odds if values.shape[-1] <= _FEW_CLASSES else _fill_log_odds
+    by_rows(loop, values, (classes.contiguous().numpy(), out.numpy()))
     return out
