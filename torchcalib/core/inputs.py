@@ -72,6 +72,8 @@ class InputFormat:
     # Minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2 requires
     # annotator counts.
     min_annotators: int = 0
+    # Whether statistics of multi-class rows are needed anyway. They also show invalid values.
+    needs_rows: bool = True
     # class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes
     likely_axis: int | None = field(default=None, compare=False)
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
@@ -538,7 +540,7 @@ class InputFormat:
         )
         if p.has_labels or self.hard_targets:
             label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
-            if per_class:
+            if per_class and (self.needs_rows or not self.from_logits):
                 return [RowRule(p.rows.log_prob, preds_rule, label_rule)]
             rules: list[Rule] = [preds_rule, label_rule]
         elif p.n_annotators is not None:
