@@ -136,3 +136,17 @@ def test_bad_metrics_raise_errors():
         ({"metric": nll, "seed": "0"}, TypeError, "`seed` must be an int"),
     ]
     assert_refused((given, partial(tc.Bootstrapped, **given), error, [part]) for given, error, part in wrong)
+
+
+def test_weights_of_the_last_of_many_replicates_count_and_are_checked():
+    """Whether a sample has weight 0 in all replicates usually follows from the first ones."""
+    preds, target = torch.tensor([0.9, 0.2], dtype=torch.float64), torch.tensor([1, 1])
+    weights = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(40, 1)
+    for last, expected in ((0.0, 0.01), (3.0, (0.01 + 3 * 0.64) / 4)):
+        weights[-1, 1] = last
+        found = F.brier_score(preds, target, task="binary", weights=weights)
+        close(found, torch.tensor([0.01] * 39 + [expected], dtype=torch.float64))
+    for wrong in (1e-200, 1e200, -1.0, torch.nan):
+        weights[-1, 1] = wrong
+        with pytest.raises(ValueError, match="0, or from 1e-150 to 1e150"):
+            F.brier_score(preds, target, task="binary", weights=weights)

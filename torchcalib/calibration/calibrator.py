@@ -157,7 +157,8 @@ class Calibrator(nn.Module, ABC):
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         """Check predictions and labels, and return them as `Predictions` for `fit_to`."""
-        p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
+        requirements = {"hard_targets": True, "whole_weights": self.whole_weights, "needs_rows": False}
+        p = read_input(task, preds, target, options, **requirements)
         if p.task not in self.tasks:
             raise ValueError(
                 f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "

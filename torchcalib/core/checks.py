@@ -118,6 +118,13 @@ class WeightRule(Rule):
     weights: Tensor
     whole: bool = False
 
+    def is_satisfied(self) -> Tensor | bool:
+        """Return True, or a bool scalar tensor that is True, if all weights are valid."""
+        if self.whole:
+            return super().is_satisfied()
+        weights = self.weights  # fewer comparisons than in `problems`
+        return _within(weights, 0, 1e150) & ((weights > 0) == (weights >= 1e-150)).all()
+
     def problems(self) -> list[Problem]:
         """Return the possible violation: weights out of range."""
         weights = self.weights

@@ -43,7 +43,7 @@ from torchcalib.core.checks import (
 )
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
-from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
@@ -72,6 +72,8 @@ class InputFormat:
     # Minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2 requires
     # annotator counts.
     min_annotators: int = 0
+    # Whether statistics of multi-class rows are needed anyway. They also show invalid values.
+    needs_rows: bool = True
     # class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes
     likely_axis: int | None = field(default=None, compare=False)
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
@@ -167,7 +169,7 @@ class InputFormat:
             own = one if weights is None else weights
             weights = torch.where(target == self.ignore_index, 0.0, own)
         samples = preds.dim() - (self.task == "multiclass")
-        zero_weight = None if weights is None else in_all_replicates(weights == 0, samples)
+        zero_weight = None if weights is None else zero_in_all_replicates(weights, samples)
         if zero_weight is not None and has_labels:  # replace the label of an ignored row by a valid index
             target = target.masked_fill(zero_weight, 0)
         p = Predictions(
@@ -188,7 +190,7 @@ class InputFormat:
         )
         if self.nan_policy == "drop":
             p = self._without_missing(p, target_tolerance, wait and not drop_invalid, checked_by)
-            zero_weight = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
+            zero_weight = None if p.weights is None else zero_in_all_replicates(p.weights, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance, checked_by)
             # On other devices, reading values would wait for the device.
@@ -538,7 +540,7 @@ class InputFormat:
         )
         if p.has_labels or self.hard_targets:
             label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
-            if per_class:
+            if per_class and (self.needs_rows or not self.from_logits):
                 return [RowRule(p.rows.log_prob, preds_rule, label_rule)]
             rules: list[Rule] = [preds_rule, label_rule]
         elif p.n_annotators is not None:

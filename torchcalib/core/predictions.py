@@ -12,7 +12,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.ops import logs, softmax_stats
 from torchcalib.ops.binary_scores import Kind, score_sums
-from torchcalib.ops.host_values import once
+from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain
@@ -347,3 +347,17 @@ def replicates_at_once(elements: int) -> int:
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
     """Reduce a mask `(*R, ..., N)` over its replicate axes R by logical "and"; the last `samples` axes remain."""
     return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)
+
+
+_FIRST = 32  # number of replicates in which almost every sample that can be drawn is drawn
+
+
+def zero_in_all_replicates(weights: Tensor, samples: int) -> Tensor:
+    """Return a mask of the samples with weight 0 in all replicates `(..., N)`; see `in_all_replicates`."""
+    if weights.dim() <= samples:
+        return weights == 0
+    first = weights.flatten(0, weights.dim() - samples - 1)[:_FIRST]
+    absent = in_all_replicates(first == 0, samples)
+    if weights.is_cpu and value_if_available(absent.any()) is False:  # usual, so that the other weights are not read
+        return absent
+    return in_all_replicates(weights == 0, samples)

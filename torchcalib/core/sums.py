@@ -15,7 +15,7 @@ from torch.linalg import vecdot
 from torchcalib.core.arguments import Task
 from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode
-from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.dispatch import source_of
@@ -338,7 +338,7 @@ def sums_of_replicates(
     `finite` states that all summands are finite where a weight is not 0, which allows a faster algorithm.
     """
     wide = wide_dtype(index.device)
-    absent = in_all_replicates(weights == 0, index.dim())
+    absent = zero_in_all_replicates(weights, index.dim())
     columns = [column.to(wide).masked_fill(absent, 0) for column in columns]
     replicates = weights.shape[: weights.dim() - index.dim()]
     sums = bin_sums_of_replicates(index, columns, weights.flatten(0, len(replicates) - 1), n_cells, finite)

@@ -352,6 +352,7 @@ def bootstrap(
             drawn = drawn if weights is None else drawn * weights
             found.append(metric(preds, target, task=task, weights=drawn, **options))
             _check_values(found[-1], value, len(drawn))
+            del drawn  # so that the next weights reuse its memory
     if isinstance(value, tuple):
         parts = [torch.cat(part) for part in zip(*found, strict=True)]
         intervals: list[Any] = [Interval(v, part, level, n_clusters) for v, part in zip(value, parts, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from torchcalib.ops.operation import is_plain
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """SplitMix64 constants 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB, as signed integers."""
 
+_ROUNDS = ((30, _FIRST), (27, _SECOND))  # shifts and factors of the output function
 _MAX_COPIES = 12  # largest Poisson(1) count; P(X > 12) < 1e-10 is below the resolution of 32 bits
 _IN_CACHE = 2**15  # number of random numbers that the CPU generates at a time, small enough for its cache
 
@@ -43,12 +45,22 @@ def keyed(seed: int, streams: Tensor) -> tuple[Any, Tensor]:
 
 def words(keys: Tensor, counters: Tensor) -> Tensor:
     """Return `random_words` of generators with these states: the number i of a state `key` is mix(key + i golden)."""
-    return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
+    if not (keys.is_cpu and is_plain(keys, counters)):
+        return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
+    # The same in numpy, whose unsigned integers need half of the operations
+    states, numbers = (x.numpy().view(np.uint64) for x in (keys, counters))
+    z = np.add.outer(states, numbers * np.uint64(_GOLDEN % 2**64))
+    for shift, factor in _ROUNDS:
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor % 2**64)
+    z ^= z >> np.uint64(31)
+    z >>= np.uint64(32)
+    return torch.from_numpy(z.view(np.int64))
 
 
 def _mix(z: Tensor) -> Tensor:
     """Apply the output function of SplitMix64 to `z` in place: xor-shifts and multiplications."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+    for shift, factor in _ROUNDS:
         z.bitwise_xor_(_shift(z.clone(), shift)).mul_(factor)
     return z.bitwise_xor_(_shift(z.clone(), 31))
 
@@ -68,7 +80,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
     source, keys = keyed(seed, streams)
-    counts = torch.zeros(len(streams), len(counters), dtype=dtype, device=streams.device)
+    counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
     source.count_bounds(keys, counters, bounds, counts)
     return counts
 
@@ -76,7 +88,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
     source, keys = keyed(seed, streams)
-    counts = torch.zeros(len(streams), n, dtype=dtype, device=streams.device)
+    counts = torch.empty(len(streams), n, dtype=dtype, device=streams.device)
     source.count_draws(keys, counts)
     return counts
 
@@ -101,11 +113,10 @@ def count_draws(keys: Tensor, counts: Tensor) -> None:
 
     def count(words: Tensor) -> Tensor:
         # floor(u n / 2^32) for a word u: an index in [0, n) whose probability differs from 1/n by less than 2^-32.
-        # The counts of stream r have the indices r n to (r + 1) n - 1 in a flat tensor.
-        first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
-        drawn = _shift(words.mul_(n), 32).add_(first).reshape(-1)
-        # Integer sums are reproducible on a GPU: they do not depend on the order of atomic additions.
-        return torch.zeros_like(drawn).scatter_add_(0, drawn, torch.ones_like(drawn)).reshape(words.shape)
+        drawn = words.mul_(n).bitwise_right_shift_(32)
+        # Sums of ones are exact, so on a GPU they do not depend on the order of atomic additions.
+        one = torch.ones_like(drawn, dtype=counts.dtype)
+        return torch.zeros_like(one).scatter_add_(1, drawn, one)
 
     _in_batches(count, keys, torch.arange(n, device=keys.device), counts)
 

@@ -1,7 +1,7 @@
 """Counter-based random numbers by compiled loops, bit by bit as in torch. Only `dispatch` imports this module.
 
 A word is a hash of a few multiplications and shifts of 64 bits. A loop keeps them in registers, and counts a word at
-once. Tensor operations read and write every word about twenty times.
+once. Operations on arrays and tensors read and write every word ten to twenty times.
 """
 
 import numpy as np
@@ -35,6 +35,7 @@ def _count_draws(keys, counts):
     n = counts.shape[1]
     for r in range(keys.size):
         row = counts[r]
+        row[:] = 0  # just before its use, so that it is in the cache
         for k in range(n):
             row[np.int64((_word(keys[r], k) * np.uint64(n)) >> _S32)] += 1
 
@@ -68,6 +69,6 @@ def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tens
 
 
 def count_draws(keys: Tensor, counts: Tensor) -> None:
-    """Fill `counts`, which are 0; see `counter_rng.count_draws`."""
+    """Fill `counts`; see `counter_rng.count_draws`."""
     states, out = keys.numpy(), counts.numpy()
     in_threads(lambda start, end: _count_draws(states[start:end], out[start:end]), len(keys), counts.numel())

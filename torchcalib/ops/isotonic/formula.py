@@ -183,6 +183,8 @@ def augmented(
         if g >= 0:
             u -= weight[g]
             v -= values[g]
+            if g > 0 and values[g] * weight[g - 1] == values[g - 1] * weight[g]:
+                continue  # a point between groups of equal means, such as 0 or 1, is no corner
         else:
             u -= 1
             v -= 1
@@ -201,6 +203,9 @@ def augmented(
     # top corner, so that the corners right of it, from `following` down, are only removed.
     following = count - 2
     next_x, next_y = x[following], y[following]
+    then_x, then_y = u * 0, v * 0  # vector from the next corner to the one after it
+    if following > 0:
+        then_x, then_y = x[following - 1] - next_x, y[following - 1] - next_y
     for g in range(length):
         run[g] = to_x
         rise[g] = to_y
@@ -208,12 +213,13 @@ def augmented(
         v += values[g]
         if (v - top_y) * to_x >= to_y * (u - top_x):
             continue  # the new point is above the minorant
-        while following > 0 and (next_y - v) * (x[following - 1] - next_x) >= (y[following - 1] - next_y) * (
-            next_x - u
-        ):
+        to_x, to_y = next_x - u, next_y - v
+        while following > 0 and to_y * then_x >= then_y * to_x:
             following -= 1
             next_x, next_y = x[following], y[following]
-        to_x, to_y = next_x - u, next_y - v
+            to_x, to_y = next_x - u, next_y - v
+            if following > 0:
+                then_x, then_y = x[following - 1] - next_x, y[following - 1] - next_y
         top_x, top_y = u, v
 
 

@@ -114,18 +114,23 @@ def _bracketed(
     `derivatives` returns the first three derivatives of the mean NLL, for scores in units of `scale`. With a third
     derivative of 0, a Halley step is a Newton step.
 
-    The iteration starts at `x`, and stops at a step of the fraction `relative` of alpha. The slope is then that at the
-    previous alpha. None stops at `GRADIENT` and `DECREMENT`.
+    The iteration starts at `x`. A step of at most the fraction `relative` of alpha is the last one. The slope is then
+    that at the previous alpha. None stops at `GRADIENT` and `DECREMENT`, or after a step that is short enough for the
+    Taylor series of the slope: its error is of the order of |step / alpha|^3 / alpha, as the fourth derivative of the
+    NLL is of the order of 1 / alpha^4. The slope is then that of the series.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
-    previous_length, slope, done = high, low, fixed
+    previous_length, slope, done, unit = high, low, fixed, scale.clamp(min=1)
     for _ in range(rounds):
         slope, curvature, skew = derivatives(x)
         # Halley's method for the root of slope(x): Newton step / (1 + step * skew / (2 * curvature)).
         step = -slope / curvature
         step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
-        exact = ((slope * scale.clamp(min=1)).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
-        done = exact if relative is None else step.abs() <= relative * x
+        if relative is None:
+            is_last = unit / x * (step / x).abs() ** 3 <= GRADIENT / 100
+            done = is_last | ((slope * unit).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
+        else:
+            done = is_last = step.abs() <= relative * x
         # Narrow the bracket by the sign of the slope.
         low, high = torch.where(slope < 0, x, low), torch.where(slope < 0, high, x)
         is_finished = done | fixed | slope.isnan() | (high - low <= 1e-15 * x)
@@ -138,6 +143,8 @@ def _bracketed(
         middle = torch.where(high == torch.inf, 4 * x, middle)
         next_x = torch.where(is_finished, x, torch.where(is_accepted, newton, middle))
         previous_length, x = (next_x - x).abs(), next_x
+    x = torch.where(is_last, x + step, x)
     if relative is None:
-        return x, slope, done | is_within_rounding((slope * scale).abs(), slope * step)
-    return torch.where(done, x + step, x), slope, done
+        slope = torch.where(is_last, slope + step * (curvature + step * skew / 2), slope)
+        done = done | is_within_rounding((slope * scale).abs(), slope * step)
+    return x, slope, done

@@ -4,6 +4,8 @@ One pass over a row computes its exponentials and all moments, without tensors o
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,40 +81,50 @@ def _fill_means(x, top, out):
         out[i] = _sum_of_differences(x[i], np.float64(top[i])) / x.shape[1]
 
 
+def _reader(x: Tensor) -> Callable[[slice], Any]:
+    """Return a function from a slice of rows to a contiguous array; float16 and bfloat16 are converted to float32.
+
+    Slices of arrays keep the global interpreter lock. Slices of tensors release it, and wait for other threads.
+    """
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return lambda rows: contiguous_array(x[rows])
+    array = x.numpy()
+    return lambda rows: np.ascontiguousarray(array[rows])
+
+
 def row_means(scores: Tensor, top: Tensor) -> Tensor:
     """Return the mean of scores - top for each row `(S, N)` in one pass."""
-    x, largest = scores.reshape(-1, scores.shape[-1]), top.flatten().double().numpy()
-    found = np.empty(len(x))
+    rows, largest = _reader(scores.reshape(-1, scores.shape[-1])), top.flatten().double().numpy()
+    found = np.empty(largest.size)
 
     def fill(begin: int, end: int) -> None:
-        n = max(1, _PIECE // x.shape[1])
+        n = max(1, _PIECE // scores.shape[-1])
         for start in range(begin, end, n):
             part = slice(start, min(start + n, end))
-            _fill_means(contiguous_array(x[part]), largest[part], found[part])
+            _fill_means(rows(part), largest[part], found[part])
 
-    in_threads(fill, len(x), x.numel())
+    in_threads(fill, found.size, scores.numel())
     return torch.from_numpy(found).view(scores.shape[:-1])
 
 
 def derivatives_of(p: LabelledScores, alpha: Tensor) -> Derivatives:
     """Return the derivatives for one fit to scores that are not in standard form; see `nll_derivatives`."""
     assert p.top is not None
-    x, w, top = p.scores[0], p.w.flatten().double().numpy(), p.top.flatten().double().numpy()
+    rows, w, top = _reader(p.scores[0]), p.w.flatten().double().numpy(), p.top.flatten().double().numpy()
     factor, at = 1 / p.scale.item(), alpha.item()
     # Rows are float32 in the first steps of a fit, unless scores are float64.
-    dtype = torch.promote_types(torch.promote_types(x.dtype, torch.float32), p.w.dtype)
-    n = max(1, _PIECE // x.shape[1])
-    starts = range(0, len(x), n)
+    is_wide = torch.float64 in (p.scores.dtype, p.w.dtype)
+    n = max(1, _PIECE // p.scores.shape[-1])
+    starts = range(0, w.size, n)
     sums = np.zeros((len(starts), 3))
 
     def add_pieces(begin: int, end: int) -> None:
-        s, e = torch.empty(2, BLOCK, dtype=dtype).numpy()
+        s, e = np.empty((2, BLOCK), np.float64 if is_wide else np.float32)
         for piece in range(begin, end):
             part = slice(starts[piece], starts[piece] + n)
-            rows = contiguous_array(x[part])
-            _add_rows(rows, top[part], w[part], factor, at, s, e, sums[piece])
+            _add_rows(rows(part), top[part], w[part], factor, at, s, e, sums[piece])
 
-    in_threads(add_pieces, len(starts), x.numel())
+    in_threads(add_pieces, len(starts), p.scores.numel())
     total = [math.fsum(column) for column in sums.T]
     mean, curvature, skew = (torch.full_like(p.label_mean, each) for each in total)
     return mean - p.label_mean, curvature, skew
