@@ -47,18 +47,14 @@ def is_plain(*arguments: Any) -> bool:
 
 
 def fused(
-    fast: Callable[..., Any],
-    formula: Callable[..., Any],
-    gradient: Callable[..., Any] | None = None,
-    recorded: Callable[..., Any] | None = None,
+    fast: Callable[..., Any], formula: Callable[..., Any], gradient: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """Return a function with values from `fast(backend, *arguments)`, and tracing and derivatives from `formula`.
 
     `formula(*arguments)` is the same function in differentiable torch operations. Only the first result is
     differentiable. `gradient(backend, arguments, results, needed, grads)` computes the first derivative without an
     autograd graph. It returns the gradients in the arguments at the positions `needed`, given the gradient `grads` in
-    the first result. `recorded` replaces `fast` if autograd records the call, and may return further results for
-    `gradient`. All arguments of the returned function are positional, except the keyword `backend`.
+    the first result. All arguments of the returned function are positional, except the keyword `backend`.
     """
 
     class Fused(torch.autograd.Function):
@@ -66,7 +62,7 @@ def fused(
 
         @staticmethod
         def forward(ctx: Any, backend: str, *arguments: Any) -> Any:
-            values = (recorded or fast)(backend, *arguments)
+            values = fast(backend, *arguments)
             results = (values,) if isinstance(values, Tensor) else values
             ctx.mark_non_differentiable(*results[1:])
             ctx.backend, ctx.n_results = backend, len(results)

@@ -10,19 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import Backend, choose, source_of
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats import chunked, cpu
 from torchcalib.ops.softmax_stats.formula import Detail, row_formula
 from torchcalib.ops.softmax_stats.logit_sums import Sums
 
 __all__ = ["Detail", "Rows", "matrices", "rows", "sums"]
 
 _N_SCORES = 4
-_SHORT = 256  # largest number of classes for which torch computes gradients as fast as compiled code, or faster
-_KEPT_BYTES = 20_000_000  # largest size of the probabilities that are kept for a gradient
-_BLOCK = 2**19  # entries of a block of more probabilities, which stay in the cache
 
 
 class Rows(NamedTuple):
@@ -64,7 +60,9 @@ def rows(
     +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated as
     the probability of the class `top`.
     """
-    scores, top, *_ = _rows(values, target, from_logits, tolerance, detail, backend=backend)
+    if detail == "label" and values.requires_grad:  # the gradient needs the confidence
+        detail = "confidence"
+    scores, top = _rows(values, target, from_logits, tolerance, detail, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
 
@@ -85,63 +83,27 @@ def _forward(
     labels = target.reshape(-1)
     options = from_logits, tolerance, detail
     parts = [source.forward(matrix, labels[rows], *options) for rows, matrix in matrices(values)]
-    scores, top = chunked.joined(parts)
+    scores, top = (torch.cat(column, -1) for column in zip(*parts, strict=True))
     return scores.view(_N_SCORES, *lead).movedim(0, -2), top.view(lead)
 
 
-def _is_linear(backend: Backend, values: Tensor, from_logits: bool, detail: Detail) -> bool:
-    """Return whether `cpu.linear_gradient` computes the gradient, which is faster than compiled code for short rows.
-
-    This does not depend on the number of rows, so that equal rows have equal results in every batch.
-    """
-    if not from_logits or not values.is_cpu or values.itemsize < 4 or detail in ("squares", "entropy"):
-        return False
-    return values.shape[-1] <= _SHORT or choose("rows", values.device, backend) == "torch"
-
-
-def _recorded(
-    backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail
-) -> tuple[Tensor, ...]:
-    """Return the results of `_forward`, and for few rows their probabilities, which spare `_gradient` a softmax."""
-    if not values.numel() or not _is_linear(backend, values, from_logits, detail):
-        return _forward(backend, values, target, from_logits, tolerance, detail)
-    n_classes, lead, pieces = values.shape[-1], values.shape[:-1], matrices(values.detach())
-    is_kept = len(pieces) == 1 and values.nbytes <= _KEPT_BYTES
-    size = lead.numel() if is_kept else max(2, _BLOCK // n_classes)  # the same memory for all blocks
-    probs, labels = torch.empty(size, n_classes, dtype=values.dtype), target.reshape(-1)
-    parts = [
-        chunked.forward(x, h, from_logits, tolerance, detail, probs[: len(x)])
-        for rows, matrix in pieces
-        for x, h in zip(torch.split(matrix, size), torch.split(labels[rows], size), strict=True)
-    ]
-    scores, top = chunked.joined(parts)
-    results = scores.view(_N_SCORES, *lead).movedim(0, -2), top.view(lead)
-    return (*results, probs) if is_kept else results
-
-
 def _gradient(
-    backend: Backend, arguments: list[Any], results: tuple[Tensor, ...], needed: list[int], grads: Tensor
+    backend: Backend, arguments: list[Any], results: tuple[Tensor, Tensor], needed: list[int], grads: Tensor
 ) -> list[Tensor]:
     values, target, from_logits, _, detail = arguments
-    scores, top, *probs = results
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     source = source_of("rows", values.device.type, values.dtype, backend)
-    scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (scores, grads))
-    is_linear = _is_linear(backend, values, from_logits, detail)
-    if detail != "entropy" and not is_linear:  # undefined statistics have no gradient, but 0 times NaN is NaN
+    scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (results[0], grads))
+    if detail != "entropy":  # undefined statistics have no gradient, but 0 times NaN is NaN
         scores = torch.cat((scores[:1], scores[1:3].masked_fill(upstream[1:3] == 0, 0), scores[3:]))
-    columns = target.reshape(-1), scores, top.reshape(-1), upstream, out.view(-1, out.shape[-1]).T
+    columns = target.reshape(-1), scores, results[1].reshape(-1), upstream, out.view(-1, out.shape[-1]).T
     for row_slice, matrix in matrices(values.detach()):
         labels, row_scores, row_tops, grad_scores, filled = (x[..., row_slice] for x in columns)
-        if is_linear:
-            is_infinite = row_scores[2].isnan()
-            cpu.linear_gradient(matrix, labels, row_scores, row_tops, grad_scores, is_infinite, filled.T, *probs)
-        else:
-            source.backward(matrix, labels, from_logits, row_scores, row_tops, grad_scores, filled.T)
+        source.backward(matrix, labels, from_logits, row_scores, row_tops, grad_scores, filled.T)
     return [out for _ in needed]
 
 
-_rows = fused(_forward, row_formula, _gradient, _recorded)
+_rows = fused(_forward, row_formula, _gradient)
 
 
 def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> Sums:

@@ -18,20 +18,11 @@ MAX_ROWS = math.inf  # largest number of rows of a `summary`: torch divides its 
 
 
 def forward(
-    values: Tensor,
-    target: Tensor,
-    from_logits: bool,
-    tolerance: float,
-    detail: Detail = "entropy",
-    probs: Tensor | None = None,
+    values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
 ) -> tuple[Tensor, Tensor]:
-    """Return the first four statistics of `Rows` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`.
-
-    On the CPU, `probs` `(R, C)` is filled as by `cpu.of_array`.
-    """
+    """Return the first four statistics of `Rows` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`."""
     if values.device.type == "cpu":
-        probabilities = None if probs is None else probs.numpy()
-        found = cpu.forward(values.resolve_neg(), target.numpy(), from_logits, tolerance, detail, probabilities)
+        found = cpu.forward(values.resolve_neg(), target.numpy(), from_logits, tolerance, detail)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     wide, parts = wide_dtype(values.device), []
     size = max(1, _CHUNK_OFF_CPU // values.shape[-1])
@@ -50,7 +41,7 @@ def forward(
             scores = _scores_from_probability_sums(sums.to(wide), label == top, tolerance, detail)
         scores[:2].masked_fill_(label != h, torch.nan)  # testing for invalid labels would synchronise the device
         parts.append((scores, top))
-    scores, top = joined(parts)
+    scores, top = _joined(parts)
     return scores, top
 
 
@@ -75,8 +66,7 @@ def backward(
     """
     on_cpu = values.device.type == "cpu"
     if on_cpu and from_logits and not grads[1:3].any():  # then b = c = 0
-        is_infinite = values.gather(1, top.unsqueeze(1)).squeeze(1) == torch.inf
-        cpu.linear_gradient(values, target, scores, top, grads, is_infinite, out)
+        cpu.linear_gradient(values, target, scores, top, grads, out)
         return
     size = max(2, (_CHUNK if on_cpu else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
@@ -124,7 +114,7 @@ def _dtype(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate the sums `(k, n)` and the top classes `(n,)` of chunks or blocks."""
     if len(parts) == 1:
         return parts[0]
@@ -170,7 +160,7 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
         product = shifted * e
         terms = e, e * e, product, product * shifted
         parts.append((torch.stack([term.sum(-1) for term in terms]), top.squeeze(-1)))
-    columns, tops = joined(parts)
+    columns, tops = _joined(parts)
     return columns.to(wide_dtype(logits.device)).unsqueeze(1), tops.unsqueeze(0)
 
 

@@ -24,36 +24,24 @@ _TINY = 1e-30  # float32 numbers above it have all their digits
 _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
 
 
-def forward(
-    values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail, probs: Any = None
-) -> tuple[Any, Any]:
+def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
     """Return the first four statistics of `Rows` `(4, n)`, and the top classes `(n,)`, of rows `(n, C)`; see `rows`.
 
-    `target`, `probs` and the results are numpy arrays. For "label", the label takes the place of the top class. `probs`
-    are those of `of_array`.
+    `target` and the results are numpy arrays. With detail "label", the label takes the place of the top class.
     """
     if values.itemsize >= 4:
-        return of_array(values.numpy(), target, from_logits, tolerance, detail, probs)
+        return of_array(values.numpy(), target, from_logits, tolerance, detail)
     pieces = [(array_of(values[rows]), target[rows]) for rows in blocks_of(len(values), values.shape[1], _CONVERTED)]
     scores, tops = zip(*(of_array(*piece, from_logits, tolerance, detail) for piece in pieces), strict=True)
     return np.concatenate(scores, 1), np.concatenate(tops)
 
 
-def of_array(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, probs: Any = None
-) -> tuple[Any, Any]:
-    """Return the results of `forward` for an array of float32 or float64 rows.
-
-    `probs` `(n, C)` is filled with the probabilities of logits, with 0 at the top class. Then the negative entropy,
-    which `detail` must not include, is NaN for rows with +inf.
-    """
+def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
+    """Return the results of `forward` for an array of float32 or float64 rows."""
     n, n_classes = values.shape
-    axis = 1 if from_logits and (detail == "label" or probs is not None) else class_axis(n_classes)
+    axis = 1 if from_logits and detail == "label" else class_axis(n_classes)
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
-        twice: Any = None if probs is None else probs.repeat(2, 0)
-        scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail, twice)
-        if probs is not None:
-            probs[:] = twice[:1]
+        scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
     blocks = blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS if axis else _ENTRIES)
     memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), values.dtype)
@@ -61,10 +49,9 @@ def of_array(
     replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
     with np.errstate(all="ignore"):
         for rows in blocks:
-            block, label, into, q = values, target, scores, memory[1] if probs is None else probs
+            block, label, into = values, target, scores
             if len(blocks) > 1:
                 block, label, into = values[rows], target[rows], scores[:, rows]
-                q = q if probs is None else probs[rows]
             is_known = label.view(np.uint64).max() < n_classes  # negative labels are large then
             known = label if is_known else label.clip(0, n_classes - 1)
             if not from_logits:
@@ -73,13 +60,11 @@ def of_array(
             else:
                 if not replace_infinite:
                     x = _rows_of(block, memory, axis)
-                    top = _fill_from_logits(x, axis, memory, q, known, detail, into, False)
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, False)
                     replace_infinite = not math.isfinite(into[2:].sum())
                 if replace_infinite:
                     x = _rows_of(spread_infinite_logits(torch.from_numpy(block)).numpy(), memory, axis)
-                    top = _fill_from_logits(x, axis, memory, q, known, detail, into, True)
-                    if probs is not None:
-                        into[2, block.max(1) == np.inf] = np.nan
+                    top = _fill_from_logits(x, axis, memory, known, detail, into, True)
             if not is_known:
                 into[:2, label != known] = np.nan
             tops.append(top)
@@ -116,18 +101,18 @@ def _rows_of(block: Any, memory: Any, axis: int) -> Any:
 
 
 def _fill_from_logits(
-    x: Any, axis: int, memory: Any, q: Any, label: Any, detail: Detail, scores: Any, with_infinite: bool
+    x: Any, axis: int, memory: Any, label: Any, detail: Detail, scores: Any, with_infinite: bool
 ) -> Any:
     """Fill the scores `(4, n)` of logits, and return the top classes.
 
-    The array `q` is filled with a multiple of the probabilities. The scores need sums of q, q^2 and q (x - max x) over
-    all classes except the top class, whose q would round small q of other classes to 0. The last one is NaN for logits
-    of -inf, unless `with_infinite`.
+    Let q be a multiple of the probabilities. The scores need sums of q, q^2 and q (x - max x) over all classes except
+    the top class, whose q would round small q of other classes to 0. The last one is NaN for logits of -inf, unless
+    `with_infinite`. With detail "label", the label takes the place of the top class.
     """
-    logits, entries, entries_of_q = torch.from_numpy(x), x.reshape(-1), q.reshape(-1)[: x.size]
+    entries, entries_of_q = x.reshape(-1), memory[1, : x.size]
     q = entries_of_q.reshape(x.shape)
     if axis:
-        torch.softmax(logits, 1, out=torch.from_numpy(q))  # faster than `exp`
+        torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
         top = label if detail == "label" else x.argmax(1)
         at_top = places(top, x.shape, axis)
         q_top = entries_of_q[at_top].astype(np.float64)
@@ -208,20 +193,10 @@ def _fill_from_probabilities(
     return top
 
 
-def linear_gradient(
-    values: Tensor,
-    target: Tensor,
-    scores: Tensor,
-    top: Tensor,
-    grads: Tensor,
-    is_infinite: Tensor,
-    out: Tensor,
-    probs: Tensor | None = None,
-) -> None:
+def linear_gradient(values: Tensor, target: Tensor, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor) -> None:
     """Fill `out` like `chunked.backward` for logits, if only log-probabilities and confidences have gradients.
 
-    The gradient is a q, with further terms for the label and the top class. `probs` is q from `forward`, and None
-    computes it again. `is_infinite` is the mask of rows with +inf `(n,)`.
+    The gradient is a q, with further terms for the label and the top class.
     """
     n, n_classes = values.shape
     labels, tops, log_prob, confidence, of_log, of_confidence = (
@@ -234,20 +209,18 @@ def linear_gradient(
         at_top = confidence * (a + of_confidence)
         at_label = np.where(labels == tops, at_top, a * applied(torch.exp, log_prob)) + of_log
     factors = torch.from_numpy(a).unsqueeze(1).to(torch.promote_types(values.dtype, torch.float32))
-    for rows in blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS) if probs is None else [slice(n)]:
-        x = values[rows]
-        result = out[rows] if out.dtype == factors.dtype else torch.empty(x.shape, dtype=factors.dtype)
-        if probs is None:
-            torch.softmax(x.to(result.dtype), 1, out=result).mul_(factors[rows])
-        else:
-            torch.mul(probs, factors, out=result)
+    is_flat = (grads == 0).all(0)
+    for rows in blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS):
+        x = values[rows].to(factors.dtype)
+        result = out[rows] if out.dtype == x.dtype else torch.empty_like(x)
+        torch.softmax(x, 1, out=result).mul_(factors[rows])
+        is_flat[rows] |= x.gather(1, top[rows].unsqueeze(1)).squeeze(1) == torch.inf
         entries = result.numpy().reshape(-1)
         entries[places(tops[rows], x.shape, 1)] = at_top[rows]
         entries[places(labels[rows], x.shape, 1)] = at_label[rows]
         if out.dtype != result.dtype:
             out[rows] = result
     # Rows with +inf, and all rows whose incoming gradients are 0, have gradient 0.
-    is_flat = is_infinite | (grads == 0).all(0)
     if is_flat.any() or not known.all():
         out[torch.from_numpy(~known)] = torch.nan
         out[is_flat] = 0
