@@ -319,6 +319,45 @@ def test_invalid_probability_rows_give_nan_if_a_tolerance_is_given(backend, n_cl
     assert trusted.confidence[kept].tolist() == q[kept].amax(-1).tolist()
 
 
+@of_backends
+@pytest.mark.parametrize("detail", ["label", "confidence"])
+def test_fewer_statistics_have_the_documented_error_and_the_same_bits_in_every_batch(backend, detail):
+    asked = torch.tensor([1.0, 0, 0, detail == "confidence"], dtype=torch.float64).unsqueeze(-1)
+
+    def derivative(values, target):
+        leaf = values.clone().requires_grad_()
+        found = rows(leaf, target, from_logits=True, detail=detail, backend=backend)
+        loss = found.log_prob.sum() + (found.confidence.sum() if detail == "confidence" else 0)
+        (first,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        assert torch.equal(first.nan_to_num(), gradient.nan_to_num())
+        return found.log_prob.detach(), gradient
+
+    for n_classes in (2, 10, 60, 300):
+        values, target = sample(40, n_classes, True)
+        values[2], values[3, 1:], values[4, 1:], target[2:5] = 1e4, -INF, 150.0, 0
+        wide = values.double().requires_grad_()
+        expected = definition(wide, target, True)
+        (asked * torch.stack(expected[:4])).sum().backward()
+        log_prob, gradient = derivative(values, target)
+        torch.testing.assert_close(log_prob, expected.log_prob.detach(), rtol=2e-6, atol=0)
+        value = rows(values, target, from_logits=True, detail=detail, backend=backend).log_prob
+        torch.testing.assert_close(value, expected.log_prob.detach(), rtol=2e-6, atol=0)
+        assert ((gradient - wide.grad).norm(dim=-1) <= 1e-5 * wide.grad.norm(dim=-1) + 1e-15).all()
+        for part in (slice(0, 1), slice(3, 5)):
+            again = derivative(values[part], target[part])
+            assert torch.equal(again[0], log_prob[part])
+            assert torch.equal(again[1], gradient[part])
+            alone = rows(values[part], target[part], from_logits=True, detail=detail, backend=backend).log_prob
+            assert torch.equal(alone, value[part])
+        spoiled, labels = values.clone(), target.clone()
+        spoiled[1, 1], spoiled[5, 0], labels[6] = torch.nan, INF, n_classes
+        log_prob, gradient = derivative(spoiled, labels)
+        assert log_prob.isnan().nonzero().squeeze(-1).tolist() == [1, 6]
+        assert gradient[[1, 6]].isnan().any(-1).all()
+        assert not gradient[5].any()
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="`ru_maxrss` is in kB on Linux")
 @of_backends

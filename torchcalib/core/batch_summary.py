@@ -76,20 +76,18 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
 
     An accumulator that takes no summaries needs all of them, unless it has `only_confidences`.
     """
-    detail: Detail = "top"
+    needed: set[Detail] = set()
     for accumulator in accumulators:
-        if getattr(accumulator, "only_confidences", False):
-            continue
-        if not takes_summary(accumulator, task, from_logits=False):
-            return "entropy"
         of_log_prob, of_square, of_entropy, *_ = getattr(accumulator, "of_statistics", None) or (0,) * 5
-        if of_entropy:
-            return "entropy"
-        if of_square:
-            detail = "squares"
-        elif of_log_prob and detail == "top":
-            detail = "confidence"
-    return detail
+        if getattr(accumulator, "only_confidences", False):
+            needed.add("top")
+        elif of_entropy or not takes_summary(accumulator, task, from_logits=False):
+            needed.add("entropy")
+        else:
+            needed.add("squares" if of_square else "label" if of_log_prob else "top")
+    if "entropy" in needed or "squares" in needed:
+        return "entropy" if "entropy" in needed else "squares"
+    return "top" if "label" not in needed else "label" if len(needed) == 1 else "confidence"
 
 
 def _may_be_mistaken(how: InputFormat, values: Any) -> bool:

@@ -43,7 +43,8 @@ def test_states_equal_those_of_converted_batches(task, from_logits, dtype, monke
             metric.update(preds, target)
     for name, metric in there.items():
         torch.testing.assert_close(here[name].state, metric.state, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(together[name].state, metric.state, rtol=1e-12, atol=1e-12)
+        # A metric alone needs fewer statistics of rows, which can be summed in another order.
+        torch.testing.assert_close(together[name].state, metric.state, rtol=2e-6, atol=1e-12)
         torch.testing.assert_close(here[name].compute(), metric.compute(), rtol=1e-6, atol=0)
 
 

@@ -85,8 +85,8 @@ def of_classes(values: Tensor, classes: Tensor) -> Tensor:
     with np.errstate(all="ignore"):
         for rows in blocks:
             z = cpu.copied(cpu.array_of(values[rows]), memory, axis)
-            at_class = cpu.places(classes[rows].numpy(), axis)
-            own, z[at_class] = z[at_class], -np.inf
+            entries, at_class = z.reshape(-1), cpu.places(classes[rows].numpy(), z.shape, axis)
+            own, entries[at_class] = entries[at_class], -np.inf
             largest = torch.from_numpy(z).amax(axis, keepdim=True)
             torch.from_numpy(z).sub_(largest)
             cpu.applied(torch.exp, memory, z.size)

@@ -60,6 +60,8 @@ def rows(
     +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated as
     the probability of the class `top`.
     """
+    if detail == "label" and values.requires_grad:  # the gradient needs the confidence
+        detail = "confidence"
     scores, top = _rows(values, target, from_logits, tolerance, detail, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)

@@ -64,9 +64,11 @@ def backward(
     and incoming gradients of a row determine its coefficients a, b, c. The label and the top class have further terms.
     Their gradients can have the factor 1 - q, which float32 would round to 0, and are computed in `wide_dtype`.
     """
-    size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     on_cpu = values.device.type == "cpu"
-    is_linear = on_cpu and not grads[1:3].any()  # then b = c = 0
+    if on_cpu and from_logits and not grads[1:3].any():  # then b = c = 0
+        cpu.linear_gradient(values, target, scores, top, grads, out)
+        return
+    size = max(2, (_CHUNK if on_cpu else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
         block = slice(start, start + size)
         x, h, first, upstream = values[block].to(_dtype(values)), target[block], top[block], grads[:, block]
@@ -77,31 +79,13 @@ def backward(
         flat = (upstream == 0).all(0)
         if from_logits:
             flat |= x.gather(-1, first).squeeze(-1) == torch.inf
-        if from_logits and is_linear:
-            buffer = out[block] if out.dtype == x.dtype else torch.empty_like(x)
-            result = _linear_logit_gradient(x, label, first, scores[3, block], upstream, buffer)
-        elif from_logits:
             result = _logit_gradient(x, label, first, scores[:, block], upstream)
         else:
             at_label = x.gather(-1, label).squeeze(-1).to(scores.dtype)
             result = _probability_gradient(x, label, first, at_label, upstream)
         if not on_cpu or bool((flat | ~known).any()):  # on a GPU the test would synchronise the device
             result = result.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
-        if result.data_ptr() != out[block].data_ptr():
-            out[block] = result
-
-
-def _linear_logit_gradient(
-    x: Tensor, label: Tensor, first: Tensor, confidence: Tensor, grads: Tensor, buffer: Tensor
-) -> Tensor:
-    """Return the gradient in logits `(n, C)` with b = c = 0, in the buffer: q a, and terms of label and top class."""
-    grad_log, grad_top, confidence = (column.unsqueeze(-1) for column in (grads[0], grads[3], confidence))
-    a = -grad_log - grad_top * confidence
-    for_top = confidence * (a + grad_top)
-    q = torch.softmax(x, -1, out=buffer)
-    q.mul_((confidence * a).to(x.dtype) / q.gather(-1, first))
-    for_label = torch.where(label == first, for_top, q.gather(-1, label)) + grad_log
-    return q.scatter_(-1, first, for_top.to(x.dtype)).scatter_(-1, label, for_label.to(x.dtype))
+        out[block] = result
 
 
 def _logit_gradient(x: Tensor, label: Tensor, first: Tensor, scores: Tensor, grads: Tensor) -> Tensor:

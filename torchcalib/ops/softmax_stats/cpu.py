@@ -6,7 +6,7 @@ in the input: softmax and sums process every row separately, and `applied` pads 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ _FEW_CLASSES = 16  # largest number of classes for which blocks are transposed
 _ENTRIES = 2**17  # entries of a transposed block: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OF_LONG_ROWS = 2**19  # entries of other blocks: fewer would need more calls of threads
 _CONVERTED = 2**20  # entries of float16 and bfloat16 that are converted at a time
+_TINY = 1e-30  # float32 numbers above it have all their digits
 _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for which `argmax` finds the top classes faster
 
 
 def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
     """Return the first four statistics of `Rows` `(4, n)`, and the top classes `(n,)`, of rows `(n, C)`; see `rows`.
 
-    `target` and the results are numpy arrays. Statistics beyond `detail` are 0.
+    `target` and the results are numpy arrays. With detail "label", the label takes the place of the top class.
     """
     if values.itemsize >= 4:
         return of_array(values.numpy(), target, from_logits, tolerance, detail)
@@ -38,7 +39,7 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
 def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
     """Return the results of `forward` for an array of float32 or float64 rows."""
     n, n_classes = values.shape
-    axis = class_axis(n_classes)
+    axis = 1 if from_logits and detail == "label" else class_axis(n_classes)
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
@@ -106,30 +107,39 @@ def _fill_from_logits(
 
     Let q be a multiple of the probabilities. The scores need sums of q, q^2 and q (x - max x) over all classes except
     the top class, whose q would round small q of other classes to 0. The last one is NaN for logits of -inf, unless
-    `with_infinite`.
+    `with_infinite`. With detail "label", the label takes the place of the top class.
     """
-    q = memory[1, : x.size].reshape(x.shape)
+    entries, entries_of_q = x.reshape(-1), memory[1, : x.size]
+    q = entries_of_q.reshape(x.shape)
     if axis:
         torch.softmax(torch.from_numpy(x), 1, out=torch.from_numpy(q))  # faster than `exp`
-        top = x.argmax(1)
-        at_top = places(top, axis)
-        x_top, q_top = x[at_top], q[at_top]
-        q[at_top] = 0
-        rest = sum_of_rows(q, axis) / q_top.astype(np.float64)  # relative to the top class
+        top = label if detail == "label" else x.argmax(1)
+        at_top = places(top, x.shape, axis)
+        q_top = entries_of_q[at_top].astype(np.float64)
+        entries_of_q[at_top] = 0
+        rest = sum_of_rows(q, axis) / q_top  # relative to the top class
     else:
         x_top = x.max(0)
         top = _first_largest(x, x_top)
-        at_top = places(top, axis)
         np.subtract(x, x_top, out=q)
         applied(torch.exp, memory[1], x.size)
-        q[at_top] = 0
+        at_top = places(top, x.shape, axis)
+        entries_of_q[at_top] = 0
         q_top, rest = 1, q.sum(0, dtype=np.float64) + (x_top - x_top)  # NaN for infinite logits and NaN
     total = 1 + rest
     confidence = np.divide(1, total, out=scores[3])
     if detail == "top":
         return top
     log_total = applied(torch.log1p, rest)
-    shift = x[places(label, axis)] - x_top.astype(np.float64)
+    if detail == "label":
+        np.subtract(0, log_total, out=scores[0])
+        few = (q_top < _TINY).nonzero()[0]
+        if few.size:  # q of the label has few digits, or is 0
+            shift = entries[at_top[few]] - x[few].max(1).astype(np.float64)
+            scores[0, few] = shift + applied(torch.log, q[few].max(1).astype(np.float64))
+        return top
+    x_top = entries[at_top]
+    shift = entries[places(label, x.shape, axis)] - x_top.astype(np.float64)
     np.subtract(shift, log_total, out=scores[0])
     if detail == "confidence":
         return top
@@ -156,8 +166,8 @@ def _fill_from_probabilities(
     """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
     other = memory[1, : x.size].reshape(x.shape)
     top = x.argmax(1) if axis else _first_largest(x, x.max(0))
-    at_top = places(top, axis)
-    q_top, q_label = (x[at].astype(np.float64) for at in (at_top, places(label, axis)))
+    at_top, at_label = places(top, x.shape, axis), places(label, x.shape, axis)
+    q_top, q_label = (x.reshape(-1)[at].astype(np.float64) for at in (at_top, at_label))
     total = sum_of_rows(x, axis).astype(np.float64)
     if detail != "top":
         scores[0] = applied(torch.log, q_label)
@@ -171,7 +181,7 @@ def _fill_from_probabilities(
     else:
         is_valid = (x.min(axis) >= 0) & np.isfinite(total)
     if detail in ("squares", "entropy"):
-        np.multiply(x, x, out=other)[at_top] = 0
+        np.multiply(x, x, out=other).reshape(-1)[at_top] = 0
         scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
         scores[1] += sum_of_rows(other, axis)
     if not is_valid.all():
@@ -181,6 +191,39 @@ def _fill_from_probabilities(
         if not is_valid.all():
             scores[:, ~is_valid] = np.nan
     return top
+
+
+def linear_gradient(values: Tensor, target: Tensor, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor) -> None:
+    """Fill `out` like `chunked.backward` for logits, if only log-probabilities and confidences have gradients.
+
+    The gradient is a q, with further terms for the label and the top class.
+    """
+    n, n_classes = values.shape
+    labels, tops, log_prob, confidence, of_log, of_confidence = (
+        x.numpy() for x in (target, top, scores[0], scores[3], grads[0], grads[3])
+    )
+    known = (labels >= 0) & (labels < n_classes)
+    labels = np.where(known, labels, 0)
+    with np.errstate(invalid="ignore"):
+        a = -of_log - of_confidence * confidence
+        at_top = confidence * (a + of_confidence)
+        at_label = np.where(labels == tops, at_top, a * applied(torch.exp, log_prob)) + of_log
+    factors = torch.from_numpy(a).unsqueeze(1).to(torch.promote_types(values.dtype, torch.float32))
+    is_flat = (grads == 0).all(0)
+    for rows in blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS):
+        x = values[rows].to(factors.dtype)
+        result = out[rows] if out.dtype == x.dtype else torch.empty_like(x)
+        torch.softmax(x, 1, out=result).mul_(factors[rows])
+        is_flat[rows] |= x.gather(1, top[rows].unsqueeze(1)).squeeze(1) == torch.inf
+        entries = result.numpy().reshape(-1)
+        entries[places(tops[rows], x.shape, 1)] = at_top[rows]
+        entries[places(labels[rows], x.shape, 1)] = at_label[rows]
+        if out.dtype != result.dtype:
+            out[rows] = result
+    # Rows with +inf, and all rows whose incoming gradients are 0, have gradient 0.
+    if is_flat.any() or not known.all():
+        out[torch.from_numpy(~known)] = torch.nan
+        out[is_flat] = 0
 
 
 def _first_largest(x: Any, largest: Any) -> Any:
@@ -193,10 +236,10 @@ def _first_largest(x: Any, largest: Any) -> Any:
     return x.argmax(0)
 
 
-def places(classes: Any, axis: int) -> tuple[Any, Any]:
-    """Return the indices of a class in each row."""
+def places(classes: Any, shape: Sequence[int], axis: int) -> Any:
+    """Return the index of a class of each row in a flat array. One index is faster than a row and a column."""
     rows = np.arange(len(classes))
-    return (rows, classes) if axis else (classes, rows)
+    return rows * shape[1] + classes if axis else classes * shape[1] + rows
 
 
 def sum_of_rows(x: Any, axis: int) -> Any:

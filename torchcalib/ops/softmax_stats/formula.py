@@ -13,9 +13,10 @@ from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xm
 
 LOWEST = -1000  # exp of this number is 0 in every dtype
 
-Detail = Literal["top", "confidence", "squares", "entropy"]
-"""Last statistic to compute, where each includes those before it: `confidence` and `top` in summaries, elsewhere as
-"confidence"; then also `log_prob`; then also `squared_error`; then also `neg_entropy`. The others are undefined."""
+Detail = Literal["label", "top", "confidence", "squares", "entropy"]
+"""Statistics to compute: with "label" only `log_prob`. Each of the others includes those before it: `confidence` and
+`top` in summaries, elsewhere as "confidence"; then also `log_prob`; then also `squared_error`; then also `neg_entropy`.
+Other statistics are undefined."""
 
 
 def row_formula(

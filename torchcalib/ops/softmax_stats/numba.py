@@ -329,6 +329,52 @@ def _forward_few_logits(values, target, scores, tops):
                 scores[1, start + i] = 1 - 2 * math.exp(shift) * confidence + (1 + square) * (confidence * confidence)
 
 
+@step
+def _update_largest(x, largest):
+    for i in range(_LANES):
+        largest[i] = x[i] if x[i] > largest[i] else largest[i]
+
+
+@step
+def _fill_log_probs(rest, shifts, out):
+    """Fill `out` with the log-probabilities of labels, given d of each label and the sum R of e over other classes.
+
+    It is -log(1 + R) if d = 0, and otherwise d - log(R + exp d), where R >= 1 includes the top class.
+    """
+    for i in range(_LANES):
+        other = (rest[i] - ONE) + exp(clipped(shifts[i]))
+        out[i] = np.float64(shifts[i]) - log1p(rest[i] if shifts[i] == ZERO else other)
+
+
+@compiled_loop
+def _forward_few_labels(values, target, scores, _):
+    """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
+    n_rows, n_classes = values.shape
+    x, labels = np.zeros((n_classes, _LANES), values.dtype), np.zeros(_LANES, np.int32)
+    largest, shifts, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x), _column(x)
+    log_probs = np.empty(_LANES)
+    for start in range(0, n_rows, _LANES):
+        n = min(_LANES, n_rows - start)
+        for i in range(n):
+            h = target[start + i]
+            labels[i] = h if 0 <= h < n_classes else -1
+            for k in range(n_classes):
+                x[k, i] = values[start + i, k]
+        largest[:], rest[:] = x[0], ZERO
+        for k in range(1, n_classes):
+            _update_largest(x[k], largest)
+        if _first_equal(largest, INF) < _LANES:
+            _replace_by_limits(x, largest)
+        for k in range(n_classes):
+            _fill_exps_of_rows(x[k], largest, shifted, exps)
+            _clear_at(k, labels, exps)
+            _add(exps, rest)
+        for i in range(_LANES):
+            shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else NAN
+        _fill_log_probs(rest, shifts, log_probs)
+        scores[0, start : start + n] = log_probs[:n]
+
+
 @lanes
 def _count_negative(x):
     """Return the number of negative entries, as a float."""
@@ -605,6 +651,16 @@ def _own_few_wide_logits(task):
     _forward_few_logits(values, target, scores, tops)
 
 
+def _own_few_labels(task):
+    values, target, scores, tops = _own_rows(task, np.float32)
+    _forward_few_labels(values, target, scores, tops)
+
+
+def _own_few_wide_labels(task):
+    values, target, scores, tops = _own_rows(task, np.float64)
+    _forward_few_labels(values, target, scores, tops)
+
+
 def _own_probabilities(task):
     values, target, scores, tops = _own_rows(task, np.float32)
     _forward_probabilities(values, target, scores, tops, *_own_options(task))
@@ -635,12 +691,19 @@ def _own_wide_sums(task):
     _fill_sums(values, target, sums, tops, *_own_options(task))
 
 
-# Loops by whether input has logits and few classes: for `by_rows`, and for OpenMP threads in float32 and float64.
-_LOOPS: dict[tuple[bool, bool], tuple[Callable[..., None], ...]] = {
-    (True, False): (_forward_logits, _own_logits, _own_wide_logits),
-    (True, True): (_forward_few_logits, _own_few_logits, _own_few_wide_logits),
-    (False, False): (_forward_probabilities, _own_probabilities, _own_wide_probabilities),
-    (False, True): (_forward_few_probabilities, _own_few_probabilities, _own_few_wide_probabilities),
+# Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed: for
+# `by_rows`, and for OpenMP threads in float32 and float64.
+_PROBABILITIES = _forward_probabilities, _own_probabilities, _own_wide_probabilities
+_FEW_PROBABILITIES = _forward_few_probabilities, _own_few_probabilities, _own_few_wide_probabilities
+_LOOPS: dict[tuple[bool, bool, bool], tuple[Callable[..., None], ...]] = {
+    (True, False, False): (_forward_logits, _own_logits, _own_wide_logits),
+    (True, False, True): (_forward_logits, _own_logits, _own_wide_logits),
+    (True, True, False): (_forward_few_logits, _own_few_logits, _own_few_wide_logits),
+    (True, True, True): (_forward_few_labels, _own_few_labels, _own_few_wide_labels),
+    (False, False, False): _PROBABILITIES,
+    (False, False, True): _PROBABILITIES,
+    (False, True, False): _FEW_PROBABILITIES,
+    (False, True, True): _FEW_PROBABILITIES,
 }
 
 
@@ -660,7 +723,8 @@ def forward(
             return torch.cat([x for x, _ in found], -1), torch.cat([x for _, x in found])
         values, target = values.to(dtype).contiguous(), target.contiguous()
     options = () if from_logits else (tolerance, entropy)
-    return _in_openmp_threads(_LOOPS[from_logits, n_classes <= _FEW_CLASSES], values, target, options)
+    loops = _LOOPS[from_logits, n_classes <= _FEW_CLASSES, detail == "label"]
+    return _in_openmp_threads(loops, values, target, options)
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -709,12 +773,15 @@ def summary(
     if values.size < 2 * _PER_THREAD:  # one thread
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         options = () if from_logits else (tolerance, detail == "entropy")
-        loop = _LOOPS[from_logits, n_classes <= _FEW_CLASSES][0]
+        loop = _LOOPS[from_logits, n_classes <= _FEW_CLASSES, detail == "label"][0]
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
         given = torch.from_numpy(values), torch.from_numpy(target)
         scores, top = forward(*given, from_logits, tolerance, detail)
         rows, tops = scores.numpy(), top.numpy()
+    if detail == "label":
+        total = rows[0].sum()
+        return None if math.isnan(total) else (rows[3], tops, [total, 0.0, 0.0, 0.0, 0.0])
     outcomes, sums = np.empty(n, np.uint8), np.zeros(5)
     _fill_outcomes_and_totals(rows, tops, np.ascontiguousarray(target), outcomes, sums)
     totals = sums.tolist()
