@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchcalib.ops.numba_math import BLOCK, by_rows, compiled_loop, exp64, lanes, log64, step
 
-
 _FEW_CLASSES = 48  # largest number of classes for which rows are transposed
 _LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 

@@ -18,7 +18,7 @@ import ctypes
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -566,11 +566,12 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-# Forward loops in the OpenMP threads of torch
+# Loops in the OpenMP threads of torch. Other threads would compete with them: they wait for work actively.
 
 _CONVERTED = 2**20  # largest number of entries that are converted at once, 4 MB in float32
 _PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
-_TASK = struct.Struct("2q4qdq")  # rows and classes; four addresses; tolerance or alpha; whether entropies are needed
+# rows and classes; four addresses; tolerance or alpha; whether entropies are needed; two addresses for gradients
+_TASK = struct.Struct("2q4qdq2q")
 _PROCESS = os.getpid()  # a forked process has no OpenMP threads, and would wait for them forever
 _own_thread = types.ExternalFunction("omp_get_thread_num", types.intc())
 _n_threads = types.ExternalFunction("omp_get_num_threads", types.intc())
@@ -613,16 +614,36 @@ def _pointer(_, address):
 
 
 @step
+def _own_range(task):
+    """Return the number of rows, and the first and last one (exclusive) of the calling thread."""
+    n, thread, n_threads = numba.carray(task, 1, np.int64)[0], _own_thread(), _n_threads()
+    return n, n * thread // n_threads, n * (thread + 1) // n_threads
+
+
+@step
+def _own_matrix(task, place, dtype):
+    """Return the rows of the calling thread in a matrix with the address at `place`."""
+    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
+    return numba.carray(_pointer(numbers[place]), (n, numbers[1]), dtype)[begin:end]
+
+
+@step
+def _own_columns(task, place):
+    """Return four numbers for each row of the calling thread, `(4, n)`."""
+    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
+    return numba.carray(_pointer(numbers[place]), (4, n), np.float64)[:, begin:end]
+
+
+@step
+def _own_integers(task, place):
+    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
+    return numba.carray(_pointer(numbers[place]), n, np.int64)[begin:end]
+
+
+@step
 def _own_rows(task, dtype):
     """Return the arguments of a forward loop for the rows of the calling thread, with values of a dtype."""
-    numbers = numba.carray(task, 6, np.int64)
-    n, n_classes, thread, n_threads = numbers[0], numbers[1], _own_thread(), _n_threads()
-    begin, end = n * thread // n_threads, n * (thread + 1) // n_threads
-    values = numba.carray(_pointer(numbers[2]), (n, n_classes), dtype)[begin:end]
-    target = numba.carray(_pointer(numbers[3]), n, np.int64)[begin:end]
-    scores = numba.carray(_pointer(numbers[4]), (4, n), np.float64)[:, begin:end]
-    tops = numba.carray(_pointer(numbers[5]), n, np.int64)[begin:end]
-    return values, target, scores, tops
+    return _own_matrix(task, 2, dtype), _own_integers(task, 3), _own_columns(task, 4), _own_integers(task, 5)
 
 
 @step
@@ -691,6 +712,14 @@ def _own_wide_sums(task):
     _fill_sums(values, target, sums, tops, *_own_options(task))
 
 
+def _own_gradient(task):
+    _backward_logits(*_own_rows(task, np.float32), _own_columns(task, 8), _own_matrix(task, 9, np.float32))
+
+
+def _own_wide_gradient(task):
+    _backward_logits(*_own_rows(task, np.float64), _own_columns(task, 8), _own_matrix(task, 9, np.float64))
+
+
 # Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed: for
 # `by_rows`, and for OpenMP threads in float32 and float64.
 _PROBABILITIES = _forward_probabilities, _own_probabilities, _own_wide_probabilities
@@ -739,20 +768,34 @@ def _in_openmp_threads(
     loops: tuple[Callable[..., None], ...], values: Tensor, target: Tensor, options: tuple[float, bool] | tuple[()]
 ) -> tuple[Tensor, Tensor]:
     """Return the four numbers and the top class of every row, from contiguous tensors of float32 or float64."""
-    n, n_classes = values.shape
+    n = len(values)
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
-    loop, narrow, wide = loops
-    # OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
-    parallel = _parallel() if os.getpid() == _PROCESS else None
-    if parallel is not None:
-        addresses = values.data_ptr(), target.data_ptr(), scores.data_ptr(), top.data_ptr()
-        task = _TASK.pack(n, n_classes, *addresses, *(options or (0, False)))
-        function = wide if values.dtype == torch.float64 else narrow
-        n_threads = max(1, min(torch.get_num_threads(), n * n_classes // _PER_THREAD))
-        parallel(_address(function), task, n_threads, 0)
-        return scores, top
-    by_rows(loop, values, (target.numpy(), scores.numpy(), top.numpy()), options)
+    loop, *own = loops
+    if not _is_run(own, (values, target, scores, top), options):
+        by_rows(loop, values, (target.numpy(), scores.numpy(), top.numpy()), options)
     return scores, top
+
+
+def _is_run(
+    own: Sequence[Callable[..., None]],
+    columns: tuple[Tensor, Tensor, Tensor, Tensor],
+    options: tuple[float, bool] | tuple[()] = (),
+    gradients: tuple[Tensor, Tensor] | tuple[()] = (),
+) -> bool:
+    """Run a loop for float32 or float64 in OpenMP threads. Return False if they are not available.
+
+    The first of the contiguous tensors in `columns` has the rows.
+    """
+    parallel = _parallel() if os.getpid() == _PROCESS else None
+    if parallel is None:
+        return False
+    # OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
+    values = columns[0]
+    addresses, further = [x.data_ptr() for x in columns], [x.data_ptr() for x in gradients]
+    task = _TASK.pack(*values.shape, *addresses, *(options or (0, False)), *(further or (0, 0)))
+    n_threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
+    parallel(_address(own[values.dtype == torch.float64]), task, n_threads, 0)
+    return True
 
 
 @compiled_loop
@@ -794,5 +837,10 @@ def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
     """Fill `out` as `chunked.backward` does."""
+    given = (values, target, scores, top)
+    is_ready = values.itemsize >= 4 and out.dtype == values.dtype
+    is_ready = is_ready and all(x.is_contiguous() for x in (*given, grads, out))
+    if from_logits and is_ready and _is_run((_own_gradient, _own_wide_gradient), given, (), (grads, out)):
+        return
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
