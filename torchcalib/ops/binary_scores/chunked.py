@@ -50,7 +50,7 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool,
         scores = _log_losses_of_labels(values.double(), t)
     else:
         logit = t.mul_(-2).add_(1).mul_(values)  # of the outcome that did not occur
-        scores = softplus(logit, 1, _LARGE, out=logit) if kind == "log" else logit.sigmoid_().square_()
+        scores = softplus(logit, 1, _LARGE) if kind == "log" else logit.sigmoid_().square_()
     return scores.double().sum(-1)
 
 
