@@ -60,6 +60,16 @@ def test_functions_equal_those_of_converted_batches(task, from_logits, monkeypat
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_sampling_noise_of_soft_targets_and_labels_does_not_depend_on_their_order():
+    preds, target = batch("binary", False, torch.float32)
+    given = [(preds, (target + preds) / 2), (preds, target)]
+    metrics = tc.ECE(task="binary"), tc.ECE(task="binary")
+    for metric, batches in zip(metrics, (given, given[::-1]), strict=True):
+        for each in batches:
+            metric.update(*each)
+    torch.testing.assert_close(metrics[0].state, metrics[1].state, rtol=1e-12, atol=1e-12)
+
+
 def test_summaries_equal_loops_over_rows():
     preds, target = batch("multiclass", True, torch.float32)
     found = batch_summary.summary_of(tc.NLL(task="multiclass", from_logits=True).input_format, preds, target, "entropy")

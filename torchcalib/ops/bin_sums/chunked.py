@@ -22,6 +22,7 @@ _LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: 
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are all added to their bins one by one
+_MAX_EXACT = 2**14  # largest number of bins whose product with a float32 number is exact in float64
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
 
@@ -66,26 +67,25 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
     length = min(size, confidence.shape[-1]) if countable and n_lanes > 1 else 0
     lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
-    for into, (values, outcomes, w, more, group) in _event_chunks(sums, size, events):
-        index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
-        cell = index if group is None else index.add_(group, alpha=bins.n_bins)
-        if not (countable and _is_binary(outcomes)):
-            columns = weighted_columns(values, outcomes, w, more, bins)
-            for row, column in zip(into, columns, strict=True):
-                row.scatter_add_(0, cell, column)
-            continue
-        # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
-        cell.add_(outcomes, alpha=n_cells)
-        if n_lanes > 1:
-            cell.add_(lanes[: len(cell)])
-        p = values.to(sums.dtype)
-        into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
-        if bins.noise == "labels":
-            into[3] += _sums_of_lanes(cell, p * (1 - p), n_lanes, n_cells)
-            into[4] = into[3]
-        counts = torch.bincount(cell, minlength=n_lanes * 2 * n_cells).view(n_lanes, 2, n_cells).sum(0)
-        into[0] += counts.sum(0)
-        into[2] += counts[1]
+    for element, into in enumerate(sums):
+        by_outcome = sums.new_zeros(len(into), n_lanes * 2 * n_cells if countable else 0)
+        for values, outcomes, w, more, group in _event_chunks(element, size, events):
+            index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
+            cell = index if group is None else index.add_(group, alpha=bins.n_bins)
+            if not (countable and _is_binary(outcomes)):
+                columns = weighted_columns(values, outcomes, w, more, bins)
+                for row, column in zip(into, columns, strict=True):
+                    row.scatter_add_(0, cell, column)
+                continue
+            # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
+            cell.add_(outcomes, alpha=n_cells)
+            if n_lanes > 1:
+                cell.add_(lanes[: len(cell)])
+            _add_to_cells(by_outcome, cell, values.to(sums.dtype))
+        if countable:
+            negative, positive = by_outcome.view(len(into), n_lanes, 2, n_cells).sum(1).unbind(1)
+            into += negative + positive
+            into[2] += positive[0]
     return sums
 
 
@@ -102,7 +102,12 @@ def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
-    _add_columns(sums, cell, confidence, outcome)
+    n_cells = sums.shape[1]
+    sums[0] += np.bincount(cell, None, n_cells)
+    sums[1] += np.bincount(cell, confidence, n_cells)
+    sums[2] += np.bincount(cell, outcome, n_cells)
+    if len(sums) > 3:  # weight 1 makes both sums of noise equal
+        sums[3:] += np.bincount(cell, confidence * (1 - confidence), n_cells)
     return True
 
 
@@ -113,22 +118,22 @@ def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tupl
     its order.
     """
     n_columns, n_cells = confidence.shape[1], confidence.shape[1] * bins.n_bins
-    sums, first = np.zeros((shape[0], n_cells)), torch.arange(0, n_cells, bins.n_bins)
+    sums, first = torch.zeros(shape[0], n_cells, dtype=torch.float64), torch.arange(0, n_cells, bins.n_bins)
     size = max(1, max(_SAMPLES, n_cells) // n_columns)
     for start in range(0, len(confidence), size):
         p, y = confidence[start : start + size], outcome[start : start + size]
-        cell = _fast_bin_index(p.reshape(-1), bins.n_bins, bins.right).view(p.shape).add_(first)
-        _add_columns(sums, cell.view(-1).numpy(), p.double().reshape(-1).numpy(), y.reshape(-1).numpy())
-    return torch.from_numpy(sums.reshape(shape[0], n_columns, bins.n_bins)).transpose(0, 1)
+        cell = _fast_bin_index(p.reshape(-1), bins.n_bins, bins.right).view(p.shape).add_(first).view(-1)
+        _add_to_cells(sums, cell, p.double().reshape(-1))
+        sums[2].scatter_add_(0, cell, y.double().reshape(-1))
+    return sums.view(shape[0], n_columns, bins.n_bins).transpose(0, 1)
 
 
-def _add_columns(sums: Any, cell: Any, confidence: Any, outcome: Any) -> None:
-    """Add events without weights to the sums `(F, K)` over cells in place; F = 5 includes the sums of noise."""
-    has_noise = len(sums) > 3
-    columns = [None, confidence, outcome] + [confidence * (1 - confidence)] * has_noise
-    for row, column in zip(sums, columns, strict=False):
-        row += np.bincount(cell, column, sums.shape[1])
-    if has_noise:
+def _add_to_cells(sums: Tensor, cell: Tensor, confidence: Tensor) -> None:
+    """Add events without weights to the sums `(F, K)` over cells in place, except to the sum of outcomes."""
+    sums[0] += torch.bincount(cell, minlength=sums.shape[1])
+    sums[1].scatter_add_(0, cell, confidence)
+    if len(sums) > 3:
+        sums[3].scatter_add_(0, cell, confidence * (1 - confidence))
         sums[4] = sums[3]  # weight 1 makes both sums of noise equal
 
 
@@ -137,16 +142,10 @@ def _inner_edges(n_bins: int) -> Any:
     return np.arange(1, n_bins) / n_bins
 
 
-def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:
-    """Sum a column over the events of every cell `(n_cells,)`, regardless of lane and outcome."""
-    return column.new_zeros(n_lanes * 2 * n_cells).scatter_add_(0, cell, column).view(-1, n_cells).sum(0)
-
-
-def _event_chunks(sums: Tensor, size: int, events: Events) -> Iterator[tuple[Tensor, list[Any]]]:
-    """Yield the sums of each batch element with `size` of its events at a time, as columns `(n,)`."""
-    for k, into in enumerate(sums):
-        for start in range(0, events.confidence.shape[-1], size):
-            yield into, [None if column is None else column[k, start : start + size] for column in events]
+def _event_chunks(element: int, size: int, events: Events) -> Iterator[list[Any]]:
+    """Yield `size` events of one batch element at a time, as columns `(n,)`."""
+    for start in range(0, events.confidence.shape[-1], size):
+        yield [None if column is None else column[element, start : start + size] for column in events]
 
 
 def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
@@ -229,12 +228,16 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
     """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
     n_classes, n_sums, n_bins = sums.shape
-    totals, first = np.zeros((n_sums, n_classes * n_bins)), torch.arange(0, n_classes * n_bins, n_bins)
+    totals = torch.zeros(n_sums, n_classes * n_bins, dtype=sums.dtype)
+    first = torch.arange(0, n_classes * n_bins, n_bins)
     for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
         cell = _fast_bin_index(q.view(-1), n_bins, bins.right).view(q.shape).add_(first)
-        is_label = target[block].unsqueeze(-1) == torch.arange(n_classes)
-        _add_columns(totals, cell.view(-1).numpy(), q.double().view(-1).numpy(), is_label.view(-1).numpy())
-    sums += torch.from_numpy(totals.reshape(n_sums, n_classes, n_bins)).transpose(0, 1)
+        _add_to_cells(totals, cell.view(-1), q.double().view(-1))
+        label = target[block].unsqueeze(-1)
+        known = (label >= 0) & (label < n_classes)
+        cell_of_label = cell.gather(1, label.masked_fill(~known, 0))
+        totals[2].scatter_add_(0, cell_of_label.view(-1), known.double().view(-1))
+    sums += totals.view(n_sums, n_classes, n_bins).transpose(0, 1)
 
 
 def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
@@ -283,12 +286,16 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
 
 def _fast_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
     """Return `bin_index`: floor(values * n_bins), except near bin edges, where this can be wrong by rounding errors."""
-    scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
+    scaled = values.double() * n_bins
+    if values.dtype != torch.float64 and not right and n_bins <= _MAX_EXACT:
+        # The product has at most 24 + 14 bits. No number of 24 bits is between an edge and its float64 value.
+        return scaled.clamp_(max=n_bins - 1).long().clamp_(min=0)
     scaled.clamp_(0.3, n_bins - 0.3)  # 0 and 1 do not count as edges: all values near them are in the outer bins
     index = scaled.long()
-    distance = scaled.sub_(scaled.round()).abs_()
-    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # negated to include NaN
-    if len(near):
+    tolerance = 1e-15 * n_bins
+    low, high = (x.item() for x in scaled.frac_().aminmax())
+    if not (low > tolerance and high < 1 - tolerance):  # negated to include NaN
+        near = torch.from_numpy(np.flatnonzero(~(abs(scaled.numpy() - 0.5) < 0.5 - tolerance)))
         index[near] = bin_index(values[near], n_bins, right)
     return index
 

@@ -21,9 +21,9 @@ def score_sums(values: Tensor, target: Tensor, kind: Kind, *, from_logits: bool,
     (p - t)^2. `values` are p, or logits with `from_logits`; NaN and probabilities outside [0, 1] are invalid. `target`
     is int64, or floating in [0, 1]; other numbers are invalid. A sum over an invalid value is NaN.
 
-    Arithmetic is float64, and the relative error of a score is below 1e-14, also for p near 0 and 1. With numba, log
-    losses of float32 logits and integer targets are float32. Their error is then below 5e-7, as far as they exceed
-    1e-37. Sums are float64, and do not depend on the number of threads. There is no gradient.
+    Arithmetic is float64, and the relative error of a score is below 1e-14, also for p near 0 and 1. Log losses of
+    narrower logits and integer targets are float32. Their error is then below 5e-7, as far as they exceed 1e-37. Sums
+    are float64, and do not depend on the number of threads. There is no gradient.
     """
     values, target = values.detach(), target.detach()
     if not values.numel():

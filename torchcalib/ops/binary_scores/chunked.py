@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from torchcalib.ops.logs import safe_log, xmul
 
-_PIECE = 2**17  # values per piece: smaller pieces need more calls, and copies of larger ones do not fit the cache
+_PIECE = 2**18  # values per piece: smaller pieces need more calls, and larger ones do not fit the cache
+_LARGE = 40  # log(1 + e^x) is x for larger x, with a relative error below 1e-18
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
@@ -16,10 +17,13 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     n = values.shape[-1]
     x, t = values.reshape(-1, n), target.reshape(-1, n)
     size = max(1, _PIECE // len(x))
+    is_narrow = kind == "log" and from_logits and values.dtype != torch.float64 and not target.is_floating_point()
+    # Scores of all pieces have the same memory: the first use of new memory takes as long as a score.
+    memory = torch.empty(len(x), min(size, n), dtype=torch.float32 if is_narrow else torch.float64)
     total = torch.zeros(len(x), dtype=torch.float64)
     for start in range(0, n, size):
         part = slice(start, start + size)
-        total += _sums_of_piece(x[:, part], t[:, part], kind, from_logits)
+        total += _sums_of_piece(x[:, part], t[:, part], kind, from_logits, memory[:, : n - start])
     return total.view(values.shape[:-1])
 
 
@@ -28,28 +32,30 @@ def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> flo
     return score_sums(torch.from_numpy(values), torch.from_numpy(target), kind, from_logits).item()
 
 
-def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
-    """Return the sums over one piece `(S, n)`, NaN if it has an invalid value."""
-    least, greatest = (x.item() for x in values.aminmax())
-    first, last = (x.item() for x in target.aminmax())
-    valid = least == least if from_logits else least >= 0 and greatest <= 1
-    if not (valid and first >= 0 and last <= 1):
+def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool, memory: Tensor) -> Tensor:
+    """Return the sums over one piece `(S, n)`, NaN if it has an invalid value. Overwrite the `memory`."""
+    t = memory.copy_(target)
+    low, high = (x.item() for x in t.aminmax())
+    valid = low >= 0 and high <= 1
+    if not from_logits:  # the score of a logit of NaN is NaN
+        low, high = (x.item() for x in values.aminmax())
+        valid = valid and low >= 0 and high <= 1
+    if not valid:
         return torch.full((len(values),), torch.nan, dtype=torch.float64)
-    x = values.double()
     if kind == "square" and not from_logits:
-        return (x - target.double()).square_().sum(-1)
-    if not target.is_floating_point() or bool(((target == 0) | (target == 1)).all()):
-        scores = _scores_of_labels(x, target, kind, from_logits)
+        scores = t.sub_(values).square_()
+    elif target.is_floating_point() and not bool(((t == 0) | (t == 1)).all()):
+        scores = _scores_of_shares(values.double(), t, kind, from_logits)
+    elif not from_logits:
+        scores = _log_losses_of_labels(values.double(), t)
     else:
-        scores = _scores_of_shares(x, target.double(), kind, from_logits)
-    return scores.sum(-1)
+        logit = t.mul_(-2).add_(1).mul_(values)  # of the outcome that did not occur
+        scores = softplus(logit, 1, _LARGE) if kind == "log" else logit.sigmoid_().square_()
+    return scores.double().sum(-1)
 
 
-def _scores_of_labels(x: Tensor, label: Tensor, kind: str, from_logits: bool) -> Tensor:
-    """Return the scores for labels, with a single logarithm for each value."""
-    if from_logits:
-        own = (2 * label - 1) * x  # logit of the outcome that occurred
-        return 0 - logsigmoid(own) if kind == "log" else torch.sigmoid(-own).square_()
+def _log_losses_of_labels(x: Tensor, label: Tensor) -> Tensor:
+    """Return the log losses of probabilities, with a single logarithm for each value."""
     one = label == 1
     # log u with u = p or 1 - p in float64. The rounding error of 1 - p is added as in `numba_math.log_of_complement`.
     u = torch.where(one, x, 1 - x)

@@ -18,7 +18,7 @@ import ctypes
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -753,49 +753,42 @@ def forward(
         values, target = values.to(dtype).contiguous(), target.contiguous()
     options = () if from_logits else (tolerance, entropy)
     loops = _LOOPS[from_logits, n_classes <= _FEW_CLASSES, detail == "label"]
-    return _in_openmp_threads(loops, values, target, options)
+    scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
+    _run(loops, (values, target, scores, top), options)
+    return scores, top
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return sums and top classes of rows as `chunked.sums` does."""
-    top = torch.empty(len(logits), dtype=torch.int64)
+    found, top = torch.empty(4, len(logits), dtype=torch.float64), torch.empty(len(logits), dtype=torch.int64)
     options = 1.0 if alpha is None else float(alpha), False
-    found, top = _in_openmp_threads((_fill_sums, _own_sums, _own_wide_sums), logits.contiguous(), top, options)
+    # The loop does not read labels.
+    _run((_fill_sums, _own_sums, _own_wide_sums), (logits.contiguous(), top, found, top), options)
     return found.unsqueeze(1), top.unsqueeze(0)
 
 
-def _in_openmp_threads(
-    loops: tuple[Callable[..., None], ...], values: Tensor, target: Tensor, options: tuple[float, bool] | tuple[()]
-) -> tuple[Tensor, Tensor]:
-    """Return the four numbers and the top class of every row, from contiguous tensors of float32 or float64."""
-    n = len(values)
-    scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
-    loop, *own = loops
-    if not _is_run(own, (values, target, scores, top), options):
-        by_rows(loop, values, (target.numpy(), scores.numpy(), top.numpy()), options)
-    return scores, top
-
-
-def _is_run(
-    own: Sequence[Callable[..., None]],
-    columns: tuple[Tensor, Tensor, Tensor, Tensor],
+def _run(
+    loops: tuple[Callable[..., None], ...],
+    columns: tuple[Tensor, ...],
     options: tuple[float, bool] | tuple[()] = (),
-    gradients: tuple[Tensor, Tensor] | tuple[()] = (),
-) -> bool:
-    """Run a loop for float32 or float64 in OpenMP threads. Return False if they are not available.
+    out: Tensor | None = None,
+) -> None:
+    """Call `loop(*columns, *options[, out])`, in OpenMP threads if they are available.
 
-    The first of the contiguous tensors in `columns` has the rows.
+    `columns` are rows of float32 or float64, labels, scores, top classes, and for a gradient `out` the gradients in the
+    scores. All tensors are contiguous. `loops` are the loop, and the functions that call it in OpenMP threads.
     """
+    loop, *own = loops
+    values, *others = columns
     parallel = _parallel() if os.getpid() == _PROCESS else None
     if parallel is None:
-        return False
+        by_rows(loop, values, [x.numpy() for x in others], options, out)
+        return
     # OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
-    values = columns[0]
-    addresses, further = [x.data_ptr() for x in columns], [x.data_ptr() for x in gradients]
-    task = _TASK.pack(*values.shape, *addresses, *(options or (0, False)), *(further or (0, 0)))
+    further = (0, 0) if out is None else (columns[4].data_ptr(), out.data_ptr())
+    task = _TASK.pack(*values.shape, *map(Tensor.data_ptr, columns[:4]), *(options or (0, False)), *further)
     n_threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
     parallel(_address(own[values.dtype == torch.float64]), task, n_threads, 0)
-    return True
 
 
 @compiled_loop
@@ -837,10 +830,10 @@ def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
     """Fill `out` as `chunked.backward` does."""
-    given = (values, target, scores, top)
-    is_ready = values.itemsize >= 4 and out.dtype == values.dtype
-    is_ready = is_ready and all(x.is_contiguous() for x in (*given, grads, out))
-    if from_logits and is_ready and _is_run((_own_gradient, _own_wide_gradient), given, (), (grads, out)):
+    columns = target, scores, top, grads
+    is_direct = from_logits and out.dtype == values.dtype and values.itemsize >= 4
+    if is_direct and all(x.is_contiguous() for x in (values, *columns, out)):
+        _run((_backward_logits, _own_gradient, _own_wide_gradient), (values, *columns), out=out)
         return
     loop = _backward_logits if from_logits else _backward_probabilities
-    by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
+    by_rows(loop, values, [x.numpy() for x in columns], out=out)
