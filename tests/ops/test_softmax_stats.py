@@ -358,6 +358,18 @@ def test_fewer_statistics_have_the_documented_error_and_the_same_bits_in_every_b
         assert not gradient[5].any()
 
 
+@of_backends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_do_not_depend_on_the_order_of_memory(backend, dtype):
+    values, target = sample(12, 5, True)
+    found = []
+    for layout in (values.to(dtype), values.to(dtype).T.contiguous().T):
+        leaf = layout.clone(memory_format=torch.preserve_format).requires_grad_()
+        rows(leaf, target, from_logits=True, detail="confidence", backend=backend).log_prob.sum().backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found)
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="`ru_maxrss` is in kB on Linux")
 @of_backends

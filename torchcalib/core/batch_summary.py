@@ -27,7 +27,8 @@ _MAX_CONVERTED = 2**20  # largest number of narrow values: `InputFormat.read` co
 class BatchSummary(NamedTuple):
     """Events of n rows as numpy arrays, and for multi-class rows the sums of their statistics.
 
-    The event is y=1 for binary predictions, and that the top class is correct for multi-class predictions.
+    The event is y=1 for binary predictions, and that the top class is correct for multi-class predictions. With detail
+    "label", only the number of rows and the sum of the log-probabilities are defined.
     """
 
     confidence: Any  # confidence of each event `(n,)`, float64 or float32; unchecked, and possibly logits, if binary
@@ -78,13 +79,14 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     """
     needed: set[Detail] = set()
     for accumulator in accumulators:
-        of_log_prob, of_square, of_entropy, *_ = getattr(accumulator, "of_statistics", None) or (0,) * 5
+        of_log_prob, of_square, of_entropy, *others = getattr(accumulator, "of_statistics", None) or (0,) * 5
         if getattr(accumulator, "only_confidences", False):
             needed.add("top")
         elif of_entropy or not takes_summary(accumulator, task, from_logits=False):
             needed.add("entropy")
         else:
-            needed.add("squares" if of_square else "label" if of_log_prob else "top")
+            needed |= {"squares"} if of_square else {"label"} if of_log_prob else {"top"}
+            needed |= {"top"} if any(others) else set()
     if "entropy" in needed or "squares" in needed:
         return "entropy" if "entropy" in needed else "squares"
     return "top" if "label" not in needed else "label" if len(needed) == 1 else "confidence"

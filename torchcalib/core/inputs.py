@@ -72,7 +72,7 @@ class InputFormat:
     # Minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2 requires
     # annotator counts.
     min_annotators: int = 0
-    # Whether statistics of multi-class rows are needed anyway. They also show invalid values.
+    # Whether statistics of multi-class rows are computed in any case, so that they can replace the checks of values
     needs_rows: bool = True
     # class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes
     likely_axis: int | None = field(default=None, compare=False)

@@ -370,7 +370,10 @@ class _Reading:
             if any(metric.device.type != "cpu" for metrics in self.by_state for metric in metrics):
                 return None
             self.joined = _JoinedStates(self.by_state)
-        return self.joined.changes_by(summary, self.input_format.from_logits)
+        changes = self.joined.changes_by(summary, self.input_format.from_logits)
+        if changes is None:  # the states of the metrics, which a person may change, are not those of `joined`
+            self.joined = None
+        return changes
 
     def _predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         metric = self.by_state[-1][-1]

@@ -124,6 +124,18 @@ def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeyp
         assert torch.equal(metric.state, alone.state)
 
 
+def test_states_that_change_after_a_refused_batch_are_kept():
+    given = {"task": "binary"}
+    collection, other = tc.CalibrationCollection([tc.ECE(**given), tc.NLL(**given)]), tc.NLL(**given)
+    preds, target = torch.tensor([0.2, 0.9]), torch.tensor([0, 1])
+    other.update(preds, target)
+    with pytest.raises(ValueError, match="must be probabilities"):
+        collection.update(1 + preds, target)
+    collection["NLL"].state.copy_(other.state)
+    collection.update(preds, target)
+    torch.testing.assert_close(collection["NLL"].state, 2 * other.state)
+
+
 @pytest.mark.parametrize("name", ["groups", "clusters"])
 def test_columns_that_no_metric_uses_raise(name):
     collection = tc.CalibrationCollection([tc.ECE(**OPTIONS)])

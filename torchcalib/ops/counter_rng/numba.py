@@ -1,7 +1,7 @@
 """Counter-based random numbers by compiled loops, bit by bit as in torch. Only `dispatch` imports this module.
 
 A word is a hash of a few multiplications and shifts of 64 bits. A loop keeps them in registers, and counts a word at
-once. Operations on arrays and tensors read and write every word ten to twenty times.
+once. Operations on whole arrays read and write every word ten to twenty times.
 """
 
 import numpy as np

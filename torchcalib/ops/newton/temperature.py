@@ -96,6 +96,9 @@ def approximate_alpha(p: LabelledScores, start: Tensor, relative: float = 0.3) -
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
 
+_SHARE = 0.01  # the error of the Taylor series in units of its estimate varies with the scores, and this covers it
+
+
 def _bracketed(
     derivatives: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     scale: Tensor,
@@ -116,8 +119,10 @@ def _bracketed(
 
     The iteration starts at `x`. A step of at most the fraction `relative` of alpha is the last one. The slope is then
     that at the previous alpha. None stops at `GRADIENT` and `DECREMENT`, or after a step that is short enough for the
-    Taylor series of the slope: its error is of the order of |step / alpha|^3 / alpha, as the fourth derivative of the
-    NLL is of the order of 1 / alpha^4. The slope is then that of the series.
+    Taylor series of the slope, whose value is then returned. Its error is the fourth derivative of the NLL times
+    step^3 / 6. That derivative is the fourth cumulant of the scores, which vary by multiples of 1 / alpha under the
+    fitted probabilities. So the error is a multiple of |step / alpha|^3 / alpha, which must be below `_SHARE` of
+    `GRADIENT`.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     previous_length, slope, done, unit = high, low, fixed, scale.clamp(min=1)
@@ -127,7 +132,7 @@ def _bracketed(
         step = -slope / curvature
         step = step / (1 + step * skew / (2 * curvature)).clamp(2 / 3, 2)
         if relative is None:
-            is_last = unit / x * (step / x).abs() ** 3 <= GRADIENT / 100
+            is_last = ~fixed & (unit / x * (step / x).abs() ** 3 <= _SHARE * GRADIENT)
             done = is_last | ((slope * unit).abs() <= GRADIENT) & (slope * step >= -DECREMENT)
         else:
             done = is_last = step.abs() <= relative * x

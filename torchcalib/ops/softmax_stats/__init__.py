@@ -53,8 +53,8 @@ def rows(
     In a row with logits of +inf, their classes have equal probabilities and all other classes have probability 0. For a
     label outside [0, C), `log_prob` and `squared_error` are NaN. `tolerance` is the largest accepted |sum_k q_k - 1|.
     If finite, a row that exceeds it or contains probabilities outside [0, 1] has NaN statistics. For logits, only rows
-    with NaN or with only -inf have NaN statistics. `detail` can omit the squared error and the entropy, which then are
-    undefined: the logarithms of probabilities are most of the work.
+    with NaN or with only -inf have NaN statistics. `detail` can omit statistics, which then are undefined; see
+    `Detail`. The logarithms of probabilities are most of the work.
 
     Gradient: in `values`, in reverse and forward mode and of any order. It is 0 for log 0, for a row with a logit of
     +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated as

@@ -27,7 +27,7 @@ _FEW_ENTRIES = 2**11  # largest number of entries of a transposed block for whic
 def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
     """Return the first four statistics of `Rows` `(4, n)`, and the top classes `(n,)`, of rows `(n, C)`; see `rows`.
 
-    `target` and the results are numpy arrays. With detail "label", the label takes the place of the top class.
+    `target` and the results are numpy arrays. With detail "label" and logits, the top class is replaced by the label.
     """
     if values.itemsize >= 4:
         return of_array(values.numpy(), target, from_logits, tolerance, detail)
@@ -133,10 +133,10 @@ def _fill_from_logits(
     log_total = applied(torch.log1p, rest)
     if detail == "label":
         np.subtract(0, log_total, out=scores[0])
-        few = (q_top < _TINY).nonzero()[0]
-        if few.size:  # q of the label has few digits, or is 0
-            shift = entries[at_top[few]] - x[few].max(1).astype(np.float64)
-            scores[0, few] = shift + applied(torch.log, q[few].max(1).astype(np.float64))
+        tiny = (q_top < _TINY).nonzero()[0]
+        if tiny.size:  # q of the label has few digits, or is 0
+            shift = entries[at_top[tiny]] - x[tiny].max(1).astype(np.float64)
+            scores[0, tiny] = shift + applied(torch.log, q[tiny].max(1).astype(np.float64))
         return top
     x_top = entries[at_top]
     shift = entries[places(label, x.shape, axis)] - x_top.astype(np.float64)
@@ -212,7 +212,8 @@ def linear_gradient(values: Tensor, target: Tensor, scores: Tensor, top: Tensor,
     is_flat = (grads == 0).all(0)
     for rows in blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS):
         x = values[rows].to(factors.dtype)
-        result = out[rows] if out.dtype == x.dtype else torch.empty_like(x)
+        # Memory in the order of rows, unlike that of a transposed `x`
+        result = out[rows] if out.dtype == x.dtype else torch.empty(x.shape, dtype=x.dtype)
         torch.softmax(x, 1, out=result).mul_(factors[rows])
         is_flat[rows] |= x.gather(1, top[rows].unsqueeze(1)).squeeze(1) == torch.inf
         entries = result.numpy().reshape(-1)

@@ -566,7 +566,7 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-# Loops in the OpenMP threads of torch. Other threads would compete with them: they wait for work actively.
+# Loops in the OpenMP threads of torch, which busy-wait for work. Other threads would compete with them.
 
 _CONVERTED = 2**20  # largest number of entries that are converted at once, 4 MB in float32
 _PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
@@ -636,6 +636,7 @@ def _own_columns(task, place):
 
 @step
 def _own_integers(task, place):
+    """Return one integer for each row of the calling thread `(n,)`."""
     numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
     return numba.carray(_pointer(numbers[place]), n, np.int64)[begin:end]
 
