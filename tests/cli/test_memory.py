@@ -66,7 +66,7 @@ def write(folder, n):
     """Write logits of 0 in every format, and return the files of each format."""
     folder.mkdir()
     arrays = {"logits": np.zeros((n, CLASSES), np.float32), "targets": np.arange(n) % CLASSES}
-    few = CLASSES // 3  # a number takes more bytes as decimal text than in binary
+    few = CLASSES // 2  # a number takes more bytes as decimal text than in binary
     for suffix in FORMATS[1:]:
         some = (
             {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few}
