@@ -87,9 +87,13 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
         else:
             needed |= {"squares"} if of_square else {"label"} if of_log_prob else {"top"}
             needed |= {"top"} if any(others) else set()
-    if "entropy" in needed or "squares" in needed:
-        return "entropy" if "entropy" in needed else "squares"
-    return "top" if "label" not in needed else "label" if len(needed) == 1 else "confidence"
+    if "entropy" in needed:
+        return "entropy"
+    if "squares" in needed:
+        return "squares"
+    if needed == {"label"}:
+        return "label"
+    return "confidence" if "label" in needed else "top"
 
 
 def _may_be_mistaken(how: InputFormat, values: Any) -> bool:

@@ -74,7 +74,7 @@ class SumState(Generic[S]):
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
-    def adds_summary(self, batch: BatchSummary, from_logits: bool, total: Any) -> bool:
+    def add_summary(self, batch: BatchSummary, from_logits: bool, total: Any) -> bool:
         """Add a batch to a state, a numpy array, in place. Return False for an invalid batch.
 
         The accumulator must take summaries.

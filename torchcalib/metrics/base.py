@@ -293,7 +293,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         kind: Any = self.kind
         attributes, name = vars(self), self.state_names[0]
         sums = attributes[name].numpy().copy()
-        if not kind.adds_summary(summary, self.input_format.from_logits, sums):
+        if not kind.add_summary(summary, self.input_format.from_logits, sums):
             return False
         attributes.update(changes_by_summary(attributes, name, torch.from_numpy(sums)))
         return True

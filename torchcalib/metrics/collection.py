@@ -176,7 +176,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         values = preds.detach() if preds.requires_grad else preds
         changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for reading in readings:
-            found = reading.changes_by_summary(values, target)
+            found = reading.changes_after(values, target)
             if found is None:
                 return False
             changes += found
@@ -359,7 +359,7 @@ class _Reading:
             states += [(metric, metric.added(batch, shared)) for metric in metrics]
         return states
 
-    def changes_by_summary(self, preds: Tensor, target: Tensor) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+    def changes_after(self, preds: Tensor, target: Tensor) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
         """Return the attributes of each metric with their changes by a batch of labels; None if it has no summary."""
         if len(preds.shape) == 2 and self.sizes not in (set(), {preds.shape[1]}):
             return None  # a format raises the error
@@ -370,7 +370,7 @@ class _Reading:
             if any(metric.device.type != "cpu" for metrics in self.by_state for metric in metrics):
                 return None
             self.joined = _JoinedStates(self.by_state)
-        changes = self.joined.changes_by(summary, self.input_format.from_logits)
+        changes = self.joined.changes_after(summary, self.input_format.from_logits)
         if changes is None:  # the states of the metrics, which a person may change, are not those of `joined`
             self.joined = None
         return changes
@@ -408,14 +408,14 @@ class _JoinedStates:
         states = self._states
         return all(vars(metric)[name] is states[k] for metric, name, k in self._metrics)
 
-    def changes_by(
+    def changes_after(
         self, summary: BatchSummary, from_logits: bool
     ) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
         """Return the attributes of each metric with their changes by a batch; None if the batch is invalid."""
         sums = self._sums.copy()
         parts = [sums[part] for part in self._parts]
         for kind, part in zip(self._kinds, parts, strict=True):
-            if not kind.adds_summary(summary, from_logits, part):
+            if not kind.add_summary(summary, from_logits, part):
                 return None
         self._sums, self._states = sums, [torch.from_numpy(part) for part in parts]
         changes = []

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from torchcalib.ops.threads import PER_THREAD, in_threads
 
+FEW_CLASSES = 48  # largest number of classes for which vector instructions span `LANES` rows instead of one row
+LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 BLOCK = 1024  # entries of a row per pass; three float32 arrays of this size fill a third of the level-1 cache
 CONVERTED = 2**15  # entries converted to float32 per copy; torch would use threads for larger copies
 

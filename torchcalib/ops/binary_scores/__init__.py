@@ -23,7 +23,7 @@ def score_sums(values: Tensor, target: Tensor, kind: Kind, *, from_logits: bool,
 
     Arithmetic is float64, and the relative error of a score is below 1e-14, also for p near 0 and 1. Log losses of
     narrower logits and integer targets are float32. Their error is then below 5e-7, as far as they exceed 1e-37. Sums
-    are float64, and do not depend on the number of threads. There is no gradient.
+    are float64. With numba, they do not depend on the number of threads. There is no gradient.
     """
     values, target = values.detach(), target.detach()
     if not values.numel():

@@ -15,10 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.numba_math import BLOCK, by_rows, compiled_loop, exp64, lanes, log64, step
-
-_FEW_CLASSES = 48  # largest number of classes for which rows are transposed
-_LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
+from torchcalib.ops.numba_math import (
+    BLOCK,
+    FEW_CLASSES,
+    LANES,
+    by_rows,
+    compiled_loop,
+    exp64,
+    lanes,
+    log64,
+    step,
+)
 
 
 @step
@@ -106,7 +113,7 @@ def _fill_largest(z, largest):
     """Fill `largest` with the largest logit of each column; arbitrary if a column has NaN."""
     largest[:] = z[0]
     for j in range(1, len(z)):
-        for i in range(_LANES):
+        for i in range(LANES):
             largest[i] = z[j, i] if z[j, i] > largest[i] else largest[i]
 
 
@@ -114,7 +121,7 @@ def _fill_largest(z, largest):
 def _fill_sums_of_exps(z, largest, sums):
     sums[:] = 0.0
     for j in range(len(z)):
-        for i in range(_LANES):
+        for i in range(LANES):
             sums[i] += exp64(z[j, i] - largest[i])
 
 
@@ -122,10 +129,10 @@ def _fill_sums_of_exps(z, largest, sums):
 def _fill_few_log_odds(rows, classes, out):
     """Fill `out` like `_fill_log_odds`, for rows of few classes."""
     n_rows, n_classes = rows.shape
-    z = np.zeros((n_classes, _LANES))
-    own, largest, sums, found = np.zeros(_LANES), np.empty(_LANES), np.empty(_LANES), np.empty(_LANES)
-    for start in range(0, n_rows, _LANES):
-        n = min(_LANES, n_rows - start)
+    z = np.zeros((n_classes, LANES))
+    own, largest, sums, found = np.zeros(LANES), np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    for start in range(0, n_rows, LANES):
+        n = min(LANES, n_rows - start)
         for i in range(n):
             for j in range(n_classes):
                 z[j, i] = rows[start + i, j]
@@ -145,6 +152,6 @@ def _fill_few_log_odds(rows, classes, out):
 def of_classes(values: Tensor, classes: Tensor) -> Tensor:
     """Return the log-odds of a class for each row `(N, C)`; see `log_odds`."""
     out = torch.empty(len(values), dtype=torch.float64)
-    loop = _fill_few_log_odds if values.shape[-1] <= _FEW_CLASSES else _fill_log_odds
+    loop = _fill_few_log_odds if values.shape[-1] <= FEW_CLASSES else _fill_log_odds
     by_rows(loop, values, (classes.contiguous().numpy(), out.numpy()))
     return out

@@ -32,7 +32,9 @@ from torch import Tensor
 
 from torchcalib.ops.numba_math import (
     BLOCK,
+    FEW_CLASSES,
     INF,
+    LANES,
     NAN,
     ONE,
     ZERO,
@@ -52,9 +54,7 @@ from torchcalib.ops.numba_math import (
 )
 from torchcalib.ops.softmax_stats.formula import Detail
 
-_FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
 MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread computes
-_LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
 
 @step
@@ -216,23 +216,29 @@ def _fill_sums(values, _, sums, tops, alpha, __):
             sums[3, i] += _spread(e, y)
 
 
-# Functions of arrays with one number per row, for `_LANES` rows. They have few arguments, because the compiler uses
+# Functions of arrays with one number per row, for `LANES` rows. They have few arguments, because the compiler uses
 # vector instructions only if it can prove that the arrays do not overlap.
+
+
+@step
+def _update_largest(x, largest):
+    """Update the running maxima of `LANES` rows with the entries `x` of one class; NaN does not replace a maximum."""
+    for i in range(LANES):
+        largest[i] = x[i] if x[i] > largest[i] else largest[i]
 
 
 @step
 def _update_maximum(x, k, largest, tops):
     """Update the running maxima `largest` and their classes `tops` with the logits `x` of class `k`."""
-    for i in range(_LANES):
+    for i in range(LANES):
         tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
-    for i in range(_LANES):
-        largest[i] = x[i] if x[i] > largest[i] else largest[i]
+    _update_largest(x, largest)
 
 
 @step
 def _fill_exps_of_rows(x, largest, shifted, exps):
     """Fill `shifted` with the differences from the maxima of the rows, after `clipped`, and `exps` with their exp."""
-    for i in range(_LANES):
+    for i in range(LANES):
         shift = clipped(x[i] - largest[i])
         shifted[i] = shift
         exps[i] = exp(shift)
@@ -241,26 +247,26 @@ def _fill_exps_of_rows(x, largest, shifted, exps):
 @step
 def _clear_at(k, places, x):
     """Set `x` to 0 in the rows whose top class is `k`."""
-    for i in range(_LANES):
+    for i in range(LANES):
         x[i] = ZERO if places[i] == k else x[i]
 
 
 @step
 def _add(x, total):
-    for i in range(_LANES):
+    for i in range(LANES):
         total[i] += x[i]
 
 
 @step
 def _add_product(x, y, total):
-    for i in range(_LANES):
+    for i in range(LANES):
         total[i] += x[i] * y[i]
 
 
 @step
 def _replace_by_limits(x, largest):
     """Replace logits of rows with +inf by logits with the limit of their softmax: 0 for +inf, and otherwise -inf."""
-    for i in range(_LANES):
+    for i in range(LANES):
         if largest[i] == INF:
             largest[i] = ZERO
             for k in range(len(x)):
@@ -270,12 +276,12 @@ def _replace_by_limits(x, largest):
 @step
 def _column(x):
     """Return an array for one number per row. Separate arrays do not overlap, unlike rows of a matrix."""
-    return np.empty(_LANES, x.dtype)
+    return np.empty(LANES, x.dtype)
 
 
 @step
 def _log_totals(rest, out):
-    for i in range(_LANES):
+    for i in range(LANES):
         out[i] = log1p(rest[i])
 
 
@@ -283,13 +289,13 @@ def _log_totals(rest, out):
 def _forward_few_logits(values, target, scores, tops):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     n_rows, n_classes = values.shape
-    x = np.zeros((n_classes, _LANES), values.dtype)
-    places, labels = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
+    x = np.zeros((n_classes, LANES), values.dtype)
+    places, labels = np.zeros(LANES, np.int32), np.zeros(LANES, np.int32)
     largest, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x)
-    squares, product, log_totals = _column(x), _column(x), np.empty(_LANES)
-    for start in range(0, n_rows, _LANES):
+    squares, product, log_totals = _column(x), _column(x), np.empty(LANES)
+    for start in range(0, n_rows, LANES):
         # 1. Transpose a block of rows, so that a vector instruction processes one class of several rows.
-        n = min(_LANES, n_rows - start)
+        n = min(LANES, n_rows - start)
         for i in range(n):
             h = target[start + i]
             labels[i] = h if 0 <= h < n_classes else -1
@@ -299,7 +305,7 @@ def _forward_few_logits(values, target, scores, tops):
         largest[:], places[:] = x[0], 0
         for k in range(1, n_classes):
             _update_maximum(x[k], k, largest, places)
-        if _first_equal(largest, INF) < _LANES:
+        if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
         # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
         rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
@@ -330,18 +336,12 @@ def _forward_few_logits(values, target, scores, tops):
 
 
 @step
-def _update_largest(x, largest):
-    for i in range(_LANES):
-        largest[i] = x[i] if x[i] > largest[i] else largest[i]
-
-
-@step
 def _fill_log_probs(rest, shifts, out):
     """Fill `out` with the log-probabilities of labels, given d of each label and the sum R of e over other classes.
 
     It is -log(1 + R) if d = 0, and otherwise d - log(R + exp d), where R >= 1 includes the top class.
     """
-    for i in range(_LANES):
+    for i in range(LANES):
         other = (rest[i] - ONE) + exp(clipped(shifts[i]))
         out[i] = np.float64(shifts[i]) - log1p(rest[i] if shifts[i] == ZERO else other)
 
@@ -350,11 +350,11 @@ def _fill_log_probs(rest, shifts, out):
 def _forward_few_labels(values, target, scores, _):
     """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
     n_rows, n_classes = values.shape
-    x, labels = np.zeros((n_classes, _LANES), values.dtype), np.zeros(_LANES, np.int32)
+    x, labels = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
     largest, shifts, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x), _column(x)
-    log_probs = np.empty(_LANES)
-    for start in range(0, n_rows, _LANES):
-        n = min(_LANES, n_rows - start)
+    log_probs = np.empty(LANES)
+    for start in range(0, n_rows, LANES):
+        n = min(LANES, n_rows - start)
         for i in range(n):
             h = target[start + i]
             labels[i] = h if 0 <= h < n_classes else -1
@@ -363,13 +363,13 @@ def _forward_few_labels(values, target, scores, _):
         largest[:], rest[:] = x[0], ZERO
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
-        if _first_equal(largest, INF) < _LANES:
+        if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
         for k in range(n_classes):
             _fill_exps_of_rows(x[k], largest, shifted, exps)
             _clear_at(k, labels, exps)
             _add(exps, rest)
-        for i in range(_LANES):
+        for i in range(LANES):
             shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else NAN
         _fill_log_probs(rest, shifts, log_probs)
         scores[0, start : start + n] = log_probs[:n]
@@ -432,7 +432,7 @@ def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy
 @step
 def _fill_logs_of_rows(x, out):
     """Fill `out` with log x, or with 0 where x <= 0."""
-    for i in range(_LANES):
+    for i in range(LANES):
         value = log(x[i])  # outside of the condition, which would be a branch
         out[i] = value if x[i] > ZERO else ZERO
 
@@ -461,11 +461,11 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
     Logarithms are computed by vector instructions that span 64 rows.
     """
     n_rows, n_classes = values.shape
-    x = np.ones((n_classes, _LANES), values.dtype)
+    x = np.ones((n_classes, LANES), values.dtype)
     logs, entropies = _column(x), _column(x)
-    at_label, log_labels = np.ones(_LANES), np.empty(_LANES)
-    for start in range(0, n_rows, _LANES):
-        n = min(_LANES, n_rows - start)
+    at_label, log_labels = np.ones(LANES), np.empty(LANES)
+    for start in range(0, n_rows, LANES):
+        n = min(LANES, n_rows - start)
         # 1. Sum of q log q. The rows are transposed, so that a vector instruction processes one class of several rows.
         #    With at most 48 classes, float32 sums are accurate enough. NaN makes the sum NaN.
         if with_entropy:
@@ -654,63 +654,51 @@ def _own_options(task):
 
 
 def _own_logits(task):
-    values, target, scores, tops = _own_rows(task, np.float32)
-    _forward_logits(values, target, scores, tops)
+    _forward_logits(*_own_rows(task, np.float32))
 
 
 def _own_wide_logits(task):
-    values, target, scores, tops = _own_rows(task, np.float64)
-    _forward_logits(values, target, scores, tops)
+    _forward_logits(*_own_rows(task, np.float64))
 
 
 def _own_few_logits(task):
-    values, target, scores, tops = _own_rows(task, np.float32)
-    _forward_few_logits(values, target, scores, tops)
+    _forward_few_logits(*_own_rows(task, np.float32))
 
 
 def _own_few_wide_logits(task):
-    values, target, scores, tops = _own_rows(task, np.float64)
-    _forward_few_logits(values, target, scores, tops)
+    _forward_few_logits(*_own_rows(task, np.float64))
 
 
 def _own_few_labels(task):
-    values, target, scores, tops = _own_rows(task, np.float32)
-    _forward_few_labels(values, target, scores, tops)
+    _forward_few_labels(*_own_rows(task, np.float32))
 
 
 def _own_few_wide_labels(task):
-    values, target, scores, tops = _own_rows(task, np.float64)
-    _forward_few_labels(values, target, scores, tops)
+    _forward_few_labels(*_own_rows(task, np.float64))
 
 
 def _own_probabilities(task):
-    values, target, scores, tops = _own_rows(task, np.float32)
-    _forward_probabilities(values, target, scores, tops, *_own_options(task))
+    _forward_probabilities(*_own_rows(task, np.float32), *_own_options(task))
 
 
 def _own_wide_probabilities(task):
-    values, target, scores, tops = _own_rows(task, np.float64)
-    _forward_probabilities(values, target, scores, tops, *_own_options(task))
+    _forward_probabilities(*_own_rows(task, np.float64), *_own_options(task))
 
 
 def _own_few_probabilities(task):
-    values, target, scores, tops = _own_rows(task, np.float32)
-    _forward_few_probabilities(values, target, scores, tops, *_own_options(task))
+    _forward_few_probabilities(*_own_rows(task, np.float32), *_own_options(task))
 
 
 def _own_few_wide_probabilities(task):
-    values, target, scores, tops = _own_rows(task, np.float64)
-    _forward_few_probabilities(values, target, scores, tops, *_own_options(task))
+    _forward_few_probabilities(*_own_rows(task, np.float64), *_own_options(task))
 
 
 def _own_sums(task):
-    values, target, sums, tops = _own_rows(task, np.float32)
-    _fill_sums(values, target, sums, tops, *_own_options(task))
+    _fill_sums(*_own_rows(task, np.float32), *_own_options(task))
 
 
 def _own_wide_sums(task):
-    values, target, sums, tops = _own_rows(task, np.float64)
-    _fill_sums(values, target, sums, tops, *_own_options(task))
+    _fill_sums(*_own_rows(task, np.float64), *_own_options(task))
 
 
 def _own_gradient(task):
@@ -753,7 +741,7 @@ def forward(
             return torch.cat([x for x, _ in found], -1), torch.cat([x for _, x in found])
         values, target = values.to(dtype).contiguous(), target.contiguous()
     options = () if from_logits else (tolerance, entropy)
-    loops = _LOOPS[from_logits, n_classes <= _FEW_CLASSES, detail == "label"]
+    loops = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
     _run(loops, (values, target, scores, top), options)
     return scores, top
@@ -810,7 +798,7 @@ def summary(
     if values.size < 2 * _PER_THREAD:  # one thread
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         options = () if from_logits else (tolerance, detail == "entropy")
-        loop = _LOOPS[from_logits, n_classes <= _FEW_CLASSES, detail == "label"][0]
+        loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"][0]
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
         given = torch.from_numpy(values), torch.from_numpy(target)
