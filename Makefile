@@ -19,7 +19,9 @@ LOWEST := .venv-lowest
 PAGES := .venv-pages
 ENGINES := .venv-engines
 LOGS := .venv-logs
-PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
+EMPTY := .venv-empty
+# Python compiles the imported files, a small part of those that pip would compile.
+PIP_INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
@@ -88,27 +90,24 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going --jobs 2 -b html docs docs/_build/html
 	$(BIN)/python docs/check_links.py
 
-# `build` makes the wheel from the source distribution. The pinned setuptools of the venv is used.
+# `build` makes the wheel from the source distribution. The pinned setuptools of the venv is used. Nothing is imported.
 dist: $(VENV)/.release
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 
-# Install each distribution in an empty venv, and run it outside of the checkout
+# Install the source distribution in an empty venv, then the wheel with more, and run each outside of the checkout
 wheel-test: dist
-	$(call in_empty_venv,.venv-wheel,$$(echo dist/*.whl)[report$(comma)lightning],--train)
-	$(call in_empty_venv,.venv-sdist,$$(echo dist/*.tar.gz)[report],)
-	rm -rf .venv-wheel .venv-sdist
-
-comma := ,
-# $(call in_empty_venv,venv,distribution,options of the script)
-define in_empty_venv
-	$(PYTHON) -m venv --clear $(1)
-	$(1)/bin/python $(PIP_INSTALL) torch
-	$(1)/bin/python $(PIP_INSTALL) "$(2)"
-	$(1)/bin/python -m pip check
-	$(1)/bin/python -I tests/processes/installed.py $(3)
-endef
+	$(PYTHON) -m venv --clear $(EMPTY)
+	$(EMPTY)/bin/python $(PIP_INSTALL) torch
+	$(EMPTY)/bin/python $(PIP_INSTALL) "$$(echo dist/*.tar.gz)[report]"
+	$(EMPTY)/bin/python -m pip check
+	$(EMPTY)/bin/python -I tests/processes/installed.py
+	$(EMPTY)/bin/python -m pip uninstall --quiet --yes torchcalib
+	$(EMPTY)/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[report,lightning]"
+	$(EMPTY)/bin/python -m pip check
+	$(EMPTY)/bin/python -I tests/processes/installed.py --train
+	rm -rf $(EMPTY)
 
 coverage: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
@@ -154,20 +153,21 @@ $(VENV)/.docs: $(VENV)/.demo
 	$(BIN)/python $(PIP_INSTALL) --editable ".[docs]"
 	touch $@
 
-$(VENV)/.release: $(VENV)/.demo
-	$(BIN)/python $(PIP_INSTALL) --editable ".[release]"
+$(VENV)/.release: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) build setuptools twine
 	touch $@
 
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH),--constraint constraints.txt torch)
-	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[report,pandas,data,demo,fast,ignite,tensorboard,test]"
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH),--constraint constraints.txt torch)
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --constraint constraints-lowest.txt --editable ".[report,pandas,data,demo,fast,ignite,tensorboard,test]"
 	touch $@
 
 $(PAGES)/.installed: pyproject.toml
 	test -x $(PAGES)/bin/python || $(PYTHON) -m venv $(PAGES)
 	$(PAGES)/bin/python $(PIP_INSTALL) torch
-	$(PAGES)/bin/python -m pip install --quiet --editable ".[pages]"
+	$(PAGES)/bin/python -m pip install --quiet --no-compile --editable ".[pages]"
 	touch $@
 
 $(ENGINES)/.installed: pyproject.toml constraints.txt
@@ -183,4 +183,4 @@ $(LOGS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(PAGES) $(ENGINES) $(LOGS) .venv-wheel .venv-sdist build dist demo-report docs/_build fuzz
+	rm -rf $(VENV) $(LOWEST) $(PAGES) $(ENGINES) $(LOGS) $(EMPTY) build dist demo-report docs/_build fuzz

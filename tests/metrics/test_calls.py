@@ -1,6 +1,7 @@
 """Limit the Python calls and the files of this package that a call passes before and between the compiled loops.
 
-For a small batch, these calls take most of the time. A reader follows the same files.
+For a small batch, these calls take most of the time. A reader follows the same files. Rounding, which depends on the
+CPU, decides on the number of steps of a fit. Functions that a fit calls therefore count once per fit.
 """
 
 import sys
@@ -13,6 +14,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 
 PACKAGE = str(Path(tc.__file__).parent)
+FITS = "ops/newton"  # files of iterative fits
 LOGITS, TARGET = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 10
 METRIC = tc.ECE(task="multiclass", num_classes=10, from_logits=True)
 PREDS = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
@@ -33,12 +35,21 @@ def report():
 def walk(function):
     """Return the code of the package that a call enters, as "file: function", in order."""
     function()  # the first call imports, compiles, and creates the estimator
-    entered = []
+    entered, fit, names = [], None, set()  # the frame that fits, and the code that it has entered
 
     def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            path = Path(frame.f_code.co_filename).relative_to(PACKAGE)
-            entered.append(f"{path}: {frame.f_code.co_qualname}")
+        nonlocal fit
+        if event == "return" and frame is fit:
+            fit = None
+        elif event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            path = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
+            if fit is None and path.startswith(FITS):
+                fit = frame
+                names.clear()
+            name = f"{path}: {frame.f_code.co_qualname}"
+            if fit is None or name not in names:
+                entered.append(name)
+            names.add(name)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -49,7 +60,7 @@ def walk(function):
     return entered
 
 
-@pytest.mark.parametrize(("function", "calls", "files"), [(ece, 24, 8), (update, 14, 8), (report, 10_550, 90)])
+@pytest.mark.parametrize(("function", "calls", "files"), [(ece, 24, 8), (update, 14, 8), (report, 9_000, 90)])
 def test_number_of_python_calls_and_files_is_limited(function, calls, files):
     pytest.importorskip("numba")  # plain torch processes chunks instead of running compiled loops
     entered = walk(function)
