@@ -74,8 +74,8 @@ pages: $(PAGES)/.installed
 
 # Ray, Spark and Dask on this machine. Without Java, the tests of Spark are skipped.
 test-engines: $(ENGINES)/.installed
-	$(ENGINES)/bin/python -m pytest $(QUIET) --timeout 900 tests/engines/test_engines.py
-	$(ENGINES)/bin/python -m pytest $(QUIET) --timeout 900 tests/engines/test_page.py
+	$(ENGINES)/bin/python -m pytest $(QUIET) tests/engines/test_engines.py
+	$(ENGINES)/bin/python -m pytest $(QUIET) tests/engines/test_page.py
 
 # Logs that lm-eval and Inspect write, and their metrics
 test-logs: $(LOGS)/.installed

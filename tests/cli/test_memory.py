@@ -95,7 +95,6 @@ def test_memory_is_far_smaller_than_the_file(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     peaks = {name: peak / MB for name, peak in json.loads(done.stderr).items()}

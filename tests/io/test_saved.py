@@ -42,5 +42,5 @@ def test_no_hostile_file_is_loaded_as_a_calibrator(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of file sizes need POSIX")
 def test_killed_writers_leave_the_old_file_and_resumed_runs_give_the_uninterrupted_report(tmp_path):
-    codes, output = run_together([[SCRIPTS / "killed_writers.py", tmp_path]], timeout=100)
+    codes, output = run_together([[SCRIPTS / "killed_writers.py", tmp_path]])
     assert codes == [0], output

@@ -41,7 +41,6 @@ def counts(scores, outcomes, weights):
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)

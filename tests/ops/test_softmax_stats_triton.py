@@ -51,7 +51,6 @@ def close_to(found, expected, **tolerance):
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
 def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)

@@ -26,6 +26,7 @@ import pytest
 SCRIPTS = Path(__file__).parent
 TESTS = SCRIPTS.parent
 ROOT = TESTS.parent
+SECONDS = 840  # ends a process that hangs, also on a busy machine, before pytest ends the test
 
 
 def quick_environment(**more):
@@ -34,7 +35,7 @@ def quick_environment(**more):
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def run_python(*arguments, timeout=240):
+def run_python(*arguments, timeout=SECONDS):
     """Run a new Python process with the variables of `quick_environment`, and return it with its output as text."""
     command = [sys.executable, *map(str, arguments)]
     options = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
@@ -73,7 +74,7 @@ def _run(command, environment, folder, output):
         runpy.run_path(command[0], run_name="__main__")
 
 
-def run_together(commands, environments=None, folder=".", timeout=240):
+def run_together(commands, environments=None, folder=".", timeout=SECONDS):
     """Run processes in parallel, and return their exit codes and their joint output.
 
     A command is a script, or `-m` and a module, with arguments. `environments` has additional variables for each
@@ -97,7 +98,7 @@ def run_together(commands, environments=None, folder=".", timeout=240):
         return [process.exitcode for process in started], "\n".join(output.read_text() for output in outputs)
 
 
-def run_ranks(world, folder, module, function, *more, timeout=240):
+def run_ranks(world, folder, module, function, *more, timeout=SECONDS):
     """Run `function(rank, world, folder, *more)` of a module in this folder on every rank; see `run_together`."""
     script = SCRIPTS / "one_rank.py"
     commands = [[script, module, function, rank, world, folder, *more] for rank in range(world)]
@@ -133,5 +134,5 @@ def run_again_in_tritons_interpreter(path):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
     # pytest cannot rewrite the assertions of modules that a forked process has already imported.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
-    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT, timeout=840)
+    codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
     assert codes == [0], output

@@ -54,7 +54,9 @@ def run_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
 
 def killed(rank, world, folder):
     """One rank is killed during the epoch. The others raise an error, and their states are unchanged."""
-    group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
+    group = dist.new_group()
+    # A short timeout could also end the start of the group on a busy machine.
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=TIMEOUT), group)
     collection = run_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
     before = copy.deepcopy(collection.state_dict())
     with pytest.raises(RuntimeError) as raised:  # also raised as DistBackendError and DistNetworkError

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torchcalib.cli import main
 
 MB = 2**20
-SECONDS = 100
+SECONDS = 100  # of the processor, which do not depend on other processes
 OVERHEAD = 1500 * MB  # address space of threads and allocators, which does not need memory
 
 
@@ -30,7 +29,7 @@ def status(key):
 
 def run(arguments, size, output):
     """Run a command in this process, and end the process with its exit code. Write the growth of the memory."""
-    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     limit = status("VmSize") + 4 * size + 300 * MB + OVERHEAD
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     os.dup2(output, 1)

@@ -64,7 +64,7 @@ def main(start_method):
     torch.set_num_threads(2)
     collection = metrics()
     expected = torch.stack([value_of(collection, item) for item in range(N_ITEMS)])
-    options = {"num_workers": 2, "multiprocessing_context": start_method, "timeout": 60}
+    options = {"num_workers": 2, "multiprocessing_context": start_method, "timeout": 600}
     stop = threading.Event()
 
     def work():

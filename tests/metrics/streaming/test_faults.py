@@ -29,13 +29,13 @@ def test_local_states_are_kept_during_and_after_a_sync_or_its_failure(tmp_path):
 
 @pytest.mark.parametrize("world", [3, *(pytest.param(n, marks=pytest.mark.extended) for n in (2, 4))])
 def test_ranks_that_disagree_all_raise_the_same_error(world, tmp_path):
-    codes, output = run_ranks(world, tmp_path, "disagreement_rank", "disagreeing", timeout=180)
+    codes, output = run_ranks(world, tmp_path, "disagreement_rank", "disagreeing")
     assert codes == [0] * world, output
 
 
 @pytest.mark.extended
 def test_an_error_in_update_of_one_rank_ends_all_ranks(tmp_path):
-    codes, output = run_ranks(WORLD, tmp_path, "disagreement_rank", "raising", timeout=180)
+    codes, output = run_ranks(WORLD, tmp_path, "disagreement_rank", "raising")
     assert codes == [3] * WORLD, output
     *others, own = [(tmp_path / f"{rank}.error").read_text() for rank in range(WORLD)]
     assert "`preds` must be probabilities" in own
@@ -47,7 +47,7 @@ def test_an_error_in_update_of_one_rank_ends_all_ranks(tmp_path):
 @pytest.mark.parametrize(("function", "is_failure"), [("disagreeing", False), ("raising", True)])
 def test_ranks_of_torchrun_raise_the_same_errors_and_end(function, is_failure, tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = run_python(*torchrun, SCRIPTS / "disagreement_rank.py", function, tmp_path, timeout=120)
+    done = run_python(*torchrun, SCRIPTS / "disagreement_rank.py", function, tmp_path)
     assert bool(done.returncode) == is_failure, done.stderr
 
 

@@ -28,7 +28,7 @@ WRAPPERS = (tc.ByGroup, tc.Clustered, tc.Bootstrapped)
 
 def on_ranks(n, work):
     """Return the results of `work(rank, gather)` on n ranks: threads that communicate only by `gather`."""
-    barrier, sent = threading.Barrier(n, timeout=60), [None] * n
+    barrier, sent = threading.Barrier(n, timeout=600), [None] * n
 
     def gather_of(rank):
         def gather(tensor, *, group):
