@@ -28,10 +28,11 @@ QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 # Tests of code that calls other packages than torch
-DEPENDENT := tests/cli tests/display tests/io tests/metrics tests/ops tests/plots tests/project tests/reporting \
+DEPENDENT := tests/cli tests/display tests/io tests/ops tests/plots tests/project tests/reporting \
     tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
     tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py \
     --ignore tests/reporting/test_decision.py
+METRICS ?= tests/metrics  # run by `lowest`
 
 # The tests start many processes, which share their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -66,7 +67,7 @@ matrix: $(VENV)/.dev
 LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
-	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning $(DEPENDENT)
+	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning $(DEPENDENT) $(METRICS)
 
 # Both packages have many requirements, and Evidently needs an older pandas.
 pages: $(PAGES)/.installed
