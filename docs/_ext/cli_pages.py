@@ -9,14 +9,12 @@ import re
 from typing import Any, ClassVar
 
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import torchcalib.cli.options
 import torchcalib.cli.parser
 import torchcalib.io.names as io_names
-from torchcalib.cli.parser import make_parser
 
 ROLES = {
     "logits": io_names.LOGITS,
@@ -30,22 +28,19 @@ ROLES = {
 
 
 class Generated(SphinxDirective):
-    """Directive whose content is Markdown text, generated from a module."""
+    """Directive whose content is Markdown text, generated from files."""
 
-    modules: ClassVar = (torchcalib.cli.parser, torchcalib.cli.options, io_names)
+    files: ClassVar = [module.__file__ for module in (torchcalib.cli.parser, torchcalib.cli.options, io_names)]
 
-    def text(self) -> list[str]:
-        """Return the lines of Markdown text."""
+    def text(self) -> str:
+        """Return the Markdown text."""
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
         """Parse the generated text; called by Sphinx."""
-        for module in self.modules:
-            self.env.note_dependency(str(module.__file__))
-        content = StringList(self.text(), source=str(self.modules[0].__file__))
-        parent = nodes.container()
-        self.state.nested_parse(content, self.content_offset, parent)
-        return parent.children
+        for file in self.files:
+            self.env.note_dependency(str(file))
+        return self.parse_text_to_nodes(self.text())
 
 
 class Options(Generated):
@@ -53,50 +48,43 @@ class Options(Generated):
 
     required_arguments = 1
 
-    def text(self) -> list[str]:
+    def text(self) -> str:
         """Return the description and one `option` directive for each argument."""
         name = self.arguments[0]
-        parser = make_parser().commands[name]
-        lines = [escaped(parser.description or ""), "", f"```{{program}} torchcalib {name}", "```", ""]
-        for action in parser._actions:
-            if not isinstance(action, argparse._HelpAction):
-                lines += described(action)
-        return lines
+        parser = torchcalib.cli.parser.make_parser().commands[name]
+        options = [described(each) for each in parser._actions if not isinstance(each, argparse._HelpAction)]
+        return "\n\n".join([escaped(parser.description or ""), f"```{{program}} torchcalib {name}\n```", *options])
 
 
-def described(action: argparse.Action) -> list[str]:
+def described(action: argparse.Action) -> str:
     """Return an `option` directive for one argument of a parser."""
     value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
     if not value and action.nargs != 0:
         value = action.dest.upper()
     name = f"{value} ..." if action.nargs == "+" else value
     signature = ", ".join(f"{option} {value}".strip() for option in action.option_strings) or name
-    text = sentence(escaped(action.help or ""))
+    text = escaped(action.help or "")
+    text = text[:1].upper() + text[1:] + ("" if text.endswith((".", ")")) else ".")
     if action.default not in (None, False) and "default" not in text:
         text += f" (default: {action.default})"
-    return [f"````{{option}} {signature}", text, "````", ""]
-
-
-def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ")")) else ".")
+    return f"````{{option}} {signature}\n{text}\n````"
 
 
 def escaped(text: str) -> str:
     """Return the text in one line, with code for quoted patterns and options, and without other markup."""
     parts = re.split(r"(`[^`]*`|'[^']*'|--[a-z][a-z-]*)", " ".join(text.split()))
-    plain = [re.sub(r"([*_\[\]<>$])", r"\\\1", part) for part in parts[::2]]
-    code = [part if part.startswith("`") else f"`{part}`" for part in parts[1::2]]
-    return "".join(part for pair in zip(plain, [*code, ""], strict=True) for part in pair)
+    parts[::2] = [re.sub(r"([*_\[\]<>$])", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [part if part.startswith("`") else f"`{part}`" for part in parts[1::2]]
+    return "".join(parts)
 
 
 class Names(Generated):
     """Names of arrays and columns by role."""
 
-    def text(self) -> list[str]:
+    def text(self) -> str:
         """Return a table."""
         rows = [f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in ROLES.items()]
-        return ["| content | names |", "|---|---|", *rows]
+        return "\n".join(["| content | names |", "|---|---|", *rows])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -8,8 +8,6 @@ import base64
 import math
 import tomllib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -26,14 +24,7 @@ CONTENTS = Path(__file__).parents[1] / "sources.toml"
 
 
 class Term(NamedTuple):
-    """Term of a source.
-
-    Attributes:
-        name: Name in the source.
-        place: Section, equation, table or figure of the source, or an empty string.
-        call: Python expression that computes the value in the namespace of the example.
-        remark: Explanation of the value, or an empty string.
-    """
+    """Term of a source, its section or equation there, an expression that computes its value, and a remark."""
 
     name: str
     place: str
@@ -52,30 +43,18 @@ def terms(source: str) -> list[Term]:
     return [Term(*fields) for fields in contents()["sources"][source]["terms"]]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: Sphinx forks processes, in which the threads of OpenMP do not exist."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(n_threads)
-
-
 @cache
 def example() -> dict[str, Any]:
     """Run the code of the example and return its namespace."""
     names: dict[str, Any] = {}
-    with one_thread():
-        exec(compile(contents()["example"], str(CONTENTS), "exec"), names)  # the code is part of the documentation
+    exec(compile(contents()["example"], str(CONTENTS), "exec"), names)  # the code is part of the documentation
     return names
 
 
 @cache
 def value_of(call: str) -> Any:
     """Return the value of an expression in the namespace of the example."""
-    with warnings.catch_warnings(), one_thread():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ignore warnings of fits without an optimum
         return eval(call, dict(example()))
 
@@ -101,37 +80,29 @@ def shown(value: Any, name: str) -> str:
 class Example(Generated):
     """The code of the example."""
 
-    modules: ClassVar = (torchcalib,)
+    files: ClassVar = [CONTENTS, torchcalib.__file__]
 
-    def text(self) -> list[str]:
+    def text(self) -> str:
         """Return a block of code."""
-        self.env.note_dependency(str(CONTENTS))
-        return ["```python", *contents()["example"].strip().splitlines(), "```"]
+        return f"```python\n{contents()['example'].strip()}\n```"
 
 
 class Terms(Generated):
     """Table of the terms of one source."""
 
-    modules: ClassVar = (torchcalib,)
+    files: ClassVar = [CONTENTS, torchcalib.__file__]
     required_arguments = 1
 
-    def text(self) -> list[str]:
+    def text(self) -> str:
         """Return the source and a table."""
-        self.env.note_dependency(str(CONTENTS))
         source = contents()["sources"][self.arguments[0]]
-        rows = [
-            f"| {term.name} | {term.place} | {cell(f'`{term.call}`')} "
-            f"| {shown(value_of(term.call), term.name)}{f'<br>{term.remark}' if term.remark else ''} |"
-            for term in terms(self.arguments[0])
-        ]
         title = f"[{source['title']}]({source['link']})" if "link" in source else source["title"]
-        return [
-            f"{source['authors']}: {title}.",
-            "",
-            "| name in the source | place | call | value |",
-            "|---|---|---|---|",
-            *rows,
-        ]
+        lines = [f"{source['authors']}: {title}.\n", "| name in the source | place | call | value |", "|---|---|---|---|"]
+        for term in terms(self.arguments[0]):
+            remark = f"<br>{term.remark}" if term.remark else ""
+            value = shown(value_of(term.call), term.name)
+            lines.append(f"| {term.name} | {term.place} | {cell(f'`{term.call}`')} | {value}{remark} |")
+        return "\n".join(lines)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
