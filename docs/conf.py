@@ -26,10 +26,9 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "api_reference",
-    "cli_pages",
+    "directives",
     "example_gallery",
     "metric_pages",
-    "source_terms",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
 templates_path = ["_templates"]

@@ -10,6 +10,7 @@ import tomllib
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from docutils import nodes
@@ -28,15 +29,19 @@ from torchcalib.io.rows import Rows
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.wrappers import WrappedMetric
 
-NAMESPACES = "functional calibration inference losses plots special integrations sklearn results".split()
+NAMESPACES = (
+    *("functional", "calibration", "inference", "losses", "plots", "special", "integrations", "sklearn", "results"),
+)
 CALIBRATOR = ("fit", "forward", "predict_proba", "fit_from_hidden", "temperature", "predict_interval")
 """Members that the page of every calibrator shows, if the class has them."""
-SUBCLASSING = "tasks whole_weights in_log_odds settings initial parameters_for calibrated remarks".split()
-"""Members that a new calibrator defines, which the page of the base class shows."""
-INTERNAL = set(
-    "error_test extra_repr factory from_bins from_sample held input_line layout limit of_state publications setup"
-    " state_key test_formula test_from".split()
+SUBCLASSING = (
+    *("tasks", "whole_weights", "in_log_odds", "settings", "initial", "parameters_for", "calibrated", "remarks"),
 )
+"""Members that a new calibrator defines, which the page of the base class shows."""
+INTERNAL = {
+    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "input_line", "layout", "limit",
+    "of_state", "publications", "setup", "state_key", "test_formula", "test_from",
+}  # fmt: skip
 """Members for other modules of torchcalib."""
 
 COLON = "\ue000"  # private character that stands for a colon
@@ -50,9 +55,8 @@ RAISES = "Raises:\n    TypeError, ValueError: for invalid input.\n"
 def directive_of(cls: type, name: str) -> str:
     """Return the autodoc directive for a member of a class."""
     value = inspect.getattr_static(cls, name, None)
-    if isinstance(value, property | cached_property):
-        return "autoproperty"
-    return "automethod" if inspect.isfunction(value) or isinstance(value, classmethod | staticmethod) else "autoattribute"
+    kinds = {"autoproperty": (property, cached_property), "automethod": (FunctionType, classmethod, staticmethod)}
+    return next((directive for directive, types in kinds.items() if isinstance(value, types)), "autoattribute")
 
 
 def shown_members(cls: type) -> list[str]:
@@ -77,19 +81,17 @@ def shown_members(cls: type) -> list[str]:
 
 
 def template_context() -> dict[str, Any]:
-    """Return the variables of the templates: the members of each class, all metrics, and the pages of metrics."""
+    """Return the variables of the templates: the members of each class, and the page of each metric or None."""
     modules = [import_module(name) for name in ("torchcalib", *(f"torchcalib.{space}" for space in NAMESPACES))]
-    classes = {f"{cls.__module__}.{cls.__name__}": cls for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows)}
-    for module in modules:
-        found = {f"{module.__name__}.{name}": getattr(module, name, None) for name in module.__all__}
-        classes |= {name: value for name, value in found.items() if inspect.isclass(value)}
-    page_of = {f"{page.namespace}.{name}": name for name, page in pages().items()}
-    page_of |= {f"torchcalib.{page.cls.__name__}": name for name, page in pages().items() if page.cls}
-    return {
-        "shown_members": {name: [(directive_of(cls, m), m) for m in shown_members(cls)] for name, cls in classes.items()},
-        "page_of": page_of,
-        "metrics": [name for name, cls in classes.items() if issubclass(cls, CalibrationMetric) and len(name.split(".")) < 4],
-    }
+    public = {f"{module.__name__}.{name}": getattr(module, name) for module in modules for name in module.__all__}
+    classes = {name: value for name, value in public.items() if inspect.isclass(value)}
+    page_of = dict.fromkeys(name for name, cls in classes.items() if issubclass(cls, CalibrationMetric))
+    for name, page in pages().items():
+        page_of |= {f"{page.namespace}.{name}": name} | ({f"torchcalib.{page.cls.__name__}": name} if page.cls else {})
+    for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows):
+        classes[f"{cls.__module__}.{cls.__name__}"] = cls
+    members = {full: [(directive_of(cls, name), name) for name in shown_members(cls)] for full, cls in classes.items()}
+    return {"shown_members": members, "page_of": page_of}
 
 
 @cache
@@ -146,17 +148,11 @@ def after_napoleon(app: Sphinx, what: str, name: str, obj: object, options: obje
     text = "\n".join(lines).replace(COLON, ":")
     parts = re.split(r"(`[^`\n]*`|^ *(?:>>>|\.\.\.).*$)", text, flags=re.MULTILINE)
     parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
-
-    def divided(found: re.Match[str]) -> str:
-        first, *others = found[1].split(", ")
-        is_long = found[3] != ""
-        return f":ivar {first}: {found[2]}{found[3]}" + "".join(
-            f"\n:ivar {other}: {f'See `{first}`.' if is_long else found[2]}" for other in others
-        )
-
-    lines[:] = re.sub(
-        r"^:ivar (\w+(?:, \w+)+): *(.*)((?:\n .*)*)", divided, "".join(parts), flags=re.MULTILINE
-    ).split("\n")
+    attributes = re.compile(r"^:ivar (\w+(?:, \w+)+):(.*(?:\n .*)*)", re.MULTILINE)
+    divided = attributes.sub(
+        lambda found: "\n".join(f":ivar {name}:{found[2]}" for name in found[1].split(", ")), "".join(parts)
+    )
+    lines[:] = divided.split("\n")
 
 
 def resolve_short_name(
@@ -165,8 +161,10 @@ def resolve_short_name(
     """Link a name such as `ece` that is documented in exactly one other namespace."""
     name = node.get("reftarget", "")
     domain = env.domains.python_domain
-    found = [full for full, entry in domain.objects.items() if full.endswith(f".{name}") and entry.objtype in ("class", "function", "exception")]
-    if node.get("refdomain") != "py" or not name.isidentifier() or len(found) != 1:
+    if node.get("refdomain") != "py" or not name.isidentifier():
+        return None
+    found = [full for role in ("class", "func") for full, _ in domain.find_obj(env, None, None, name, role, 1)]
+    if len(found) != 1:
         return None
     node["reftarget"] = found[0]
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, content)

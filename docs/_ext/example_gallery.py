@@ -1,8 +1,8 @@
 """Figures and downloads of the example galleries.
 
-Downloads run without other files: the module `example_data` is inserted where an example imports it. The workflow `docs`
-publishes the notebooks, which the build writes to `docs/_build/notebooks`, in the branch `notebooks`. Each example links
-to its notebook in Google Colab.
+Downloads run without other files: the module `example_data` is inserted where an example imports it. The build writes
+the notebooks to `docs/_build/notebooks`. The workflow `docs` publishes them in the branch `notebooks`, from which each
+example is opened in Google Colab.
 """
 
 import json

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import matplotlib
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import torchcalib
-from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.plots import DARK, LIGHT, to_svg
 from torchcalib.plots.of_metric import draw_metric
 
@@ -66,30 +66,20 @@ STYLE = {
 """Settings of matplotlib for the figures of metric pages and examples."""
 
 
-class Simulated(NamedTuple):
-    """Predictions and targets for each of K positions on the horizontal axis, with R data sets of N samples.
-
-    Attributes:
-        x: Positions `(K,)`.
-        preds: Probabilities `(K, R, N, ...)`, or K normal distributions.
-        target: Targets `(K, R, N, ...)` of the same true model.
-        calibrated: Targets for which each prediction is calibrated.
-    """
-
-    x: Tensor
-    preds: Any
-    target: Tensor
-    calibrated: Tensor
-
-
 @cache
-def simulated(kind: str, data: str, n: int, replicates: int) -> Simulated:
-    """Simulate data sets of a calibrated model, and change its predictions as a kind of figure needs."""
+def simulated(kind: str, data: str, n: int, replicates: int) -> SimpleNamespace:
+    """Simulate R data sets of N samples of a calibrated model, and change its predictions for a kind of figure.
+
+    Returns:
+        Positions `x` on the horizontal axis `(K,)`; for each of them, `preds`, which are probabilities `(K, R, N, ...)`
+        or K normal distributions, `target` of the calibrated model, and targets for which `preds` are `calibrated`.
+    """
     generator = torch.Generator().manual_seed(0)
     if kind == "gaussian":
         target = torch.randn(replicates, n, generator=generator, dtype=torch.float64)
         preds = [Normal(torch.zeros_like(target), float(1 / factor)) for factor in FACTORS]
-        return Simulated(FACTORS, preds, target.expand(11, -1, -1), target / FACTORS[:, None, None])
+        calibrated = target / FACTORS[:, None, None]
+        return SimpleNamespace(x=FACTORS, preds=preds, target=target.expand(11, -1, -1), calibrated=calibrated)
     logits = 1.5 * torch.randn((replicates, n, *([] if data == "binary" else [N_CLASSES])), generator=generator)
     x = torch.linspace(0, 3, 11) if kind == "noise" else FACTORS
     position = x.reshape(-1, *[1] * logits.dim())
@@ -99,7 +89,8 @@ def simulated(kind: str, data: str, n: int, replicates: int) -> Simulated:
     to_probs = torch.sigmoid if data == "binary" else lambda x: x.softmax(-1)
     preds = to_probs(changed)
     target = drawn(to_probs(logits), data, generator)
-    return Simulated(x, preds, target.expand(11, *target.shape), drawn(preds, data, generator))
+    calibrated = drawn(preds, data, generator)
+    return SimpleNamespace(x=x, preds=preds, target=target.expand(11, *target.shape), calibrated=calibrated)
 
 
 def drawn(probs: Tensor, data: str, generator: torch.Generator) -> Tensor:
@@ -126,29 +117,30 @@ def response(page: Any) -> Figure | None:
     if kind == "none":
         return None
     figure = Figure(figsize=(6.4, 3.2))
-    ax = figure.add_subplot()
+    n, replicates = SIZES.get(page.name, (1000, 100))
+    data = simulated(kind, entry["data"], n, replicates)
     if kind == "risk_curve":
-        draw_risk_curves(ax)
-    else:
-        n, replicates = SIZES.get(page.name, (1000, 100))
-        data = simulated(kind, entry["data"], n, replicates)
-        found = values(page, data.preds, data.target)
-        if kind == "noise":
-            draw_band(ax, data.x, found, "95% of test sets")
-        elif entry["band"]:
-            null = values(page, data.preds, data.calibrated)
-            draw_band(ax, data.x, null, f"95% of calibrated models ({n:,} samples)")
-        mean, label = found.mean(-1), "mean" if kind == "noise" else f"mean of {replicates} simulated test sets"
-        ax.plot(data.x, mean, color=LIGHT.above, marker="o", markersize=4, linewidth=1.8, label=label)
-        if float(mean.max() - mean.min()) < 1e-9:  # otherwise the axis would show rounding errors
-            ax.set_ylim(float(mean[0]) - 0.05, float(mean[0]) + 0.05)
-        if kind != "noise":
-            ticks = [0.4, 0.5, 0.7, 1, 1.5, 2, 2.5]
-            ax.set_xscale("log")
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            ax.set_xticks([], minor=True)
-            ax.axvline(1, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ax.set(xlabel=LABELS[kind], ylabel=entry["label"])
+        models = {f"logits times {FACTORS[k]:.2g}": data.preds[k].flatten() for k in (0, 5, 10)}
+        torchcalib.plots.bayes_risk_diagram(models, data.target[0].flatten(), task="binary", ax=figure)
+        return figure
+    ax = figure.add_subplot()
+    found = values(page, data.preds, data.target)
+    if kind == "noise":
+        draw_band(ax, data.x, found, "95% of test sets")
+    elif entry["band"]:
+        null = values(page, data.preds, data.calibrated)
+        draw_band(ax, data.x, null, f"95% of calibrated models ({n:,} samples)")
+    mean, label = found.mean(-1), "mean" if kind == "noise" else f"mean of {replicates} simulated test sets"
+    ax.plot(data.x, mean, color=LIGHT.above, marker="o", markersize=4, linewidth=1.8, label=label)
+    if float(mean.max() - mean.min()) < 1e-9:  # otherwise the axis would show rounding errors
+        ax.set_ylim(float(mean[0]) - 0.05, float(mean[0]) + 0.05)
+    if kind != "noise":
+        ticks = [0.4, 0.5, 0.7, 1, 1.5, 2, 2.5]
+        ax.set_xscale("log")
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.set_xticks([], minor=True)
+        ax.axvline(1, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    ax.set(xlabel=LABELS[kind], ylabel=entry["label"])
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
@@ -162,22 +154,14 @@ def draw_band(ax: Any, x: Tensor, found: Tensor, label: str) -> None:
     ax.fill_between(x, low, high, color=LIGHT.bar, alpha=0.4, linewidth=0, label=label)
 
 
-def draw_risk_curves(ax: Any) -> None:
-    """Draw the normalised Bayes risk of an under-confident, a calibrated and an over-confident model."""
-    data = simulated("scaling", "binary", 1000, 100)
-    for k, colour, dashes in ((0, LIGHT.outcome, ":"), (5, LIGHT.above, "-"), (10, LIGHT.below, "--")):
-        curve = torchcalib.bayes_risk_curve(data.preds[k].flatten(), data.target[k].flatten(), task="binary")
-        label = f"logits times {float(FACTORS[k]):.2g}"
-        ax.plot(curve.operating_point, curve.normalized, color=colour, linestyle=dashes, label=label)
-    ax.set(xlabel="Operating point c", ylabel="Risk divided by that of\nthe best constant decision")
-
-
-def diagram(found: Any) -> Figure | None:
-    """Draw the diagram of a metric, as `metric.plot()` does, or of a table. Return None if it has none."""
+def diagram(page: Any) -> Figure | None:
+    """Draw the diagram of a metric for the data of its example, or return None if it has none."""
     figure = Figure(figsize=(6.4, 5.2))
-    if isinstance(found, torchcalib.functional.BinTable):
-        torchcalib.plots.reliability_diagram(found, ax=figure)
-    elif not isinstance(found, CalibrationMetric) or draw_metric(found, figure) is None:
+    names, _ = page.executed
+    if page.name == "calibration_curve":
+        table = page.function(2 * names["logits"], names["target"], from_logits=True, **page.options)
+        torchcalib.plots.reliability_diagram(table, ax=figure)
+    elif page.cls is None or draw_metric(names["metric"], figure) is None:
         return None
     return figure
 

@@ -31,17 +31,6 @@ CONTENTS = DOCS / "metrics.toml"
 TEMPLATES = DOCS / "_templates"
 IDENTIFIER = re.compile(r"(?:doi|arXiv)[ :]+([\w./-]*\w)")
 
-LOGITS = "logits = torch.randn(1_000{}, generator=torch.manual_seed(0))\ntarget = "
-DATA = {
-    "binary": LOGITS.format("") + "logits.sigmoid().bernoulli().long()",
-    "multiclass": LOGITS.format(", 3") + "logits.softmax(-1).multinomial(1).squeeze(-1)",
-    "counts": LOGITS.format(", 3")
-    + "torch.distributions.Multinomial(10, logits=logits).sample().long()  # annotators",
-    "gaussian": "target = torch.randn(1_000, generator=torch.manual_seed(0))\n"
-    "preds = torch.distributions.Normal(torch.zeros(1_000), 0.5)  # over-confident",
-}
-"""Two lines that simulate the data of an example. Predictions are `2 * logits`, which is over-confident."""
-
 
 @cache
 def contents() -> dict[str, Any]:
@@ -109,38 +98,15 @@ class Page:
         return dict(eval(f"dict({self.entry['options']})"))  # the text is part of the documentation
 
     @property
-    def further(self) -> str:
-        """Further arguments of the example, as Python text after other arguments."""
-        return self.entry["options"] and f", {self.entry['options']}"
-
-    @property
     def has_test(self) -> bool:
         """Whether the class has a calibration test."""
         return self.cls is not None and self.cls.test_from is not CalibrationMetric.test_from
 
     @property
-    def call(self) -> str:
-        """Call of the function in the example."""
-        arguments = "preds, target" if self.entry["data"] == "gaussian" else "2 * logits, target, from_logits=True"
-        task = ', task="multiclass"' if self.entry["data"] == "counts" else ""  # counts could be multi-label targets
-        return in_lines(f"torchcalib.{self.name}({arguments}{task}{self.further}){self.entry['result']}")
-
-    @property
     def blocks(self) -> list[str]:
         """Code of the example: five lines with the function, and others if there is a class."""
-        function = f"import torch\nimport torchcalib\n{DATA[self.entry['data']]}\nprint({self.call})"
-        if self.cls is None:
-            return [function]
-        size = "" if self.task == "binary" else ", num_classes=3"
-        arguments = f'task="{self.task}"{size}, from_logits=True{self.further}'
-        lines = [
-            in_lines(f"metric = torchcalib.{self.cls.__name__}({arguments})"),
-            "for rows in torch.arange(1_000).split(100):",
-            "    metric.update(2 * logits[rows], target[rows])",
-            "print(metric.compute())",
-            *(["print(metric.test())"] if self.has_test else []),
-        ]
-        return [function, "\n".join(lines)]
+        kinds = ("function", "class") if self.cls else ("function",)
+        return [rendered(f"example_{kind}.py.jinja", page=self, entry=self.entry).rstrip() for kind in kinds]
 
     @cached_property
     def executed(self) -> tuple[dict[str, Any], list[str]]:
@@ -215,11 +181,6 @@ class Page:
         return "none; {py:func}`torchcalib.inference.bootstrap` computes intervals"
 
 
-def in_lines(text: str) -> str:
-    """Divide a call that is wider than a page into two lines."""
-    return text if len(text) < 80 else text.replace(", from_logits", ",\n    from_logits")
-
-
 @cache
 def pages() -> dict[str, Page]:
     """Return the page of each metric, by name of the function, in the order of `metrics.toml`."""
@@ -231,14 +192,10 @@ def pages() -> dict[str, Page]:
 # Filters of the templates
 
 
-def link_of(identifier: str) -> str:
-    """Return the address of a DOI or an arXiv number."""
-    return f"https://doi.org/{identifier}" if identifier.startswith("10.") else f"https://arxiv.org/abs/{identifier}"
-
-
-def linked(text: str) -> str:
+def linked(text: str, label: str = "") -> str:
     """Replace the DOIs and arXiv numbers in a text by links in Markdown."""
-    return IDENTIFIER.sub(lambda found: f"[{found[0]}]({link_of(found[1])})", text)
+    sites = {True: "https://doi.org", False: "https://arxiv.org/abs"}
+    return IDENTIFIER.sub(lambda found: f"[{label or found[0]}]({sites[found[1].startswith('10.')]}/{found[1]})", text)
 
 
 def author_and_year(source: str) -> str:
@@ -251,7 +208,7 @@ def author_and_year(source: str) -> str:
     year = re.search(r"\b(?:19|20)\d\d\b(?!\.)", source)
     when = year[0] if year else f"20{identifier[1][:2]}"
     part = next(part for part in source.split(";") if identifier[0] in part).strip()
-    return f"[{part.split(',')[0] if ';' in source else first} {when}]({link_of(identifier[1])})"
+    return linked(identifier[0], f"{part.split(',')[0] if ';' in source else first} {when}")
 
 
 def role(name: str) -> str:
@@ -260,9 +217,9 @@ def role(name: str) -> str:
     return f"{{py:{'class' if inspect.isclass(getattr(import_module(module), last)) else 'func'}}}`{name}`"
 
 
-def sentence(text: str) -> str:
-    """Return a phrase as a sentence."""
-    return f"{text[0].upper()}{text[1:]}."
+def in_lines(code: str) -> str:
+    """Divide a line of code that is wider than a page into two lines."""
+    return code if len(code) < 88 else code.replace(", from_logits", ",\n    from_logits")
 
 
 def cell(text: str) -> str:
@@ -274,7 +231,7 @@ def rendered(template: str, **names: Any) -> str:
     """Return the text of a template in `_templates`."""
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, **options)
-    environment.filters |= {each.__name__: each for each in (author_and_year, cell, linked, role, sentence)}
+    environment.filters |= {each.__name__: each for each in (author_and_year, cell, in_lines, linked, role)}
     return environment.get_template(template).render(names, pages=pages(), families=contents()["families"])
 
 
@@ -282,16 +239,12 @@ def metric_page(page: Page, folder: Path) -> str:
     """Return the Markdown text of the page of a metric, and write its figures to a folder."""
     import metric_figures as figures
 
-    names, outputs = page.executed
     with figures.settings():
-        drawn = {
-            "": figures.response(page),
-            "_diagram": figures.diagram(names["metric"] if page.cls else eval(page.call, names)),
-        }
+        drawn = {"": figures.response(page), "_diagram": figures.diagram(page)}
         for suffix, figure in drawn.items():
             for theme, text in figures.svg_files(figure).items() if figure else ():
                 (folder / f"{page.name}{suffix}_{theme}.svg").write_text(text, encoding="utf-8")
-    return rendered("metric.md", page=page, entry=page.entry, outputs=outputs, has_diagram=bool(drawn["_diagram"]))
+    return rendered("metric.md", page=page, entry=page.entry, has_diagram=bool(drawn["_diagram"]))
 
 
 def declared(namespace: str, module: str) -> list[str]:
