@@ -27,11 +27,7 @@ class System(NamedTuple):
 
 
 def predictions(name: str) -> System:
-    """Return the recorded predictions of a system if they are available, otherwise simulated ones.
-
-    Args:
-        name: A key of `SYSTEMS`.
-    """
+    """Return the recorded predictions of a system in `SYSTEMS` if they are available, otherwise simulated ones."""
     description, simulate, options = SYSTEMS[name]
     path = Path(os.environ.get("TORCHCALIB_DATA", "data"), f"{name}.npz")
     if not path.is_file():

@@ -48,8 +48,7 @@ def save_figure(_block: Any, block_vars: dict[str, Any], gallery_conf: dict[str,
     with Image.open(double) as drawn:  # drawing again would take longer
         drawn.reduce(2).save(path)
     titles = [text for ax in figure.axes for where in ("left", "center") if (text := ax.get_title(loc=where))]
-    rst: str = figure_rst([path], gallery_conf["src_dir"], ", ".join(titles), [{0: path, 2.0: double}])
-    return rst
+    return str(figure_rst([path], gallery_conf["src_dir"], ", ".join(titles), [{0: path, 2.0: double}]))
 
 
 def completed(name: str, content: bytes) -> bytes:

@@ -83,9 +83,10 @@ def simulated(kind: str, data: str, n: int, replicates: int) -> SimpleNamespace:
     logits = 1.5 * torch.randn((replicates, n, *([] if data == "binary" else [N_CLASSES])), generator=generator)
     x = torch.linspace(0, 3, 11) if kind == "noise" else FACTORS
     position = x.reshape(-1, *[1] * logits.dim())
-    noise = torch.randn(logits.shape, generator=generator) if kind == "noise" else None
     # Factors are float64, because a float32 probability of 1 has infinite log-odds.
-    changed = logits * position if noise is None else logits + position * noise
+    changed = (
+        logits + position * torch.randn(logits.shape, generator=generator) if kind == "noise" else logits * position
+    )
     to_probs = torch.sigmoid if data == "binary" else lambda x: x.softmax(-1)
     preds = to_probs(changed)
     target = drawn(to_probs(logits), data, generator)

@@ -247,24 +247,19 @@ def metric_page(page: Page, folder: Path) -> str:
     return rendered("metric.md", page=page, entry=page.entry, has_diagram=bool(drawn["_diagram"]))
 
 
-def declared(namespace: str, module: str) -> list[str]:
-    """Return the metrics that a module defines and a namespace contains, in the order of their definition."""
+def api_page(namespace: str) -> str:
+    """Return the API page of "torchcalib" or "torchcalib.functional", with a table for the metrics of each family."""
     is_listed = inspect.isfunction if namespace == "torchcalib.functional" else inspect.isclass
     public = import_module(namespace).__all__
-    found = vars(import_module(f"torchcalib.metrics.{module}"))
-    return [
-        name
-        for name, value in found.items()
-        if name in public and is_listed(value) and value.__module__.endswith(f".{module}")
-    ]
-
-
-def api_page(namespace: str) -> str:
-    """Return the text of the page of a namespace, "torchcalib" or "torchcalib.functional", in the API reference."""
-    tables = {
-        family["heading"]: [name for module in family.get("modules", ()) for name in declared(namespace, module)]
-        for family in contents()["families"].values()
-    }
+    tables = {}
+    for family in contents()["families"].values():
+        modules = [import_module(f"torchcalib.metrics.{name}") for name in family.get("modules", ())]
+        tables[family["heading"]] = [
+            name
+            for module in modules
+            for name, value in vars(module).items()
+            if is_listed(value) and value.__module__ == module.__name__ and name in public
+        ]
     return rendered(f"api/{namespace.rpartition('.')[2]}.md", namespace=namespace, tables=tables)
 
 
@@ -273,9 +268,9 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     folder, _, name = page.rpartition("/")
     if folder != "metrics":
         return
-    code = (__file__, TEMPLATES / "metric.md", TEMPLATES / "metrics.md")
     metric = pages().get(name)
-    for file in (CONTENTS, *code, *([inspect.getfile(metric.function)] if metric else [])):
+    module = inspect.getfile(metric.function) if metric else __file__
+    for file in (CONTENTS, __file__, module, *TEMPLATES.glob("*.*")):
         app.env.note_dependency(str(file))
     source[0] = metric_page(metric, DOCS / "metrics/figures") if metric else rendered("metrics.md")
 
