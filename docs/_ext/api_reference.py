@@ -163,7 +163,8 @@ def resolve_short_name(
     domain = env.domains.python_domain
     if node.get("refdomain") != "py" or not name.isidentifier():
         return None
-    found = [full for role in ("class", "func") for full, _ in domain.find_obj(env, None, None, name, role, 1)]
+    objects = [each for role in ("class", "func") for each in domain.find_obj(env, None, None, name, role, 1)]
+    found = [full for full, entry in objects if not entry.aliased]  # not the name in the module of the definition
     if len(found) != 1:
         return None
     node["reftarget"] = found[0]

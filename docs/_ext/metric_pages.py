@@ -13,13 +13,13 @@ import tomllib
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import torchcalib
-from torchcalib.core.events import modes_of
+from torchcalib.core.events import NamedMode
 from torchcalib.core.state import SampleState
 from torchcalib.metrics.base import CalibrationMetric
 
@@ -132,7 +132,7 @@ class Page:
         has_mode = "mode" in inspect.signature(self.function).parameters
         found = []
         for task, name in {"binary": "binary", "multiclass": "multi-class", "multilabel": "multi-label"}.items():
-            modes = ", ".join(f'`"{mode}"`' for mode in modes_of(task) if has_mode and self._accepts(task, mode))
+            modes = ", ".join(f'`"{mode}"`' for mode in get_args(NamedMode) if has_mode and self._accepts(task, mode))
             found.append(name + (f" ({modes})" if modes else ""))
         return ", ".join(found)
 
