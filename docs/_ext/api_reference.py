@@ -7,6 +7,7 @@ in `arguments.toml`.
 import inspect
 import re
 import tomllib
+from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +49,8 @@ COLON = "\ue000"  # private character that stands for a colon
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): .*(?:\n {5,}.*)*", re.MULTILINE)
 """Entry of a section "Args", of one or several names."""
 ARGS = re.compile(r"^Args:\n((?: +.*\n?)+)", re.MULTILINE)
+CODE = re.compile(r"(`[^`\n]*`|^ *(?:>>>|\.\.\.).*$)", re.MULTILINE)
+ATTRIBUTES = re.compile(r"^:ivar (\w+(?:, \w+)+):(.*(?:\n .*)*)", re.MULTILINE)
 RAISES = "Raises:\n    TypeError, ValueError: for invalid input.\n"
 """Section about the validation of the input, which all functions of predictions have in common."""
 
@@ -134,10 +137,8 @@ def before_napoleon(app: Sphinx, what: str, name: str, obj: Any, options: object
     if what in ("property", "attribute") and lines:
         lines[0] = lines[0].replace(":", COLON)
     if what in ("function", "method", "class") and lines and callable(obj):
-        try:
+        with suppress(ValueError):  # a built-in class has no signature
             lines[:] = completed(obj, "\n".join(lines)).split("\n")
-        except ValueError:  # a built-in class without signature
-            return
 
 
 def after_napoleon(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
@@ -145,14 +146,12 @@ def after_napoleon(app: Sphinx, what: str, name: str, obj: object, options: obje
 
     Divide an entry of attributes such as `low, high: text` into one for each name; Sphinx would read a type and a name.
     """
-    text = "\n".join(lines).replace(COLON, ":")
-    parts = re.split(r"(`[^`\n]*`|^ *(?:>>>|\.\.\.).*$)", text, flags=re.MULTILINE)
+    parts = CODE.split("\n".join(lines).replace(COLON, ":"))
     parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
-    attributes = re.compile(r"^:ivar (\w+(?:, \w+)+):(.*(?:\n .*)*)", re.MULTILINE)
-    divided = attributes.sub(
+    text = ATTRIBUTES.sub(
         lambda found: "\n".join(f":ivar {name}:{found[2]}" for name in found[1].split(", ")), "".join(parts)
     )
-    lines[:] = divided.split("\n")
+    lines[:] = text.split("\n")
 
 
 def resolve_short_name(

@@ -34,7 +34,6 @@ SIZES = {
     **dict.fromkeys(("calibration_loss", "relative_calibration_loss", "score_divergence"), (1000, 5)),
 }
 """Number of samples and of simulated data sets, where the usual numbers would take longer than a second."""
-PAPER = "#131416"  # background of the dark theme
 LABELS = {
     "scaling": "Factor of the logits (below 1: under-confident, above 1: over-confident)",
     "gaussian": "True divided by predicted standard deviation (above 1: over-confident)",
@@ -171,7 +170,7 @@ def svg_files(figure: Figure) -> dict[str, str]:
     """Return the figure as SVG text in light and in dark colours."""
     light = to_svg(figure.axes[0])
     colours = {getattr(LIGHT, field.name): getattr(DARK, field.name) for field in fields(LIGHT)}
-    colours |= {LIGHT.paper: PAPER, "#000000": DARK.ink}
+    colours |= {LIGHT.paper: "#131416", "#000000": DARK.ink}  # background of the dark theme, and text
     dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: colours.get(found[0], found[0]), light)
     return {"light": light, "dark": dark}
 
