@@ -26,11 +26,9 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "api_reference",
-    "cli_pages",
-    "gallery_downloads",
+    "directives",
+    "example_gallery",
     "metric_pages",
-    "shared_arguments",
-    "source_terms",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
 templates_path = ["_templates"]
@@ -62,10 +60,10 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "parallel": 2,
     "within_subsection_order": "FileNameSortKey",
-    "image_scrapers": ("matplotlib", "example_figures"),
+    "image_scrapers": ("matplotlib", "example_gallery.save_figure"),
     "image_srcset": ["2x"],
     "ignore_repr_types": r"matplotlib",
-    "reset_modules": ("matplotlib", "example_figures.set_defaults"),
+    "reset_modules": ("matplotlib", "example_gallery.set_style"),
     "reference_url": {"torchcalib": None},  # links from code to the API pages
 }
 

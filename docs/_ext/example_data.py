@@ -6,53 +6,36 @@ system with the same number of rows and classes, and with a similar accuracy and
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-FOLDER = Path(os.environ.get("TORCHCALIB_DATA", "data"))
 
-
-@dataclass(frozen=True)
-class System:
-    """Predictions of one system.
-
-    Attributes:
-        preds: Logits `(N, C)`, or probabilities of the event `(N,)`.
-        target: Labels `(N,)`.
-        is_recorded: Whether the predictions are recorded instead of simulated.
-        description: Name of the model and data.
-    """
+class System(NamedTuple):
+    """Logits `(N, C)` or probabilities of the event `(N,)` of a system, and labels `(N,)`."""
 
     preds: Tensor
     target: Tensor
-    is_recorded: bool
-    description: str
+    title: str
 
     def __str__(self) -> str:
-        source = "Recorded predictions of" if self.is_recorded else "Simulated predictions, similar to those of"
-        return f"{source} {self.description}"
+        return self.title
 
 
 def predictions(name: str) -> System:
-    """Return the recorded predictions of a system if they are available, otherwise simulated ones.
-
-    Args:
-        name: A key of `SYSTEMS`.
-    """
-    description, simulate = SYSTEMS[name]
-    path = FOLDER / f"{name}.npz"
+    """Return the recorded predictions of a system in `SYSTEMS` if they are available, otherwise simulated ones."""
+    description, simulate, options = SYSTEMS[name]
+    path = Path(os.environ.get("TORCHCALIB_DATA", "data"), f"{name}.npz")
     if not path.is_file():
-        return System(*simulate(), is_recorded=False, description=description)
+        return System(*simulate(*options), f"Simulated predictions, similar to those of {description}")
     with np.load(path, allow_pickle=False) as file:
         preds = next(file[key] for key in ("logits", "log_probs", "probs") if key in file)
         target = file["targets"].astype(np.int64)
-    return System(torch.from_numpy(preds), torch.from_numpy(target), is_recorded=True, description=description)
+    return System(torch.from_numpy(preds), torch.from_numpy(target), f"Recorded predictions of {description}")
 
 
 def _multiclass(
@@ -86,26 +69,11 @@ def _rare(n: int, separation: float, sharpness: float, offset: float, seed: int)
     return (sharpness * (evidence - math.log(7)) + offset).sigmoid(), target
 
 
-SYSTEMS: dict[str, tuple[str, Callable[[], tuple[Tensor, Tensor]]]] = {
-    "cifar10_resnet20": (
-        "ResNet-20 on the CIFAR-10 test set",
-        lambda: _multiclass(10_000, 10, 6.0, 2.0, 0.3, seed=0),
-    ),
-    "cifar100_resnet20": (
-        "ResNet-20 on the CIFAR-100 test set",
-        lambda: _multiclass(10_000, 100, 4.6, 1.6, 0.3, seed=1),
-    ),
-    "imagenet_dogs_alexnet": (
-        "AlexNet on ImageNet, dogs against the rest",
-        lambda: _rare(50_000, 3.4, 1.2, 0.6, seed=2),
-    ),
-    "imagenet_dogs_resnet18": (
-        "ResNet-18 on ImageNet, dogs against the rest",
-        lambda: _rare(50_000, 4.0, 1.1, 0.4, seed=2),
-    ),
-    "agnews_gpt2": (
-        "GPT-2 on AG News, without training",
-        lambda: _biased(7_600, (1.5, -0.9, 0.5, -0.5), 1.9, 0.5),
-    ),
+SYSTEMS = {
+    "cifar10_resnet20": ("ResNet-20 on the CIFAR-10 test set", _multiclass, (10_000, 10, 6.0, 2.0, 0.3, 0)),
+    "cifar100_resnet20": ("ResNet-20 on the CIFAR-100 test set", _multiclass, (10_000, 100, 4.6, 1.6, 0.3, 1)),
+    "imagenet_dogs_alexnet": ("AlexNet on ImageNet, dogs against the rest", _rare, (50_000, 3.4, 1.2, 0.6, 2)),
+    "imagenet_dogs_resnet18": ("ResNet-18 on ImageNet, dogs against the rest", _rare, (50_000, 4.0, 1.1, 0.4, 2)),
+    "agnews_gpt2": ("GPT-2 on AG News, without training", _biased, (7_600, (1.5, -0.9, 0.5, -0.5), 1.9, 0.5)),
 }
-"""Description of each system, and a function that simulates it."""
+"""Description of each system, and a function that simulates it with its arguments."""

@@ -72,14 +72,14 @@ def documented_names(doc):
 def test_every_argument_is_in_the_signature_and_documented(monkeypatch):
     """The site adds the entries of shared arguments, which docstrings do not repeat."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
-    site = pytest.importorskip("shared_arguments", reason="needs Sphinx", exc_type=ImportError)
+    site = pytest.importorskip("api_reference", reason="needs Sphinx", exc_type=ImportError)
     wrong = []
     for name, value in public():
         if inspect.isclass(value) and issubclass(value, dict | Warning):
             continue  # these have the signature of a built-in class
         parameters = inspect.signature(value).parameters.values()
         docs = [inspect.getdoc(base) or "" for base in getattr(value, "__mro__", (value,))]  # fields may be inherited
-        docs[0] = "\n".join(site.completed(docs[0], *site.arguments_of(value)))
+        docs[0] = site.completed(value, docs[0])
         missing = {p.name for p in parameters} - set().union(*map(documented_names, docs))
         # `**options: Unpack[...]` names every option in its type
         hidden = [

@@ -18,13 +18,13 @@ PACKAGES = {"matplotlib", "numpy", "sklearn", "torch", "torchcalib"}
 def downloads():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs/_ext"))
-        yield pytest.importorskip("gallery_downloads", reason="needs Sphinx", exc_type=ImportError)
+        yield pytest.importorskip("example_gallery", reason="needs Sphinx", exc_type=ImportError)
 
 
 def test_scripts_import_only_packages(downloads):
     assert len(EXAMPLES) >= 17
     for path in EXAMPLES:
-        tree = ast.parse(downloads.complete_script(path.read_bytes()))
+        tree = ast.parse(downloads.completed(path.name, path.read_bytes()))
         nodes = list(ast.walk(tree))
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -40,14 +40,14 @@ def test_notebooks_and_archives_contain_the_data(downloads, tmp_path, monkeypatc
     with ZipFile(archive := BytesIO(), "w") as file:
         file.writestr("plot.py", source)
         file.writestr("plot.ipynb", notebook)
-    with ZipFile(BytesIO(downloads.complete_archive(archive.getvalue()))) as file:
+    with ZipFile(BytesIO(downloads.completed("plot.zip", archive.getvalue()))) as file:
         scripts = [file.read("plot.py").decode(), json.loads(file.read("plot.ipynb"))["cells"][0]["source"][0]]
     for script in scripts:
         module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("downloaded", None))
         monkeypatch.setitem(sys.modules, "downloaded", module)  # the decorator of a data class looks it up
         exec(script, vars(module))
         assert module.system.preds.shape == (10_000, 10)
-        assert not module.system.is_recorded
+        assert str(module.system).startswith("Simulated")
 
 
 def test_examples_link_to_their_notebook_in_colab(downloads):

@@ -10,7 +10,24 @@ from processes import ROOT
 import torchcalib
 
 SENTENCE = re.compile(r"(?<=[.]) +(?=[A-Z`$])")
-OPTIONAL = {"origin", "label", "options", "result", "best", "also"}
+FIELDS = {
+    *(
+        "title",
+        "label",
+        "family",
+        "formula",
+        "symbols",
+        "range",
+        "use",
+        "avoid",
+        "related",
+        "data",
+        "options",
+        "result",
+    ),
+    *("figure", "band", "best", "also", "caption", "origin", "question", "unit", "source"),
+}
+"""Fields of an entry of `metrics.toml`, with those that follow from the class."""
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +45,20 @@ def metric_figures(metric_pages):
 
 @pytest.fixture(scope="module")
 def pages(metric_pages):
-    return {page.name: page for page in metric_pages.pages()}
+    return metric_pages.pages()
 
 
-def test_every_public_metric_class_has_a_page(metric_pages, pages):
+def test_every_public_metric_class_has_a_page(pages):
     of_pages = {page.cls for page in pages.values()} - {None}
-    assert of_pages == set(metric_pages.classes().values())
+    public = [getattr(torchcalib, name) for name in torchcalib.__all__]
+    assert of_pages == {cls for cls in public if hasattr(cls, "function")}
     assert len(of_pages) >= 31
 
 
 def test_every_entry_has_all_fields_and_no_others(metric_pages, pages):
     families = metric_pages.contents()["families"]
     for name, page in pages.items():
-        required = {*metric_pages.REQUIRED, *(metric_pages.WITHOUT_CLASS if page.cls is None else ())}
-        assert required <= set(page.entry) <= required | OPTIONAL, name
+        assert set(page.entry) == FIELDS, name
         assert page.entry["family"] in families, name
         assert callable(page.function), name
         assert set(page.entry["related"]) <= set(pages) - {name}, name
@@ -59,7 +76,7 @@ def test_advice_consists_of_a_few_short_sentences(metric_pages, pages):
 
 def test_every_source_has_a_doi_an_arxiv_number_or_a_reason(metric_pages, pages):
     reasons = metric_pages.contents()["without_identifier"]
-    sources = [part.strip() for page in pages.values() for part in page.metadata("source").split(";")]
+    sources = [part.strip() for page in pages.values() for part in page.entry["source"].split(";")]
     without = {source for source in sources if "](https://" not in metric_pages.linked(source)}
     assert without == set(reasons)
 
@@ -84,11 +101,11 @@ def test_formulas_are_valid_latex(pages):
             assert "<math" in tex2mathml(formula), page.name
 
 
-def test_example_of_every_metric_runs_and_classes_agree_with_functions(metric_pages, pages):
+def test_example_of_every_metric_runs_and_classes_agree_with_functions(pages):
     for page in pages.values():
-        names, outputs = metric_pages.run(metric_pages.example(page))
+        names, outputs = page.executed
         assert all(outputs), page.name
-        assert metric_pages.example(page)[0].count("\n") + 1 <= 6, page.name  # visible without scrolling
+        assert page.blocks[0].count("\n") + 1 <= 6, page.name  # visible without scrolling
         if page.cls is not None:
             printed = [float(re.search(r"tensor\((.*?)[,)]", output)[1]) for output in outputs]
             # Different sums of float32 probabilities; blocks of SKCE end with each batch.
@@ -97,13 +114,14 @@ def test_example_of_every_metric_runs_and_classes_agree_with_functions(metric_pa
             assert names["metric"].compute().isfinite().all(), page.name
 
 
-@pytest.mark.parametrize("name", ["nll", "ece", "spiegelhalter", "total_variation"])
+@pytest.mark.parametrize("name", ["nll", "ece", "nees", "spiegelhalter", "total_variation"])
 def test_figure_shows_that_the_calibrated_model_is_compatible_with_calibration(metric_figures, pages, name):
-    data = metric_figures.simulated(pages[name].entry["data"], 500, 50)
-    kind, middle = pages[name].entry["data"], metric_figures.N_FACTORS // 2
-    found = metric_figures.values(name, kind, {}, data.preds, data.target).mean(-1)
-    null = metric_figures.values(name, kind, {}, data.preds, data.calibrated)
-    assert metric_figures.FACTORS[middle] == pytest.approx(1)
+    page = pages[name]
+    data = metric_figures.simulated(page.entry["figure"], page.entry["data"], 500, 50)
+    found = metric_figures.values(page, data.preds, data.target).mean(-1)
+    null = metric_figures.values(page, data.preds, data.calibrated)
+    middle = len(data.x) // 2
+    assert data.x[middle] == pytest.approx(1)
     # The means of 50 data sets differ by the standard error of their difference, times a quantile.
     assert abs(found[middle] - null[middle].mean()) < 4 * null[middle].std() * (2 / 50) ** 0.5
     if name == "nll":
@@ -114,15 +132,17 @@ def test_figure_shows_that_the_calibrated_model_is_compatible_with_calibration(m
 
 def test_dark_figure_has_no_colour_of_the_light_one(metric_figures, pages):
     with metric_figures.settings():
-        figure = metric_figures.figure_of("nees", "NEES", dict(pages["nees"].entry), {})
-        files = metric_figures.svg_files(figure)
+        files = metric_figures.svg_files(metric_figures.response(pages["nees"]))
     style = torchcalib.plots.LIGHT
     assert style.above in files["light"]
     assert not {style.above, style.ink, style.paper, style.grid} & set(re.findall("#[0-9a-f]{6}", files["dark"]))
 
 
 def test_every_public_name_is_in_exactly_one_table_of_the_api_reference(metric_pages):
-    generated = {f"{name}.md": metric_pages.api_page(name) for name in ("torchcalib", "functional")}
+    generated = {
+        "torchcalib.md": metric_pages.api_page("torchcalib"),
+        "functional.md": metric_pages.api_page("torchcalib.functional"),
+    }
     written = [path for path in (ROOT / "docs/api").glob("*.md") if path.name not in generated]
     listed = []
     for text in (*generated.values(), *(path.read_text(encoding="utf-8") for path in written)):
@@ -155,10 +175,23 @@ def test_every_public_name_is_in_exactly_one_table_of_the_api_reference(metric_p
     assert set(listed) - others == set(public)
 
 
-def test_state_of_a_metric_is_that_of_its_example(metric_pages, pages):
-    names, _ = metric_pages.run(metric_pages.example(pages["ece"]))
-    word, _ = metric_pages.state_of(pages["ece"], names)
-    assert word == f"{names['metric'].state.nbytes} bytes"
-    names, _ = metric_pages.run(metric_pages.example(pages["ks"]))
-    assert "5 bytes" in metric_pages.state_of(pages["ks"], names)[1]
+def test_state_of_a_metric_is_that_of_its_example(pages):
+    names, _ = pages["ece"].executed
+    assert pages["ece"].state[0] == f"{names['metric'].state.nbytes} bytes"
+    names, _ = pages["ks"].executed
+    assert "5 bytes" in pages["ks"].state[1]
     assert names["logits"].dtype == torch.float32
+
+
+def test_page_contains_everything_that_its_entry_states(metric_pages, pages, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("ece", "nees", "calibration_curve", "aurc", "cox"):  # with and without class, figure and diagram
+        page, entry = pages[name], pages[name].entry
+        text = metric_pages.metric_page(page, tmp_path)
+        stated = {"title", "formula", "symbols", "range", "use", "avoid", "best", "unit", "caption"}
+        assert all(entry[field] in text for field in stated), name
+        assert all(block in text for block in (*page.blocks, *page.executed[1])), name
+        assert all(pages[other].entry["title"] in text for other in entry["related"]), name
+        figures = {path.name for path in tmp_path.glob(f"{name}_*.svg")}
+        assert figures == set(re.findall(r"figures/(\S+)", text)), name
+        assert len(figures) == {"ece": 4, "nees": 2, "calibration_curve": 2, "aurc": 4, "cox": 2}[name]

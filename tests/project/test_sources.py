@@ -17,7 +17,7 @@ def source_terms():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))  # benchmarks
         patch.syspath_prepend(str(ROOT / "docs/_ext"))
-        yield importlib.import_module("source_terms")
+        yield importlib.import_module("directives")
 
 
 def test_terms_of_a_source_are_unique_and_complete(source_terms):
@@ -63,4 +63,4 @@ def test_calibration_error_of_the_post_has_its_worked_value(source_terms):
 def test_page_contains_every_source(source_terms):
     page = (ROOT / "docs/guide/sources.md").read_text(encoding="utf-8")
     assert re.findall(r"^```{source-terms} (\w+)$", page, re.MULTILINE) == list(SOURCES)
-    assert "```{source-example}" in page
+    assert "```{literalinclude} ../sources.toml" in page

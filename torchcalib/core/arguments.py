@@ -75,9 +75,9 @@ class InputOptions(TypedDict, total=False):
 
     nan_policy: NanPolicy
     """Handling of missing predictions and soft targets: NaN, infinite probabilities, and rows of logits that are all
-    -inf (a logit of +inf is valid). "raise" (default) raises an error. "drop" ignores the row, with gradient 0; metric
-    classes count ignored rows in `n_dropped`. In multi-label input only the entry is ignored. Other invalid values
-    still raise. "drop" also works with `validate_args=False`, `torch.compile` and `vmap`."""
+    -inf (a logit of +inf is valid). `"raise"` (default) raises an error. `"drop"` ignores the row, with gradient 0;
+    metric classes count ignored rows in `n_dropped`. In multi-label input only the entry is ignored. Other invalid
+    values still raise. `"drop"` also works with `validate_args=False`, `torch.compile` and `vmap`."""
 
 
 INPUT_DEFAULTS: InputOptions = {
