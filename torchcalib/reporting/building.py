@@ -80,7 +80,7 @@ class ReportBuilder:
         4.0
     """
 
-    FORMAT = "torchcalib report state", 19
+    FORMAT = "torchcalib report state", 20
     """Name and version of the format of `save`. Increase the version when the content of a state changes."""
 
     def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[BuilderOptionsDict]) -> None:
