@@ -357,7 +357,10 @@ def noise_summands(events: Events, p: Predictions) -> list[Tensor]:
     wide = wide_dtype(events.confidence.device)
     square = events.weights if events.weights is None or p.copies else events.weights.square()
     weights, fixed = (x if x is None else x.detach() for x in (events.weights, square))
-    residual = (events.outcome.to(wide) - events.confidence.to(wide)).square()
+    residual = events.outcome.to(wide) - events.confidence.to(wide)
+    if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
+        residual = residual.masked_fill(weights == 0, 0)
+    residual = residual.square()
     confidence = events.confidence.detach().to(wide)
     spread = confidence * (1 - confidence)
     variance = spread if p.has_labels else residual.detach()

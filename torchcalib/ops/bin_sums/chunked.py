@@ -231,7 +231,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
                 flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
                 flat.index_add_(0, cell + 5 * n_bins, share.square())
         # 4. Outcomes: add the weight of every row to the bin of its label.
-        value = torch.cat(label_probs)
+        value = torch.cat(label_probs).to(sums.dtype)
         cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(value, n_bins, right)
         share = w.masked_fill((w == 0) | ~known, 0)
         flat.index_add_(0, cell, share)

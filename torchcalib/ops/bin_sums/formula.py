@@ -47,7 +47,10 @@ def weighted_columns(
     p, y = confidence.to(wide), outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
     if bins.noise != "none":
-        residual = (y - p).square()
+        residual = y - p
+        if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
+            residual = residual.masked_fill(weights == 0, 0)
+        residual = residual.square()
         spread = (p * (1 - p)).detach()
         variance = residual.detach() if bins.noise == "shares" else spread
         square = weights if weights is None or bins.copies else weights.square()
