@@ -286,10 +286,11 @@ class LogitCells:
     """Accumulator for a sketch of scores: sums over cells of width 1 / `resolution` in log-odds.
 
     The sums in a cell are the number of samples, the sum of their probabilities, the number of positives and, if
-    `with_squares` is True, the sum of squared outcomes. Metrics replace each score by the mean score of its cell, and are otherwise exact. This changes a score by less than
-    1 / resolution in log-odds and 1 / (4 resolution) in probability. Scores of 0 and 1 have their own cells. The
-    outermost of the other cells are unbounded. One contains all log-odds below -104, which is less than the log-odds of
-    the smallest positive float32. The other one contains all log-odds above 37.
+    `with_squares` is True, the sum of squared outcomes. Metrics replace each score by the mean score of its cell, and
+    are otherwise exact. This changes a score by less than 1 / resolution in log-odds and 1 / (4 resolution) in
+    probability. Scores of 0 and 1 have their own cells. The outermost of the other cells are unbounded. One contains
+    all log-odds below -104, which is less than the log-odds of the smallest positive float32. The other one contains
+    all log-odds above 37.
 
     With `from_logits` the cells range from -70 to 71. The second sum is then the probability of the less probable
     outcome, which does not round to 1. For the outermost finite cells it is |log-odds|.

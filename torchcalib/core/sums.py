@@ -131,12 +131,17 @@ class BinStats(Sums):
     @property
     def weight_square(self) -> Tensor:
         """Sum of w^2 `(..., B)` for floating weights w. An integer weight k adds k, as k rows do. NaN if not summed."""
-        return self.sums[..., 5, :] if self.has_noise else torch.full_like(self.n, torch.nan)
+        return self._row_of_residuals(5)
 
     @property
     def residual_square(self) -> Tensor:
         """Sum of w (o - p)^2 `(..., B)` for weights w, outcomes o and confidences p; NaN if not summed."""
-        return self.sums[..., 6, :] if self.has_noise else torch.full_like(self.n, torch.nan)
+        return self._row_of_residuals(6)
+
+    def _row_of_residuals(self, row: int) -> Tensor:
+        # Cells of the smooth error have other sums, and only those of the variances.
+        has_row = self.has_noise and self.sums.shape[-2] > 6
+        return self.sums[..., row, :] if has_row else torch.full_like(self.n, torch.nan)
 
     @property
     def gap_variance(self) -> Tensor:

@@ -103,8 +103,9 @@ def binned(
 ) -> BinnedEstimator:
     """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
 
-    `formula` maps sums over bins to values `(...)`. `debiased` passes them with the variance of gaps. `from_sample` stores samples even for equal-width bins, because the
-    formula requires more than sums. `hard_targets` rejects soft targets, because the formula counts labels.
+    `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
+    `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
+    rejects soft targets, because the formula counts labels.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
     equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)

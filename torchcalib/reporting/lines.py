@@ -21,7 +21,6 @@ from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, Member, bins_of, has_table, sample_of, values
 from torchcalib.results.lines import Line
 
-
 _MAX_MEAN_COPIES, _MAX_DIFFERENT_COPIES = 10, 20  # of integer weights that do not look like importance weights
 
 

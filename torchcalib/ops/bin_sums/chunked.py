@@ -140,7 +140,7 @@ def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tupl
 
 
 def _add_to_cells(sums: Tensor, cell: Tensor, confidence: Tensor) -> None:
-    """Add events without weights to the sums `(F, K)` over cells in place, except to those of outcomes and residuals."""
+    """Add events without weights to the sums `(F, K)` over cells in place, except of outcomes and residuals."""
     sums[0] += torch.bincount(cell, minlength=sums.shape[1])
     sums[1].scatter_add_(0, cell, confidence)
     if len(sums) > 3:
