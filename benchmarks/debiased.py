@@ -1,4 +1,4 @@
-"""Bias of estimators of the expected calibration error (ECE), in simulations.
+"""Bias of estimators of the expected calibration error (ECE), and of the debiased squared error, in simulations.
 
     python -m benchmarks.debiased              writes benchmarks/results/debiased.md, in about two minutes
     python -m benchmarks.debiased --sets 100   fewer data sets for each cell; writes nothing
@@ -65,12 +65,6 @@ def draw(law: str, truth: str, n: int, generator: torch.Generator) -> tuple[Tens
     return p, p if truth == "calibrated" else (scale * p.logit() + shift).sigmoid()
 
 
-def variance(b: BinStats) -> Tensor:
-    """Return f (1 - f) / (n - 1) for the frequency f in each bin `(..., B)`, 0 for fewer than 2 samples."""
-    few = b.n < 2
-    return (b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)).masked_fill(few, 0)
-
-
 def folded_mean(gap: Tensor, variance: Tensor) -> Tensor:
     """Return the mean of |x| for normal x: eq. 1 of Leone, Nelson, Nottingham (Technometrics 1961)."""
     deviation = variance.sqrt().clamp(min=1e-12)
@@ -81,7 +75,7 @@ def folded_mean(gap: Tensor, variance: Tensor) -> Tensor:
 
 def kumar(b: BinStats) -> Tensor:
     """Twice the ECE minus the mean ECE of normal frequencies: Kumar, Liang, Ma (NeurIPS 2019), app. G."""
-    again = (b.share * folded_mean(b.gap, variance(b))).sum(-1)
+    again = (b.share * folded_mean(b.gap, b.gap_variance)).sum(-1)
     return (2 * ece_from_bins(b) - again).clamp(min=0)
 
 
@@ -92,7 +86,7 @@ def scaled(b: BinStats) -> Tensor:
 
 def inverted(b: BinStats) -> Tensor:
     """Mean of the gaps whose expected absolute value under normal noise is that observed; 0 if none is so small."""
-    low, high, v = torch.zeros_like(b.gap), b.gap.abs(), variance(b)
+    low, high, v = torch.zeros_like(b.gap), b.gap.abs(), b.gap_variance
     for _ in range(30):
         middle = (low + high) / 2
         below = folded_mean(middle, v) < b.gap.abs()
@@ -134,11 +128,66 @@ OVER_BINS: dict[str, Callable[[BinStats], Tensor]] = {
 NAMES = (*OVER_BINS, "sweep")
 
 
-def bins_of(p: Tensor, y: Tensor) -> BinStats:
+def bins_of(p: Tensor, y: Tensor, weights: Tensor | None = None) -> BinStats:
     """Return the bins of data sets `(D, N)`."""
     metric = tc.ECE(task="binary", batch_shape=(len(p),))
-    metric.update(p, y)
+    metric.update(p, y, weights=weights)
     return metric.statistic()
+
+
+DATA = (
+    "labels",
+    "labels, exponential weights",
+    "labels, lognormal(2) weights",
+    "5 annotators",
+    "soft labels",
+)
+N_ROWS, SCALES = 400, (1.0, 1.8)
+
+
+def squares(data: str, scale: float, n_sets: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the squared RMSCE of the population `()`, and debiased ones of data sets `(D,)` before the clamp at 0.
+
+    Log-odds of true probabilities are normal with standard deviation 1.5 / `scale`, and those of predictions are
+    `scale` times as large. A target is a label, the fraction of 5 labels, or the true probability (soft labels).
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def sets(d: int, n: int) -> tuple[Tensor, Tensor]:
+        log_odds = 1.5 * torch.randn(d, n, generator=generator, dtype=torch.float64)
+        return log_odds.sigmoid(), (log_odds / scale).sigmoid()
+
+    b = bins_of(*sets(1, 2**21))
+    population = (b.share * b.gap.square()).sum(-1)[0]
+    p, true = sets(n_sets, N_ROWS)
+    n_labels = 5 if data == "5 annotators" else 1
+    shape = (n_labels, *p.shape)
+    target = (torch.rand(shape, generator=generator, dtype=torch.float64) < true).double().mean(0)
+    weights = None
+    if data == "soft labels":
+        target = true
+    elif data == "labels, exponential weights":
+        weights = -torch.rand(p.shape, generator=generator, dtype=torch.float64).log()
+    elif data == "labels, lognormal(2) weights":
+        weights = (2 * torch.randn(p.shape, generator=generator, dtype=torch.float64)).exp()
+    b = bins_of(p, target.long() if data.startswith("labels") else target, weights)
+    return population, (b.share * (b.gap.square() - b.gap_variance)).sum(-1)
+
+
+def table_of_squares(n_sets: int) -> Iterator[str]:
+    """Yield the table of debiased squared errors for weights, soft targets and annotators."""
+    yield from ("", "## Squared RMSCE for weights, annotators and soft labels, times 10,000", "")
+    yield (
+        f"{N_ROWS} rows. Predicted log-odds are normal with standard deviation 1.5, and *scale* times the true ones. "
+        "Before the clamp at 0 the mean estimates the population, except that bins with one row are not corrected. "
+        "The standard error of the mean is in parentheses. *clamped*: mean of the square of `rmsce(debiased=True)`."
+    )
+    yield from ("", "| targets | scale | population | debiased | clamped |", "|---|---|---|---|---|")
+    for data, scale in product(DATA, SCALES):
+        population, x = squares(data, scale, n_sets)
+        error = 1e4 * float(x.std() / len(x) ** 0.5)
+        means = f"{1e4 * float(x.mean()):.1f} ({error:.1f}) | {1e4 * float(x.clamp(min=0).mean()):.1f}"
+        yield f"| {data} | {scale} | {1e4 * float(population):.1f} | {means} |"
 
 
 def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Tensor]:
@@ -212,6 +261,7 @@ def main() -> None:
         "*inverted*: gap of the observed expected absolute value. *scaled*: ECE times debiased RMSCE / RMSCE. *sweep*: "
         "Roelofs et al. 2022. The debiased RMSCE has a larger target, and is shown for comparison.",
         *table(cells),
+        *table_of_squares(5 * given.sets),
     ]
     publish(page, PAGE, given.sets == parser.get_default("sets"), start)
 

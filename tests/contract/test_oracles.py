@@ -35,7 +35,7 @@ def weights_of(case):
     """Return weights of which some are 0: counts if the loop can only count rows."""
     weights = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     weights[::5] = 0
-    return weights.mul(4).round() if case.whole_weights or case.options.get("debiased") else weights
+    return weights.mul(4).round() if case.whole_weights else weights
 
 
 def samples(case):

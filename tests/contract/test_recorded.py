@@ -62,10 +62,14 @@ def over_their_bins(given, norm):
 
 
 def debiased_over_their_bins(given):
-    """Debiased RMSCE, computed from the table of bins with the formula of the loops."""
+    """Debiased RMSCE of the recorded package, which subtracts f (1 - f) / (n - 1) from each squared gap."""
     table = F.tce_table(**given, bins=array_split(given["preds"]), right=True)
     columns = (table.n.tolist(), table.confidence.tolist(), table.frequency.tolist())
-    rows = [(b, *row, None) for b, row in enumerate(zip(*columns, strict=True)) if row[0]]
+    rows = [
+        (b, n, c, f, f * (1 - f) / (n - 1) if n >= 2 else 0)
+        for b, (n, c, f) in enumerate(zip(*columns, strict=True))
+        if n
+    ]
     return torch.tensor(oracles.rmsce(rows, debiased=True), dtype=torch.float64)
 
 

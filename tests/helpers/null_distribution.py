@@ -46,7 +46,8 @@ def same(a, b, **tolerance):
 
 def one_bin(p, n, k):
     """Return a bin of n samples with confidence p, of which k are positive."""
-    sums = [n, n * p, k, n * p * (1 - p), n * p * (1 - p)]
+    spread = n * p * (1 - p)
+    sums = [n, n * p, k, spread, spread, n, k * (1 - p) ** 2 + (n - k) * p**2]
     return BinStats(torch.tensor(sums, dtype=F64).unsqueeze(-1), has_noise=True)
 
 

@@ -57,18 +57,19 @@ def test_class_bins_and_their_gradient_equal_the_formula(
         torch.testing.assert_close(sums[..., :3, :], found, rtol=4e-6, atol=1e-12)
         options = Bins(n_bins, right, "labels", copies)
         all_sums = class_formula(wide, target, weights, None, None, from_logits, options)
-        # q (1 - q) has an error of at most 2e-6 q, and no weight exceeds 1.
-        assert ((sums - all_sums)[..., 3:, :].abs() <= 2e-6 * expected[..., 1:2, :] + 1e-12).all()
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
-    (found * upstream).sum().backward()
-    (expected[..., :3, :] * upstream).sum().backward()
-    assert leaf.grad.dtype == dtype
+        # q (1 - q) has an error of at most 2e-6 q, (y - q)^2 twice that, and no weight exceeds 1.
+        bound = torch.tensor([2e-6, 2e-6, 0, 4e-6], dtype=F64).unsqueeze(-1) * expected[..., 1:2, :] + 1e-12
+        assert ((sums - all_sums)[..., 3:, :].abs() <= bound).all()
     # The gradient for logits is q (g - sum of q g). q has a relative error of 2e-6, the sum 2e-6 times the largest g.
-    # g. The gradient for probabilities is g, rounded.
+    # The gradient for probabilities is g, rounded. In the sum of (y - q)^2, g is 2 (q - y) times that of the sum.
     q = wide.detach().softmax(-1) if from_logits else 1
     least = 6e-8 if dtype == torch.float16 else 1e-12
-    bound = ROUNDING[dtype] * q * upstream.abs().max() + least
-    assert ((leaf.grad.double() - wide.grad).abs() <= bound).all()
+    for own, whole in ((found, expected[..., :3, :]), (sums, all_sums)):
+        upstream = torch.randn(own.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+        (slope,) = torch.autograd.grad((own * upstream).sum(), leaf)
+        (exact,) = torch.autograd.grad((whole * upstream).sum(), wide, retain_graph=True)
+        assert slope.dtype == dtype
+        assert ((slope.double() - exact).abs() <= ROUNDING[dtype] * q * 3 * upstream.abs().max() + least).all()
 
 
 @of_backends

@@ -1,4 +1,4 @@
-"""Sampling noise of bins: the sums `spread` and `noise` compared with a slow loop, and laws."""
+"""Sampling noise of bins: the sums of noise compared with a slow loop, and laws."""
 
 import itertools
 
@@ -58,10 +58,11 @@ def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
             oracles.noise_of_bins(pairs, w, N_BINS, copies=kind != "importance", soft=soft)
             for pairs in oracles.events(*how, preds.tolist(), target.tolist())
         ]
-        expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
-        torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)
+        expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(4, *b.n.shape)
+        found = torch.stack((b.spread, b.noise, b.weight_square, b.residual_square))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
         without = EqualWidthBins(mode, N_BINS, False, with_ecd).from_predictions(p)
-        assert torch.stack((without.spread, without.noise)).isnan().all()
+        assert torch.stack((without.spread, without.noise, without.gap_variance)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
         cells = accumulator.cells(p)
@@ -87,7 +88,7 @@ def test_only_streaming_errors_sum_the_noise():
     assert b.has_noise
     assert (b + b).has_noise
     torch.testing.assert_close((b + b).noise, 2 * whole.noise)
-    assert metric.state.numel() == 3 + 6 * N_BINS  # two row counts and the kind of targets, then the sums
+    assert metric.state.numel() == 3 + 8 * N_BINS  # two row counts and the kind of targets, then the sums
     assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.accumulator.with_noise

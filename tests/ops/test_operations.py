@@ -44,7 +44,8 @@ def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
     def call(x, labels, w, backend="auto", noise=False):
         of_rows = backend
         found = rows(x, labels, from_logits=from_logits, backend=of_rows)
-        return class_bins(x, labels, w, found, from_logits=from_logits, n_bins=3, noise=noise, backend=backend)
+        options = {"from_logits": from_logits, "n_bins": 3, "noise": noise, "copies": False}
+        return class_bins(x, labels, w, found, **options, backend=backend)
 
     return call, [values.view(*lead, n, 4), target.view(*lead, n), weights.view(*lead, n) + 0.1]
 
@@ -54,8 +55,9 @@ def sums_of_events(has_groups, n, lead=(), dtype=F64):
     groups = torch.arange(math.prod(lead) * n).view(*lead, n) % (N_GROUPS - 1)  # the last group has no events
 
     def call(c, o, w, d, of=None, backend="auto", noise=False):
-        grouped = {} if of is None else {"groups": of, "n_groups": N_GROUPS}
-        return event_bins(c, o, w, d, n_bins=3, noise="shares" if noise else "none", **grouped, backend=backend)
+        options = {"n_bins": 3, "noise": "shares" if noise else "none", "copies": False}
+        options |= {} if of is None else {"groups": of, "n_groups": N_GROUPS}
+        return event_bins(c, o, w, d, **options, backend=backend)
 
     columns = [0.1 + 0.8 * confidence, outcome.double(), weights + 0.1, ecd]
     return call, [*columns, groups] if has_groups else columns
@@ -94,7 +96,7 @@ OPERATIONS = {
     "odds of the top class": partial(odds_of_events, 1),
     "odds of two classes": partial(odds_of_events, 2),
 }
-SUMS_OF_NOISE = {"classes": (3, 4), "events": (3, 4), "smoothing": (4,)}
+CONSTANT_SUMS = {"classes": (3, 4), "events": (3, 4), "smoothing": (4,)}
 IMPLEMENTATIONS = [(name, b) for name in OPERATIONS for b in (["auto"] if name.startswith("odds") else BACKENDS)]
 # Sums of few terms may be in another order. Rows and log-odds are documented to have the same bits in any batch.
 SAME_BITS = {"rtol": 0, "atol": 0}
@@ -115,6 +117,12 @@ def floating(columns):
     return [x.clone().requires_grad_() for x in columns if x.is_floating_point()]
 
 
+def differentiable(name, sums):
+    """Return sums `(..., F, K)` without the sums of noise that are constant."""
+    constant = CONSTANT_SUMS.get(name.split()[0], ())
+    return sums[..., [k for k in range(sums.shape[-2]) if k not in constant], :]
+
+
 def slope_of(sums):
     return torch.randn(sums.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
 
@@ -125,7 +133,7 @@ def test_first_and_second_derivatives_equal_finite_differences(name):
     call, columns = OPERATIONS[name](6, dtype=F64)
 
     def of_leaves(*leaves):
-        return call(*with_leaves(columns, leaves))
+        return differentiable(name, call(*with_leaves(columns, leaves), noise=True))
 
     assert torch.autograd.gradcheck(of_leaves, floating(columns), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(of_leaves, floating(columns))
@@ -135,18 +143,19 @@ def test_first_and_second_derivatives_equal_finite_differences(name):
 def test_functional_derivatives_equal_backward_and_noise_is_constant(name, backend):
     call, columns = OPERATIONS[name](6)
     tolerance = GRADIENTS[columns[0].dtype]
-    slope = slope_of(call(*columns, noise=True))
-    kept = [k for k in range(slope.shape[-2]) if k not in SUMS_OF_NOISE.get(name.split()[0], ())]
 
-    def value(*leaves, noise=False):
+    slopes = {noise: slope_of(call(*columns, noise=noise)) for noise in (False, True)}
+
+    def value(*leaves, noise, kept=lambda sums: sums):
         sums = call(*with_leaves(columns, leaves), backend=backend, noise=noise)
-        return (sums * (slope if noise else slope[..., kept, :])).sum()
+        return (kept(sums) * kept(slopes[noise])).sum()
 
     batch = torch.stack((columns[0], columns[0]))
     leaves = floating(columns)
-    expected = torch.autograd.grad(value(leaves[0]), leaves[0])[0]
-    of_all = torch.autograd.grad(value(*leaves), leaves)
     for noise in (False, True):
+        kept = partial(differentiable, name) if noise else lambda sums: sums
+        expected = torch.autograd.grad(value(leaves[0], noise=noise, kept=kept), leaves[0])[0]
+        of_all = torch.autograd.grad(value(*leaves, noise=noise, kept=kept), leaves)
         noisy = partial(value, noise=noise)
         found = torch.autograd.grad(noisy(*leaves), leaves)
         torch.testing.assert_close(found, of_all, **tolerance)

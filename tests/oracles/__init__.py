@@ -144,8 +144,11 @@ def bin_of(p, n_bins, right=False):
     return between([i / n_bins for i in range(n_bins + 1)], p, right)
 
 
-def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
-    """Return (index, n, mean confidence, mean outcome, mean extra) for each bin with positive weight."""
+def bins(confidence, outcome, weights, n_bins, right=False, extra=None, copies=None):
+    """Return (index, n, mean confidence, mean outcome, mean extra) for each bin with positive weight.
+
+    If `copies` is given, the last number is the variance of the gap instead; see `gap_variance`.
+    """
     found = []
     where = [bin_of(c, n_bins, right) for c in confidence]
     for b in range(n_bins):
@@ -153,23 +156,37 @@ def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
         if rows:
             w = [weights[i] for i in rows]
             columns = [mean([column[i] for i in rows], w) for column in (confidence, outcome, extra or outcome)]
+            if copies is not None:
+                columns[-1] = gap_variance([confidence[i] for i in rows], [outcome[i] for i in rows], w, copies)
             found.append((b, sum(w), *columns))
     return found
 
 
+def gap_variance(confidence, outcome, weights, copies):
+    """Estimated variance of the gap of a bin: S2 sum w (e - m)^2 / (W (W^2 - S2)), with S2 = W for copies of rows."""
+    e = [o - c for c, o in zip(confidence, outcome, strict=True)]
+    total, m = sum(weights), mean(e, weights)
+    square = total if copies else sum(w**2 for w in weights)
+    around = sum(w * (x - m) ** 2 for w, x in zip(weights, e, strict=True))
+    difference = total**2 - square
+    return square * around / (total * difference) if difference > 1e-12 * total**2 else 0.0  # 0 for a single row
+
+
 def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
-    """Return spread and noise of each bin for pairs (confidence p, outcome t).
+    """Return spread, noise, sum of squared weights and of squared residuals of bins for (confidence p, outcome t).
 
     The spread is sum w p (1 - p). The noise is the variance of sum w t in a calibrated model with independent rows:
     w^2 v for a weight w, and w v for w copies of a row. For labels v is the Bernoulli variance p (1 - p). For soft
     labels it is (t - p)^2, whose mean is the variance of t.
     """
-    spread, noise = [0.0] * n_bins, [0.0] * n_bins
+    spread, noise, squares, residuals = ([0.0] * n_bins for _ in range(4))
     for (p, t), w in zip(pairs, weights, strict=True):
         b = bin_of(p, n_bins, right)
         spread[b] += w * p * (1 - p)
         noise[b] += (w if copies else w**2) * ((t - p) ** 2 if soft else p * (1 - p))
-    return spread, noise
+        squares[b] += w if copies else w**2
+        residuals[b] += w * (t - p) ** 2
+    return spread, noise, squares, residuals
 
 
 def poisson_binomial(probabilities):
@@ -181,11 +198,11 @@ def poisson_binomial(probabilities):
 
 
 def ece(rows, debiased=False):
-    """Sum of share |gap| over bins. With `debiased`, |gap| is sqrt(max(0, gap^2 - f (1-f) / (n-1))) for n >= 2."""
+    """Sum of share |gap| over bins. With `debiased`, |gap| is sqrt(max(0, gap^2 - v)) for the variance v of the gap."""
     total = sum(n for _, n, *_ in rows)
     found = 0.0
-    for _, n, c, f, _ in rows:
-        square = (f - c) ** 2 - (f * (1 - f) / (n - 1) if debiased and n >= 2 else 0)
+    for _, n, c, f, v in rows:
+        square = (f - c) ** 2 - (v if debiased else 0)
         found += n / total * math.sqrt(max(square, 0))
     return found if rows else math.nan
 
@@ -208,11 +225,11 @@ def mce(rows):
 
 
 def rmsce(rows, debiased=False):
-    """Root of the sum of share gap^2. With `debiased`, f (1-f) / (n-1) is subtracted from each gap^2 for n >= 2."""
+    """Root of the sum of share gap^2. With `debiased`, the variance of the gap is subtracted from each gap^2."""
     total = sum(n for _, n, *_ in rows)
     square = 0.0
-    for _, n, c, f, _ in rows:
-        square += n / total * ((f - c) ** 2 - (f * (1 - f) / (n - 1) if debiased and n >= 2 else 0))
+    for _, n, c, f, v in rows:
+        square += n / total * ((f - c) ** 2 - (v if debiased else 0))
     return math.sqrt(max(square, 0)) if rows else math.nan
 
 

@@ -391,8 +391,8 @@ def distances_of(options):
     return {name: options[name] for name in ("distance", "delta", "norm") if name in options}
 
 
-def event_value(metric, column, options, guard):
-    """Return the value of one column of events, or NaN without events."""
+def event_value(metric, column, options, guard, copies=True):
+    """Return the value of one column of events, or NaN without events. `copies`: weights are integers."""
     if not column:
         return math.nan
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
@@ -418,7 +418,8 @@ def event_value(metric, column, options, guard):
         metric not in ("ace", "ks", "corp", "cllr", "tce", "gce", "estimationerror", *SELECTIVE)
         and bins == "equal_width"
     ):
-        return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
+        rows = oracles.bins(confidence, outcome, weights, n_bins, right, copies=copies)
+        return getattr(oracles, metric)(rows, **more)
     if metric == "estimationerror" and bins == "equal_width":  # sums, which allow any weights
         blocks = ranked.blocks_of(bins, confidence, outcome, weights, n_bins=n_bins, right=right)
         return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
@@ -480,7 +481,8 @@ def values_of(call, rows):
     columns = columns or [[]] * (call.n_classes if mode == "classwise" else 1)
     guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5
     size = 100.0 if call.metric == "tce" else 1.0
-    return [(event_value(call.metric, column, call.settings, guard), size) for column in columns]
+    copies = call.weights is None or not call.weights.is_floating_point()
+    return [(event_value(call.metric, column, call.settings, guard, copies), size) for column in columns]
 
 
 def expected(call):

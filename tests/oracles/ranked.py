@@ -146,13 +146,14 @@ def blocks_of(
 
 
 def rows_of(blocks, scores, outcomes, weights=None):
-    """Return index, n, mean confidence and mean outcome for each block."""
+    """Return index, n, mean confidence, mean outcome and variance of the gap for each block; weights are copies."""
     weights = weights or [1] * len(scores)
     rows = []
     for b, block in enumerate(blocks):
         own = [weights[i] for i in block]
         means = [oracles.mean([column[i] for i in block], own) for column in (scores, outcomes)]
-        rows.append((b, sum(own), *means, None))
+        variance = oracles.gap_variance([scores[i] for i in block], [outcomes[i] for i in block], own, True)
+        rows.append((b, sum(own), *means, variance))
     return rows
 
 

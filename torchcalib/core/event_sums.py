@@ -110,7 +110,7 @@ class EqualWidthBins(EventSums[BinStats]):
     n_bins: int  # number of bins B
     right: bool  # whether bins are `(a, b]` instead of `[a, b)`
     with_ecd: bool = False  # whether to sum the entropic calibration difference (ECD)
-    with_noise: bool = False  # whether to sum the variances `BinStats.spread` and `BinStats.noise`
+    with_noise: bool = False  # whether to add the four sums of `BinStats.has_noise`
 
     @property
     def n_cells(self) -> int:
@@ -119,8 +119,8 @@ class EqualWidthBins(EventSums[BinStats]):
 
     @property
     def n_quantities(self) -> int:
-        """Number of quantities: 3, plus 2 for the variances and 1 for the ECD."""
-        return 3 + 2 * self.with_noise + self.with_ecd
+        """Number of quantities: 3, plus 4 for the noise and 1 for the ECD."""
+        return 3 + 4 * self.with_noise + self.with_ecd
 
     @property
     def only_confidences(self) -> bool:

@@ -22,7 +22,7 @@ from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
-from torchcalib.ops.sorting import sorted_columns, tie_begins
+from torchcalib.ops.sorting import order_of, sorted_columns, tie_begins
 
 T = TypeVar("T")
 
@@ -49,6 +49,8 @@ class RankedSample:
     log_scored: bool = False  # whether the metric is a log score, which requires log-odds for merged elements
     # sum of the entropic calibration difference (ECD) over the samples in each element, in nats `(..., M)`, or None
     ecd: Tensor | None = None
+    # sum of the squared outcomes of the samples in each element `(..., M)`; None if they are copies of one sample
+    squares: Tensor | None = None
     _views: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
 
     def sharing(self) -> Self:
@@ -80,18 +82,20 @@ class RankedSample:
         n_lines = max(1, _CHUNK_SIZE // max(size, 1))
         if not lead or math.prod(lead) <= n_lines:
             return [self]
-        columns = (self.score, self.positives, self.n, self.has_invalid_rows, self.ecd)
+        columns = (self.score, self.positives, self.n, self.has_invalid_rows, self.ecd, self.squares)
         flat = [
             None if c is None else c.expand(*lead, *c.shape[len(lead) :]).flatten(0, len(lead) - 1) for c in columns
         ]
         parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, n_lines) for c in flat), strict=False)
-        return [replace(self, score=s, positives=k, n=n, has_invalid_rows=bad, ecd=ecd) for s, k, n, bad, ecd in parts]
+        names = ("score", "positives", "n", "has_invalid_rows", "ecd", "squares")
+        return [replace(self, **dict(zip(names, part, strict=True))) for part in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
         """Return the elements at positions `start` to `start + length` (exclusive) in each batch element."""
         selected = slice(start, start + length)
-        n, ecd = (None if column is None else column[..., selected] for column in (self.n, self.ecd))
-        return replace(self, score=self.score[..., selected], positives=self.positives[..., selected], n=n, ecd=ecd)
+        names = ("score", "positives", "n", "ecd", "squares")
+        columns = {name: x[..., selected] for name in names if (x := getattr(self, name)) is not None}
+        return replace(self, **columns)
 
     def pooled(self) -> "RankedSample":
         """Return one sample `(M,)` with the elements of the whole batch."""
@@ -135,7 +139,10 @@ class RankedSample:
             score, positives, size = sort_labelled(score.contiguous(), positives.contiguous())
         else:
             score, positives, n, size = sorted_columns(score, positives, n)
-        return SortedSample(score, positives, n, size, self.from_logits)
+        squares = self.squares
+        if squares is not None:
+            squares = squares.gather(-1, order_of(self.score.detach())) if squares.shape[-1] else None
+        return SortedSample(score, positives, n, size, self.from_logits, squares)
 
 
 def by_pieces(function: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
@@ -161,6 +168,7 @@ class SortedSample:
     n: Tensor | None
     size: Tensor  # number of elements that are not ignored, int64 `(...)`
     from_logits: bool
+    squares: Tensor | None = None  # see `RankedSample`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -199,6 +207,18 @@ class SortedSample:
         positives = self.positives.detach().masked_fill(~self.counted, 0)
         is_soft = (positives != positives.round()).any(-1, keepdim=True) & (n == 1)
         return spread, torch.where(is_soft, (positives - p).square().masked_fill(~self.counted, 0), spread)
+
+    @once
+    def residual_squares(self) -> Tensor:
+        """Sum of (o - p)^2 over the samples in each element `(..., M)`, for outcomes o and probability p."""
+        p, k = self.confidence.masked_fill(~self.counted, 0), self.positives.masked_fill(~self.counted, 0)
+        k = k.to(p.dtype)
+        if self.n is None:
+            return (k - p).square()
+        n = self.n.masked_fill(~self.counted, 0)
+        if self.squares is None:
+            return n * (k / n.clamp(min=1) - p).square()
+        return (self.squares.masked_fill(~self.counted, 0) - 2 * p * k + n * p.square()).clamp(min=0)
 
     @once
     def begins(self) -> Tensor:
@@ -265,11 +285,12 @@ class ExactSample:
 class LogitCells:
     """Accumulator for a sketch of scores: sums over cells of width 1 / `resolution` in log-odds.
 
-    The sums in a cell are the number of samples, the sum of their probabilities, and the number of positives. Metrics
-    replace each score by the mean score of its cell, and are otherwise exact. This changes a score by less than
-    1 / resolution in log-odds and 1 / (4 resolution) in probability. Scores of 0 and 1 have their own cells. The
-    outermost of the other cells are unbounded. One contains all log-odds below -104, which is less than the log-odds of
-    the smallest positive float32. The other one contains all log-odds above 37.
+    The sums in a cell are the number of samples, the sum of their probabilities, the number of positives and, if
+    `with_squares` is True, the sum of squared outcomes. Metrics replace each score by the mean score of its cell, and
+    are otherwise exact. This changes a score by less than 1 / resolution in log-odds and 1 / (4 resolution) in
+    probability. Scores of 0 and 1 have their own cells. The outermost of the other cells are unbounded. One contains
+    all log-odds below -104, which is less than the log-odds of the smallest positive float32. The other one contains
+    all log-odds above 37.
 
     With `from_logits` the cells range from -70 to 71. The second sum is then the probability of the less probable
     outcome, which does not round to 1. For the outermost finite cells it is |log-odds|.
@@ -296,19 +317,21 @@ class LogitCells:
         mode: definition of the events.
         resolution: number of cells for each unit of log-odds.
         from_logits: whether scores are log-odds rather than probabilities.
+        with_squares: whether to sum squared outcomes, which debiased errors require for soft targets.
     """
 
     mode: Mode
     resolution: int
     from_logits: bool = False
+    with_squares: bool = False
     only_confidences: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("resolution", self.resolution, at_most=MAX_CELLS_PER_UNIT)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape of the sums: `(3, K)`, or `(C, 3, K)` for class-wise events."""
-        return (*mode_shape(self.mode, task, num_classes), 3, self._n_cells)
+        """Return the shape of the F sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
+        return (*mode_shape(self.mode, task, num_classes), 3 + self.with_squares, self._n_cells)
 
     @property
     def _n_cells(self) -> int:
@@ -328,7 +351,9 @@ class LogitCells:
         scores = reduce_to_scores(p, self.mode)
         cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
         weights = _weights_of_events(p, self.mode)
-        quantities = (torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome)
+        quantities = [torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome]
+        if self.with_squares:
+            quantities.append(scores.outcome.to(wide).square())
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
     def add_sample(self, sample: RankedSample, sums: Tensor) -> None:
@@ -376,16 +401,17 @@ class LogitCells:
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
-        """Convert sums `(..., 3, K)` to a sample with one element per cell. Elements of empty cells are ignored."""
-        n, total, positives = sums.unbind(-2)
-        cell = torch.arange(self._n_cells, device=n.device)
-        occupied = n > 0
-        if n.device.type == "cpu":  # on a GPU, selecting cells by their values would synchronise
+        """Convert sums `(..., F, K)` to a sample with one element per cell. Elements of empty cells are ignored."""
+        occupied = sums[..., 0, :] > 0
+        cell = torch.arange(self._n_cells, device=sums.device)
+        if sums.device.type == "cpu":  # on a GPU, selecting cells by their values would synchronise
             used = occupied.reshape(-1, occupied.shape[-1]).any(0)
-            n, total, positives, occupied, cell = (t[..., used] for t in (n, total, positives, occupied, cell))
+            sums, occupied, cell = (t[..., used] for t in (sums, occupied, cell))
+        n, total, positives, *squares = sums.unbind(-2)
         mean = total / n
         score = self._log_odds_of(mean.masked_fill(~occupied, 0.5), cell) if self.from_logits else mean.clamp(0, 1)
-        return RankedSample(score.masked_fill(~occupied, torch.nan), positives, n, self.from_logits)
+        score = score.masked_fill(~occupied, torch.nan)
+        return RankedSample(score, positives, n, self.from_logits, squares=squares[0] if squares else positives)
 
     def _log_odds_of(self, mean: Tensor, cell: Tensor) -> Tensor:
         """Return the log-odds of each cell from the mean of its summands, the inverse of `_summand`."""

@@ -78,9 +78,19 @@ class RankedBins(BinStats):
         spread, noise = (run_sums(variance, self.ends) for variance in self.sample.variances)
         return spread, noise
 
+    @property
+    def weight_square(self) -> Tensor:
+        """See `BinStats`. Weights are integers, which count copies."""
+        return self.n
+
+    @once
+    def residual_square(self) -> Tensor:
+        """See `BinStats`."""
+        return run_sums(self.sample.residual_squares, self.ends)
+
     def with_noise(self) -> BinStats:
-        """Return the sums as a `BinStats` with `spread` and `noise`, which does not store the sample."""
-        noise = torch.stack((self.spread, self.noise), -2)
+        """Return the sums as a `BinStats` with `has_noise`, which does not store the sample."""
+        noise = torch.stack((self.spread, self.noise, self.weight_square, self.residual_square), -2)
         sums = torch.cat((self.sums[..., :3, :], noise, self.sums[..., 3:, :]), -2)
         return BinStats(sums, has_noise=True, upper=self.sample.upper(self.ends))
 

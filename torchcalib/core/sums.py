@@ -76,9 +76,9 @@ class BinStats(Sums):
     """Weighted sums over the samples in each of B bins, from which binned calibration errors are computed.
 
     Attributes:
-        sums: `(..., F, B)`. The quantities are weight, confidence, outcome, and with `has_noise` also `spread` and
-            `noise`. The entropic calibration difference (ECD) may follow.
-        has_noise: whether the sums contain the variances `spread` and `noise`, which have no gradient.
+        sums: `(..., F, B)`. The quantities are weight, confidence, outcome, and with `has_noise` also `spread`,
+            `noise`, `weight_square` and `residual_square`. The entropic calibration difference (ECD) may follow.
+        has_noise: whether the sums contain these four. The variances `spread` and `noise` have no gradient.
         upper: largest score in each bin `(..., B)`, if the bins are runs of a sorted sample; else None.
     """
 
@@ -103,7 +103,7 @@ class BinStats(Sums):
     @property
     def ecd(self) -> Tensor:
         """Mean entropic calibration difference in nats `(..., B)`; NaN in an empty bin, or if it was not summed."""
-        row = 5 if self.has_noise else 3
+        row = 7 if self.has_noise else 3
         return self.sums[..., row, :] / self.n if self.sums.shape[-2] > row else torch.full_like(self.n, torch.nan)
 
     @property
@@ -129,6 +129,34 @@ class BinStats(Sums):
         return self.sums[..., 4, :] if self.noise_flag is None else _noise(self.sums, self.noise_flag)
 
     @property
+    def weight_square(self) -> Tensor:
+        """Sum of w^2 `(..., B)` for floating weights w. An integer weight k adds k, as k rows do. NaN if not summed."""
+        return self._row_of_residuals(5)
+
+    @property
+    def residual_square(self) -> Tensor:
+        """Sum of w (o - p)^2 `(..., B)` for weights w, outcomes o and confidences p; NaN if not summed."""
+        return self._row_of_residuals(6)
+
+    def _row_of_residuals(self, row: int) -> Tensor:
+        # Cells of the smooth error have other sums, and only those of the variances.
+        has_row = self.has_noise and self.sums.shape[-2] > 6
+        return self.sums[..., row, :] if has_row else torch.full_like(self.n, torch.nan)
+
+    @property
+    def gap_variance(self) -> Tensor:
+        """Estimated variance of `gap` `(..., B)`, from the residuals e = o - p of the rows in a bin.
+
+        It is S2 R / (W (W^2 - S2)). Here W and S2 are the sums of w and w^2, and R is the sum of w (e - m)^2 for the
+        weighted mean m of e. A bin with one row has the variance 0. The variance does not depend on the unit of
+        floating weights.
+        """
+        n, square = self.n, self.weight_square
+        # R = sum w e^2 - W m^2 is a rounding error of either sign if all residuals are equal.
+        around_mean = (self.residual_square - n * self.gap.square()).clamp(min=0)
+        return unbiased_variance(square * around_mean / n.masked_fill(n == 0, 1), n, square)
+
+    @property
     def gap(self) -> Tensor:
         """Frequency minus confidence `(..., B)`; 0 in an empty bin, NaN without data."""
         n, confidence, outcomes, *_ = self.sums.unbind(-2)
@@ -140,6 +168,16 @@ class BinStats(Sums):
         """Share times gap `(..., B)`, in which the weight of the bin cancels; NaN without data."""
         sums = self.sums
         return (sums[..., 2, :] - sums[..., 1, :]) / sums[..., 0, :].sum(-1)[..., None]
+
+
+def unbiased_variance(of_sum: Tensor, n: Tensor, weight_square: Tensor) -> Tensor:
+    """Return the variance of the mean outcome from that of the weighted sum of outcomes; 0 for a single row.
+
+    `n` and `weight_square` are the sums of w and w^2 of the rows.
+    """
+    difference = n.square() - weight_square
+    is_single = difference <= 1e3 * torch.finfo(n.dtype).eps * n.square()
+    return (of_sum / difference.masked_fill(is_single, 1)).masked_fill(is_single, 0)
 
 
 S = TypeVar("S", covariant=True)
@@ -319,15 +357,24 @@ class ScoreAccumulator:
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
 
 
-def noise_summands(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
-    """Return the summands of each event in `BinStats.spread` and `BinStats.noise`, each `(..., N)`."""
+def noise_summands(events: Events, p: Predictions) -> list[Tensor]:
+    """Return the summands of each event in the four sums of `BinStats.has_noise`, each `(..., N)`."""
     wide = wide_dtype(events.confidence.device)
+    square = events.weights if events.weights is None or p.copies else events.weights.square()
+    weights, fixed = (x if x is None else x.detach() for x in (events.weights, square))
+    residual = events.outcome.to(wide) - events.confidence.to(wide)
+    if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
+        residual = residual.masked_fill(weights == 0, 0)
+    residual = residual.square()
     confidence = events.confidence.detach().to(wide)
-    weights = None if events.weights is None else events.weights.detach()
     spread = confidence * (1 - confidence)
-    variance = spread if p.has_labels else (events.outcome.detach().to(wide) - confidence).square()
-    share = weights if weights is None or p.copies else weights.square()
-    return weighted(spread, weights, wide), weighted(variance, share, wide)
+    variance = spread if p.has_labels else residual.detach()
+    return [
+        weighted(spread, weights, wide),
+        weighted(variance, fixed, wide),
+        weighted(torch.ones_like(residual), square, wide),
+        weighted(residual, events.weights, wide),
+    ]
 
 
 def sums_of_replicates(

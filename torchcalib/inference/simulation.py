@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.core.ranked import RankedSample, SortedSample
-from torchcalib.core.sums import BinStats
+from torchcalib.core.sums import BinStats, unbiased_variance
 from torchcalib.ops.count_moments import deviation_quantiles, effective_weight
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.host_values import once
@@ -87,10 +87,12 @@ class Cells:
 class BinCells(Cells):
     """Bins whose outcomes are simulated. Their edges do not depend on the outcomes."""
 
+    weight_square: Tensor | None = None  # see `BinStats`
+
     @classmethod
     def from_bins(cls, b: BinStats) -> Self:
         """Create cells from the sums over bins."""
-        return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, b.upper)
+        return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, b.upper, weight_square=b.weight_square)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
         """Return the sums of the bins with the observed gaps replaced, `(..., B)` or `(R, ..., B)`."""
@@ -175,6 +177,13 @@ class BinsWithGaps(BinStats):
     def weighted_gap(self) -> Tensor:
         """See `BinStats`."""
         return self.cells.share * self._gaps
+
+    @property
+    def gap_variance(self) -> Tensor:
+        """See `BinStats`. Simulated outcomes have no residuals, but this variance for the expected gap of a bin."""
+        cells = self.cells
+        assert cells.weight_square is not None  # of bins
+        return unbiased_variance(cells.variance_of_outcomes(self._gaps), cells.n, cells.weight_square)
 
 
 @dataclass(frozen=True, eq=False)

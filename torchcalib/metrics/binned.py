@@ -16,7 +16,7 @@ from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
+from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
@@ -34,6 +34,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
     """Estimator of a calibration error over bins, with `binning` as the rule that assigns samples to bins."""
 
     binning: Binning
+    debiased: bool = False  # whether the formula requires `BinStats.gap_variance`
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
@@ -72,6 +73,8 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         """Return a copy of this estimator for a streaming metric; see `BinnedMetric` for the options."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
+        if isinstance(made.accumulator, LogitCells):
+            made = replace(made, accumulator=replace(made.accumulator, with_squares=self.debiased))
         if not isinstance(made.accumulator, EqualWidthBins):
             if with_ecd and not self._has_event_ecd:
                 raise ValueError(
@@ -94,23 +97,27 @@ def binned(
     average: Average | None,
     options: Mapping[str, Any],
     *,
+    debiased: bool = False,
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
     """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
 
-    `formula` maps sums over bins to values `(...)`. `from_sample` stores samples even for equal-width bins, because the
-    formula requires more than sums. `hard_targets` rejects soft targets, because the formula counts labels.
+    `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
+    `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
+    rejects soft targets, because the formula counts labels.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
+    equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
     return BinnedEstimator.of_events(
-        partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right) if is_additive else ExactSample,
-        formula,
+        equal_width if is_additive else ExactSample,
+        partial(formula, debiased=True) if debiased else formula,
         task,
         mode,
         average,
         options,
         binning,
+        debiased,
         hard_targets=hard_targets or binning.is_isotonic,
         whole_weights=not is_additive,
     )
@@ -119,8 +126,8 @@ def binned(
 class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     """Base class for streaming calibration errors over bins.
 
-    The state for equal-width bins contains 5 sums per bin and class: weight, confidence, outcome and two sums for the
-    sampling noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference
+    The state for equal-width bins contains 7 sums per bin and class: weight, confidence, outcome and four sums for the
+    sampling noise (see `BinStats.has_noise`). `with_ecd=True` adds the entropic calibration difference
     (ECD). An additional number per batch element and class indicates soft targets or floating weights.
 
     For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
@@ -197,15 +204,8 @@ def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelR
 def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
     if debiased:
-        return (b.share * root(_debiased_squares(b).clamp(min=0))).sum(-1)
+        return (b.share * root((b.gap.square() - b.gap_variance).clamp(min=0))).sum(-1)
     return abs(b.weighted_gap).sum(-1)
-
-
-def _debiased_squares(b: BinStats) -> Tensor:
-    """Return gap^2 - f (1 - f) / (n - 1) for each bin `(..., B)`, and gap^2 for fewer than 2 samples."""
-    few = b.n < 2
-    variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
-    return b.gap.square() - variance.masked_fill(few, 0)
 
 
 @metric_function
@@ -228,9 +228,9 @@ def ece(
     the noise floor, its expected value for a calibrated model (`torchcalib.inference.calibration_test`).
 
     Args:
-        debiased: Replace |gap_b| by sqrt(max(0, gap_b^2 - f (1 - f) / (n - 1))), for the frequency f in a bin of n
-            samples. Bins with fewer than 2 samples are not corrected. The result estimates the ECE of infinitely many
-            samples over the same bins. Some bias remains for few samples; see `benchmarks.debiased`.
+        debiased: Replace |gap_b| by sqrt(max(0, gap_b^2 - v)) for the estimated variance v of gap_b; see `rmsce`. The
+            result estimates the ECE of infinitely many samples over the same bins. Some bias remains for few samples;
+            see `benchmarks.debiased`.
 
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -251,8 +251,8 @@ def ece(
         tensor(0.2000)
     """
     check_flag("debiased", debiased)
-    formula = partial(ece_from_bins, debiased=True) if debiased else ece_from_bins
-    return binned(formula, Binning("equal_width", n_bins, right), task, mode, average, options)
+    binning = Binning("equal_width", n_bins, right)
+    return binned(ece_from_bins, binning, task, mode, average, options, debiased=debiased)
 
 
 class ECE(BinnedMetric, function=ece):
@@ -459,7 +459,7 @@ class MCE(BinnedMetric, function=mce):
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the root mean squared calibration error `(...)` from sums over bins; see `rmsce`."""
-    square = _debiased_squares(b) if debiased else b.gap.square()
+    square = b.gap.square() - b.gap_variance if debiased else b.gap.square()
     return root((b.share * square).sum(-1).clamp(min=0))
 
 
@@ -482,8 +482,10 @@ def rmsce(
     upwards, because the frequency in each bin is noisy.
 
     Args:
-        debiased: Subtract f (1 - f) / (n - 1), the estimated variance of the frequency f in a bin of n samples, from
-            each squared gap. The sum is clamped at 0. Bins with fewer than 2 samples are not corrected.
+        debiased: Subtract the estimated variance of the gap, S2 sum w (e - m)^2 / (W (W^2 - S2)), from each squared
+            gap. Here e = target - confidence are the residuals of a bin, m is their mean with weights w, W = sum w and
+            S2 = sum w^2. For unweighted rows it is the sample variance of e, divided by the number of rows. Integer
+            weights count copies, for which S2 = W. Bins with one row are not corrected. The sum is clamped at 0.
 
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -502,7 +504,7 @@ def rmsce(
     """
     check_flag("debiased", debiased)
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
-    return binned(partial(rmsce_from_bins, debiased=debiased), binning, task, mode, average, options)
+    return binned(rmsce_from_bins, binning, task, mode, average, options, debiased=debiased)
 
 
 class RMSCE(BinnedMetric, function=rmsce):

@@ -42,7 +42,9 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     with part(shares["tests"], "tests"):
         evidence, notes = run_tests(data, with_intervals=options.with_intervals)
     notes += _notes_on_samples(data)
-    warnings = _warnings(data, class_names)
+    copies, looks_like_importance = data.note_on_copies
+    notes += [copies] * (bool(copies) and not looks_like_importance)
+    warnings = (*[copies] * looks_like_importance, *_warnings(data, class_names))
     lines = with_evidence(data.lines(), evidence)
     tested = {line.key: line for line in lines}
     of_main = evidence[next(key for key in tested if key in evidence)]
@@ -103,7 +105,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         groups=_group_table(data),
         class_names=class_names,
     )
-    return report_of_confidences(report, data.weights_are_counts) if data.catalogue.are_confidences else report
+    return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
 
 
 def _group_table(data: Data) -> GroupTable | None:
@@ -236,7 +238,7 @@ def _warnings(data: Data, class_names: Sequence[str]) -> tuple[str, ...]:
             "Check that `target` is the right array."
         )
     elif (
-        data.n >= MIN_ROWS
+        data.effective_n >= MIN_ROWS
         and data.task == "multilabel"
         and (constant := [k for k, share in enumerate(data.priors) if share in (0, 1)])
     ):

@@ -19,14 +19,16 @@ Q = TypeVar("Q", bound=Quantity)
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
-def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
+def report_of_confidences(report: Report, n: float) -> Report:
     """Convert a binary report to a report on confidences, with the mean outcome as accuracy.
 
-    Its interval assumes a binomial distribution, and is omitted unless `weights_are_counts`.
+    Its interval is that of Wilson for `n` samples, the effective number for floating weights: Franco, Little, Louis,
+    Slud: Comparative study of confidence intervals for proportions in complex sample surveys (Journal of Survey
+    Statistics and Methodology, 2019).
     """
     accuracy = report.priors[1]
     has_intervals = any(line.interval is not None for line in report.lines)
-    interval = _wilson(accuracy, report.n) if weights_are_counts and has_intervals else None
+    interval = _wilson(accuracy, n) if has_intervals else None
     lines = [
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
         for line in _as_top_label(report.lines)

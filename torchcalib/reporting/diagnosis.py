@@ -206,6 +206,7 @@ def gaps_of_groups(names: Sequence[str], bins: BinStats) -> tuple[list[str], Ten
     def standardised(x: Tensor) -> Tensor:
         return (of_group(x * bins.n * bins.gap) / of_group(x.square() * bins.noise).sqrt()).nan_to_num(0, 0, 0)
 
-    large = of_group(bins.noise) >= _MIN_VARIANCE
+    unit = of_group(bins.weight_square) / of_group(bins.n)  # effective weight of a row; 1 for integer weights
+    large = of_group(bins.noise) / unit.square() >= _MIN_VARIANCE
     statistics = torch.stack((standardised(torch.ones_like(log_odds)), standardised(log_odds)), -1)
     return [name for name, is_large in zip(names, large.tolist(), strict=True) if is_large], statistics[large]

@@ -62,7 +62,7 @@ class Gaps(NamedTuple):
     """Gaps of B bins, with all labels pooled."""
 
     confidence: Tensor  # mean confidence of each bin `(B,)`; NaN in an empty bin
-    n: Tensor  # sum of weights `(B,)`
+    n: Tensor  # number of samples, the effective one for floating weights `(B,)`
     total: Tensor  # sum of outcomes minus confidences `(B,)`
     noise: Tensor  # variance of `total` if the model is calibrated `(B,)`
 
@@ -73,7 +73,8 @@ class Gaps(NamedTuple):
             bins.sums[..., row, :].reshape(-1, bins.n.shape[-1]).sum(0).double() for row in range(3)
         )
         noise = bins.noise.reshape(-1, bins.n.shape[-1]).sum(0).double() * max(1.0, effect)
-        return cls(confidence / n, n, outcomes - confidence, noise)
+        unit = float(bins.weight_square.sum() / bins.n.sum().clamp(min=1e-300)) or 1.0  # effective weight of a row
+        return cls(confidence / n, n / unit, (outcomes - confidence) / unit, noise / unit**2)
 
     def z(self, factor: Tensor | None = None) -> float:
         """Return the sum of gaps, multiplied by a factor `(B,)`, in standard errors."""
@@ -327,7 +328,8 @@ def _without_cause(found: Findings, advice: str) -> Decision:
     high = found.size.interval.high if found.size.interval is not None else floor
     tested = _ece_in_words(found)
     if floor >= BAD or high >= BAD:
-        n_units, units = (found.data.n, "samples") if found.n_clusters is None else (found.n_clusters, "clusters")
+        of_rows = found.n_clusters is None
+        n_units, units = (found.data.effective_n, "samples") if of_rows else (found.n_clusters, "clusters")
         n = math.ceil(n_units * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
         unit = 10 ** (len(str(n)) - 1)
         rounded = int(math.ceil(n / unit) * unit)  # up to one significant digit

@@ -21,6 +21,8 @@ from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, Member, bins_of, has_table, sample_of, values
 from torchcalib.results.lines import Line
 
+_MAX_MEAN_COPIES, _MAX_DIFFERENT_COPIES = 10, 20  # of integer weights that do not look like importance weights
+
 
 @dataclass(frozen=True, eq=False)
 class Data:
@@ -32,7 +34,6 @@ class Data:
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
-    weights_are_counts: bool = True  # whether all weights are whole numbers
     clusters: Mapping[str, Clusters] | None = None  # statistics by cluster, by name; None if rows are independent
     clusters_determine_label: bool = False  # see `determine_label`; False if the predictions are not stored
     groups: tuple[tuple[str, ...], BinStats] | None = None  # names and bins of all groups
@@ -72,6 +73,38 @@ class Data:
     def n(self) -> float:
         """Sum of all weights."""
         return float(self._by_class.total.sum())
+
+    @cached_property
+    def effective_n(self) -> float:
+        """Number of samples; for floating weights Kish's effective number (sum w)^2 / sum w^2, whatever their unit."""
+        bins = next(iter(self.bins.values()))
+        n, square = (x.reshape(-1, x.shape[-1]).sum(-1) for x in (bins.n, bins.weight_square))
+        if self.task != "multilabel":
+            n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
+        return float((n.square() / square).nan_to_num(0).sum())
+
+    @property
+    def note_on_copies(self) -> tuple[str, bool]:
+        """Sentence on integer weights above 1, and whether they look like importance weights; else an empty string.
+
+        Integer weights are numbers of copies. It is a warning for more than 20 different weights, or a mean above 10.
+        """
+        sample = next(iter(self.samples.values()), None)
+        if sample is None or sample.n is None or self.resolution is not None or self.effective_n != self.n:
+            return "", False
+        copies = sample.n[(sample.n > 0) & ~sample.score.isnan()]
+        n, n_rows = int(copies.sum()), copies.numel()
+        if n == n_rows:
+            return "", False
+        unit = "entries" if self.task == "multilabel" else "rows"
+        note = f"{n_rows:,} {unit} count as {n:,} samples, because integer weights are numbers of copies."
+        looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or len(copies.unique()) > _MAX_DIFFERENT_COPIES
+        if looks_like_importance:
+            note += (
+                " If weights express importance, such as survey weights, pass floating weights: as copies, they make "
+                "p-values too small and intervals too narrow."
+            )
+        return note, looks_like_importance
 
     @cached_property
     def priors(self) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums import chunked
 from torchcalib.ops.bin_sums.chunked import ClassRows, Events
-from torchcalib.ops.bin_sums.formula import Bins, Noise, class_formula, event_formula
+from torchcalib.ops.bin_sums.formula import N_NOISE, Bins, Noise, class_formula, event_formula
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
@@ -39,16 +39,16 @@ def event_bins(
 ) -> Tensor:
     """Return F sums over the events in every bin, `(..., F, B)`, or `(..., G, F, B)` with groups.
 
-    The sums are weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `confidence` is
+    The sums are weight, confidence, outcome, four for `noise` unless "none", and `ecd` if given. `confidence` is
     `(..., N)` in [0, 1]; NaN is added to the first bin, whose sum is then NaN. Events with weight 0 are ignored. `ecd`
     is the entropic calibration difference of every event. `groups` are int64 in [0, G).
 
     Let an event have confidence p, outcome o and weight w. The first sum of `noise` is of w p (1 - p). The second sums
     w v if weights are numbers of `copies`, and w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2
-    for "shares".
+    for "shares". The third sum is of w if weights are `copies`, and of w^2 otherwise, and the fourth of w (o - p)^2.
 
     Gradient: in `confidence`, `outcome`, `weights` and `ecd`, in reverse and forward mode and of any order. Bin indices
-    and the sums of `noise` are constants. The gradient is 0 where the weight is 0.
+    and the first two sums of `noise` are constants. The gradient is 0 where the weight is 0.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
@@ -76,8 +76,8 @@ def class_bins(
     their class, and are summed over whole columns. `rows` is the result of `softmax_stats.rows` for the same rows.
     Float64 on the CPU supports only the backend "torch".
 
-    Gradient: in `values` and `weights`, in reverse and forward mode and of any order. Bin indices and the sums of
-    `noise` are constants. The gradient is 0 in a row with a logit of +inf.
+    Gradient: in `values` and `weights`, in reverse and forward mode and of any order. Bin indices and the first two
+    sums of `noise` are constants. The gradient is 0 in a row with a logit of +inf.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
@@ -100,7 +100,7 @@ def _event_sums(
     if not confidence.numel():
         return event_formula(confidence, outcome, weights, ecd, groups, bins)
     *lead, n = confidence.shape
-    shape = 3 + 2 * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
+    shape = 3 + N_NOISE * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
     countable = weights is None and ecd is None and bins.noise != "shares" and not outcome.is_floating_point()
     source = source_of("events", confidence.device.type, confidence.dtype, backend)
     events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def _event_gradient(
     grads: Tensor,
 ) -> list[Tensor]:
     """Return the gradients in confidence, outcome and ECD: the weight times the gradient of the sum over the bin."""
-    confidence, _, weights, _, groups, bins = arguments
+    confidence, outcome, weights, _, groups, bins = arguments
     if 2 in needed:
         return gradient_of(event_formula, arguments, needed, grads)
     cell = bin_index(confidence, bins.n_bins, bins.right)
@@ -132,6 +132,9 @@ def _event_gradient(
     input_grads = []
     for k in needed:
         slope = grads[..., _SUM_ROW[k], :].gather(-1, cell)
+        if bins.noise != "none" and k < 2:  # of w (o - p)^2
+            residual = outcome.to(slope.dtype) - confidence.to(slope.dtype)
+            slope = slope + (4 * k - 2) * residual * grads[..., 6, :].gather(-1, cell)
         if weights is not None:
             slope = (slope * weights).masked_fill_(weights == 0, 0)
         input_grads.append(slope.to(arguments[k].dtype))
@@ -152,7 +155,7 @@ def _class_sums(
     bins: Bins,
 ) -> Tensor:
     *lead, _, n_classes = values.shape
-    shape = n_classes, 3 + 2 * (bins.noise != "none"), bins.n_bins
+    shape = n_classes, 3 + N_NOISE * (bins.noise != "none"), bins.n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
     source = source_of("classes", values.device.type, values.dtype, backend)
     for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
@@ -170,15 +173,17 @@ def _class_gradient(
     """Return the gradient in `values`; if `weights` need a gradient, differentiate `class_formula` instead."""
     values, target, weights, top, confidence, from_logits, bins = arguments
     if needed != [0]:
-        # Use only the first three sums, because the sums of noise are constants.
-        given = values, target, weights, None, None, from_logits, bins._replace(noise="none")
-        return gradient_of(class_formula, given, needed, grads[..., :3, :])
+        given = values, target, weights, None, None, from_logits, bins
+        return gradient_of(class_formula, given, needed, grads)
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    upstream, filled = (x.unsqueeze(0).flatten(0, -3) for x in (grads[..., 1, :], out))
-    source = source_of("classes", values.device.type, values.dtype, backend)
-    fill = getattr(source, "class_gradient", chunked.class_gradient)  # Triton implements no gradient
-    for k, matrix, columns in _batch_elements(values, weights, top, confidence):
-        fill(ClassRows(matrix, from_logits, *columns), bins.right, upstream[k], filled[k])
+    upstream, filled = grads.unsqueeze(0).flatten(0, -4), out.unsqueeze(0).flatten(0, -3)
+    source: Any = source_of("classes", values.device.type, values.dtype, backend)
+    # Compiled code omits the gradient in the sum of squared residuals, which only debiased errors have. On an
+    # accelerator, to look whether it is 0 would synchronise.
+    if bins.noise != "none" and (values.device.type != "cpu" or grads[..., 6, :].any()):
+        source = chunked
+    for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
+        source.class_gradient(ClassRows(matrix, from_logits, *columns), labels, bins.right, upstream[k], filled[k])
     return [out]
 
 

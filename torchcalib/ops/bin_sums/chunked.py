@@ -84,8 +84,11 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
             _add_to_cells(by_outcome, cell, values.to(sums.dtype))
         if countable:
             negative, positive = by_outcome.view(len(into), n_lanes, 2, n_cells).sum(1).unbind(1)
-            into += negative + positive
+            total = negative + positive
+            into += total
             into[2] += positive[0]
+            if len(into) > 3:  # sum (1 - p)^2 = sum p^2 + sum (1 - 2 p), and sum p^2 = sum p - sum p (1 - p)
+                into[6] += total[1] - total[3] + positive[0] - 2 * positive[1]
     return sums
 
 
@@ -103,11 +106,14 @@ def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     n_cells = sums.shape[1]
-    sums[0] += np.bincount(cell, None, n_cells)
+    counts = np.bincount(cell, None, n_cells)
+    sums[0] += counts
     sums[1] += np.bincount(cell, confidence, n_cells)
     sums[2] += np.bincount(cell, outcome, n_cells)
-    if len(sums) > 3:  # weight 1 makes both sums of noise equal
-        sums[3:] += np.bincount(cell, confidence * (1 - confidence), n_cells)
+    if len(sums) > 3:  # weight 1 makes two of the sums of noise equal to others
+        sums[3:5] += np.bincount(cell, confidence * (1 - confidence), n_cells)
+        sums[5] += counts
+        sums[6] += np.bincount(cell, (outcome - confidence) ** 2, n_cells)
     return True
 
 
@@ -123,18 +129,23 @@ def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tupl
     for start in range(0, len(confidence), size):
         p, y = confidence[start : start + size], outcome[start : start + size]
         cell = _fast_bin_index(p.reshape(-1), bins.n_bins, bins.right).view(p.shape).add_(first).view(-1)
-        _add_to_cells(sums, cell, p.double().reshape(-1))
-        sums[2].scatter_add_(0, cell, y.double().reshape(-1))
+        values, outcomes = p.double().reshape(-1), y.double().reshape(-1)
+        _add_to_cells(sums, cell, values)
+        sums[2].scatter_add_(0, cell, outcomes)
+        if shape[0] > 3:  # (y - p)^2 - p^2
+            sums[6].scatter_add_(0, cell, outcomes * (outcomes - 2 * values))
+    if shape[0] > 3:
+        sums[6] += sums[1] - sums[3]
     return sums.view(shape[0], n_columns, bins.n_bins).transpose(0, 1)
 
 
 def _add_to_cells(sums: Tensor, cell: Tensor, confidence: Tensor) -> None:
-    """Add events without weights to the sums `(F, K)` over cells in place, except to the sum of outcomes."""
+    """Add events without weights to the sums `(F, K)` over cells in place, except of outcomes and residuals."""
     sums[0] += torch.bincount(cell, minlength=sums.shape[1])
     sums[1].scatter_add_(0, cell, confidence)
     if len(sums) > 3:
         sums[3].scatter_add_(0, cell, confidence * (1 - confidence))
-        sums[4] = sums[3]  # weight 1 makes both sums of noise equal
+        sums[4], sums[5] = sums[3], sums[0]  # because all weights are 1
 
 
 @cache
@@ -149,7 +160,7 @@ def _event_chunks(element: int, size: int, events: Events) -> Iterator[list[Any]
 
 
 def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
-    """Fill zeros `sums` `(C, F, B)` with the result of `bin_sums.class_bins`; F = 5 adds the sums of noise to F = 3."""
+    """Fill zeros `sums` `(C, F, B)` with the result of `bin_sums.class_bins`; F = 7 adds the sums of noise to F = 3."""
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     right = bins.right
@@ -166,7 +177,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     # A block of rows: 1. collect the probabilities >= 1/B, at most B in a row; 2. sum all others over whole columns;
     # 3. add the collected ones to their bins; 4. add the outcomes. `scatter_add` of all entries would be slower,
     # because it adds one entry at a time.
-    noise, squared = n_sums == 5, weights is not None and not bins.copies
+    noise, squared = n_sums == 7, weights is not None and not bins.copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
         block = slice(start, start + _ROWS)
@@ -194,6 +205,8 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
                 weighted = wide[1, : len(entries)].view(q.shape)
                 # Sum the weights in the first bin: subtraction from the total would lose small weights.
                 sums[:, 0, 0] += weighted.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
+                if noise and squared:
+                    sums[:, 5, 0] += weighted.square_().sum(0)
                 torch.mul(terms, row_weight, out=weighted)
             sums[:, 1, 0] += (total := weighted.sum(0))
             if noise:  # sum w q (1 - q) = sum w q - sum w q^2, with little cancellation for q < 1/B
@@ -216,13 +229,20 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             flat.index_add_(0, cell + 3 * n_bins, spread)
             if squared:
                 flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
+                flat.index_add_(0, cell + 5 * n_bins, share.square())
         # 4. Outcomes: add the weight of every row to the bin of its label.
-        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(label_probs), n_bins, right)
-        flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
+        value = torch.cat(label_probs).to(sums.dtype)
+        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(value, n_bins, right)
+        share = w.masked_fill((w == 0) | ~known, 0)
+        flat.index_add_(0, cell, share)
+        if noise:  # (1 - q)^2 = q^2 + 1 - 2 q; the sum of q^2 is added below
+            flat.index_add_(0, cell + 4 * n_bins, share * (1 - 2 * value))
     if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
-    if noise and not squared:
-        sums[:, 4] = sums[:, 3]
+    if noise:
+        sums[:, 6] += sums[:, 1] - sums[:, 3]
+        if not squared:
+            sums[:, 4], sums[:, 5] = sums[:, 3], sums[:, 0]
 
 
 def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
@@ -237,16 +257,38 @@ def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) 
         known = (label >= 0) & (label < n_classes)
         cell_of_label = cell.gather(1, label.masked_fill(~known, 0))
         totals[2].scatter_add_(0, cell_of_label.view(-1), known.double().view(-1))
+        if n_sums > 3:
+            value = q.gather(1, label.masked_fill(~known, 0)).double()
+            totals[6].scatter_add_(0, cell_of_label.view(-1), (known * (1 - 2 * value)).view(-1))
+    if n_sums > 3:
+        totals[6] += totals[1] - totals[3]
     sums += totals.view(n_sums, n_classes, n_bins).transpose(0, 1)
 
 
-def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
+def store(found: Tensor, sums: Tensor) -> None:
+    """Fill the result `(C, F, B)` of `class_sums` with the sums of compiled loops.
+
+    For weight w, probability q and outcome y, they are those of w, w q, w y and, if noise is included, w q (1 - q) and
+    w (y - q)^2 - w q^2 = w y (1 - 2 q), which is 0 except for the label. With squared weights, those of w^2 q (1 - q)
+    and w^2 follow.
+    """
+    sums[:, :3] = found[:, :3]
+    if sums.shape[1] > 3:
+        sums[:, 3] = found[:, 3]
+        sums[:, 4], sums[:, 5] = (found[:, 5], found[:, 6]) if found.shape[1] > 5 else (found[:, 3], found[:, 0])
+        sums[:, 6] = found[:, 4] + found[:, 1] - found[:, 3]  # the sum of w q^2 is that of w q minus w q (1 - q)
+
+
+def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:
     """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
-    g_k is the entry of `grads` `(C, B)`, the gradient in the sums of confidence, for class k and the bin of q_k.
+    g_k = a_k + 2 c_k (q_k - y_k) for outcome y_k. Here a_k and c_k are the entries of `grads` `(C, F, B)`, the gradient
+    in the sums, for class k and the bin of q_k: those for the sums of w q and of w (y - q)^2.
     """
     values, from_logits, weights, top, confidence = rows
     n_bins = grads.shape[-1]
+    curves = grads[:, 6] if grads.shape[1] > 3 else None
+    grads = grads[:, 1]
     for block, q in _chunks(values, top, confidence, from_logits):
         if q.device.type == "cpu":  # start with the gradients of the first bin, which contains most probabilities
             slope = grads[:, 0].to(q.dtype).repeat(len(q), 1)
@@ -254,6 +296,12 @@ def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> 
             slope[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
         else:
             slope = grads.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
+        if curves is not None:
+            curve = 2 * curves.T.gather(0, bin_index(q, n_bins, right)).to(q.dtype)
+            label = target[block].unsqueeze(-1)
+            known = (label >= 0) & (label < q.shape[-1])
+            label = label.masked_fill(~known, 0)
+            slope = slope.addcmul(curve, q).scatter_add(1, label, -curve.gather(1, label) * known)
         slope = through_softmax(q, slope, values[block]) if from_logits else slope
         if weights is not None:
             w = weights[block].unsqueeze(-1)

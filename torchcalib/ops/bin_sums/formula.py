@@ -13,7 +13,8 @@ from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.segments import bin_index, bin_sums
 
 Noise = Literal["none", "labels", "shares"]
-"""Outcome type for the two sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
+"""Outcome type for the four sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
+N_NOISE = 4
 
 
 class Bins(NamedTuple):
@@ -21,7 +22,7 @@ class Bins(NamedTuple):
 
     n_bins: int  # number of bins B
     right: bool  # whether bins include their right edge
-    noise: Noise  # outcome type for the two sums of the sampling noise, or "none"
+    noise: Noise  # outcome type for the four sums of the sampling noise, or "none"
     copies: bool  # whether weights are frequency weights
     n_groups: int = 1  # number of groups G; the cell of bin b in group g is g * B + b
 
@@ -46,11 +47,15 @@ def weighted_columns(
     p, y = confidence.to(wide), outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
     if bins.noise != "none":
-        fixed = p.detach()
-        spread = fixed * (1 - fixed)
-        variance = (y.detach() - fixed).square() if bins.noise == "shares" else spread
-        share = None if weights is None else weights.detach()
-        columns += [(spread, share), (variance, share if share is None or bins.copies else share.square())]
+        residual = y - p
+        if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
+            residual = residual.masked_fill(weights == 0, 0)
+        residual = residual.square()
+        spread = (p * (1 - p)).detach()
+        variance = residual.detach() if bins.noise == "shares" else spread
+        square = weights if weights is None or bins.copies else weights.square()
+        share, fixed = (x if x is None else x.detach() for x in (weights, square))
+        columns += [(spread, share), (variance, fixed), (columns[0][0], square), (residual, weights)]
     columns += [] if ecd is None else [(ecd.to(wide), weights)]
     return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
 
@@ -73,10 +78,13 @@ def class_formula(
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
     classes = torch.arange(n_classes, device=q.device)
-    columns = [w.expand_as(q), w * q, w * (target.unsqueeze(-1) == classes)]
+    is_label = target.unsqueeze(-1) == classes
+    columns = [w.expand_as(q), w * q, w * is_label]
     if bins.noise != "none":
-        spread = (w * (q * (1 - q))).detach()
-        columns += [spread, spread if bins.copies else w.detach() * spread]
+        square = w if bins.copies else w * w
+        spread = (q * (1 - q)).detach()
+        residual = w * (is_label.to(q.dtype) - q).square()
+        columns += [w.detach() * spread, square.detach() * spread, square.expand_as(q), residual]
     cell = classes * bins.n_bins + bin_index(q, bins.n_bins, bins.right)
     sums = bin_sums(cell.flatten(-2), [column.flatten(-2) for column in columns], n_classes * bins.n_bins)
     return sums.reshape(*sums.shape[:-1], n_classes, bins.n_bins).movedim(-2, -3)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums.chunked import ClassRows, Events, store
 from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.numba_math import (
     BLOCK,
@@ -77,7 +77,7 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
     #    several would not fit into the cache. The sums of a cell are adjacent, padded to half or all of a cache line.
     n_cells, width = sums.shape[1], 4 if noise is None else 8
     copies = _COPIES if groups is None else 1
-    last = np.uintp(3 if noise is None else 5)
+    last = np.uintp(3 if noise is None else 7)
     totals = np.zeros(copies * n_cells * width)
     w, group = 1.0, 0
     for i in range(confidence.size):
@@ -92,15 +92,19 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
         # 3. Cell in the copy i mod 8. An unsigned index, because numba then omits the test for negative indices.
         cell = (i & (copies - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
         at = np.uintp(width * cell)
-        # 4. Sums of w, w p, w y, w p (1 - p), w v and w ecd; v is the variance of the outcome y.
+        # 4. Sums of w, w p, w y, w p (1 - p), w v, w, w (y - p)^2 and w ecd; v is the variance of the outcome y.
+        #    If weights are squared, w is another time multiplied with the weight in the sums of w v and w.
         totals[at] += w
         totals[at + np.uintp(1)] += w * value
         totals[at + np.uintp(2)] += w * outcome[i]
         if noise is not None:
             spread = value * (1.0 - value)
-            variance = (outcome[i] - value) ** 2 if noise[0] else spread
+            residual = (outcome[i] - value) ** 2
+            square = w * (w if noise[1] else 1.0)
             totals[at + np.uintp(3)] += w * spread
-            totals[at + np.uintp(4)] += w * variance * (w if noise[1] else 1.0)
+            totals[at + np.uintp(4)] += square * (residual if noise[0] else spread)
+            totals[at + np.uintp(5)] += square
+            totals[at + np.uintp(6)] += w * residual
         if ecd is not None:
             totals[at + last] += w * ecd[i]
     # 5. Add the copies in order, so that results are the same in every run.
@@ -113,11 +117,11 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 def add_labels(confidence, outcome, groups, noise, edges, right, sums):
     """Add events with integer outcomes and without weights, as `add_events` does.
 
-    Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
+    Blocks of binary outcomes need two additions for each event, or four with the sums of noise.
     """
     # 1. Copies as in `add_events`. `counts` has 64-bit integers: the lower half counts events, and the upper half
     #    counts positive outcomes. A piece has fewer than 2^32 events.
-    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 4
     copies = _COPIES if groups is None else 1
     counts, totals = np.zeros(copies * n_cells, np.int64), np.zeros(copies * n_cells * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
@@ -146,18 +150,21 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
                 totals[cell] += values[i]
             else:
                 value = np.float64(values[i])
-                cell *= np.uintp(2)
+                cell *= np.uintp(4)
                 totals[cell] += value
                 totals[cell + np.uintp(1)] += value * (1.0 - value)
-    # 5. Unpack the counts, and add the copies in order. Weight 1 makes both sums of noise equal.
+                totals[cell + np.uintp(2)] += (outcomes[i] - value) ** 2
+    # 5. Unpack the counts, and add the copies in order. Weight 1 makes two of the sums of noise equal to others.
     for i in range(copies * n_cells):
         k = i % n_cells
         sums[0, k] += counts[i] & 0xFFFFFFFF
         sums[1, k] += totals[width * i]
         sums[2, k] += counts[i] >> 32
         if noise is not None:
-            sums[3, k] += totals[2 * i + 1]
-            sums[4, k] += totals[2 * i + 1]
+            sums[3, k] += totals[4 * i + 1]
+            sums[4, k] += totals[4 * i + 1]
+            sums[5, k] += counts[i] & 0xFFFFFFFF
+            sums[6, k] += totals[4 * i + 2]
 
 
 # Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
@@ -192,10 +199,12 @@ def _add_below_with_spread(x, low, scale, w, total, spread):
 
 
 @step
-def _add_weight_below(x, low, w, weight):
-    """Add `w` to weight[k] for every entry x[k] that is below `low` or NaN."""
+def _add_weight_below(x, low, w, weight, square):
+    """Add w to weight[k] and w^2 to square[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
-        weight[k] += 0.0 if x[k] >= low else w
+        part = 0.0 if x[k] >= low else w
+        weight[k] += part
+        square[k] += part * part
 
 
 @step
@@ -217,7 +226,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
     class. `largest` is the largest entry of each row, and `confidence` the probability of its top class.
 
     `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
-    the sum of w q (1 - q), and F = 5 also that of w^2 q (1 - q).
+    the other sums of `chunked.store`.
     """
     # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
     # rows are float64, because a class can have millions of rows.
@@ -246,10 +255,11 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
                 _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
                 _add_below_with_spread(e, low, scale, w, sums[1, 0, columns], sums[3, 0, columns])
-            if n_sums == 5:
-                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
+            if n_sums == 7:
+                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[5, 0, columns])
             if weights is not None:
-                _add_weight_below(e, low, w, sums[0, 0, start : start + BLOCK])
+                square = sums[6, 0, columns] if n_sums == 7 else unused[: x.size]
+                _add_weight_below(e, low, w, sums[0, 0, columns], square)
             # 4. Add probabilities >= 1/B one by one. One comparison of a vector skips 64 entries without any.
             for begin in range(0, x.size, _PROBE):
                 part = e[begin : begin + _PROBE]
@@ -263,12 +273,17 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
                             if n_sums > 3:
                                 spread = w * value * (1.0 - value)
                                 sums[3, b, start + begin + k] += spread
-                                if n_sums > 4:
-                                    sums[4, b, start + begin + k] += w * spread
+                                if n_sums == 7:
+                                    sums[5, b, start + begin + k] += w * spread
+                                    sums[6, b, start + begin + k] += w * w
             # 5. Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
-                sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
+                value = scale * np.float64(e[label])
+                b = bin_of(value, edges, right)
+                sums[2, b, start + label] += w
+                if n_sums > 3:  # (1 - q)^2 = q^2 + 1 - 2 q
+                    sums[4, b, start + label] += w * (1.0 - 2.0 * value)
 
 
 @step
@@ -292,7 +307,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
 
     Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
     a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
-    the one before. `counts` `(C * B,)` is zero. With `noise`, the last sum is that of q (1 - q).
+    the one before. `counts` `(C * B,)` is zero. With `noise`, the last two sums are as for `chunked.store`.
     """
     n_rows, n_classes = values.shape
     n_bins = edges.size - 1
@@ -300,7 +315,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
     shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
-    confidences, outcomes, spreads = sums[1], sums[2], sums[-1]
+    confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[-2], sums[-1]
     for i in range(first.size):
         first[i] = i % n_classes * n_bins
     for start in range(0, n_rows, size):
@@ -335,7 +350,10 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
         for i in range(len(rows)):
             label = target[start + i]
             if 0 <= label < n_classes:
-                outcomes[cells[i * n_classes + label]] += 1
+                k = i * n_classes + label
+                outcomes[cells[k]] += 1
+                if noise:
+                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * np.float64(e[k])
     sums[0] += counts
 
 
@@ -500,7 +518,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     if weights is None and n_classes <= _FEW_CLASSES:
         _sums_of_few_classes(rows, target, bins, sums)
         return
-    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
+    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 5)
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
@@ -518,9 +536,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             _add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
         if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
             into[0, 0] = len(values) - into[0, 1:].sum(0)
-        sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
-        if n_distinct < n_sums:
-            sums[begin:end, 4] = sums[begin:end, 3]
+        store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
 
     in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
 
@@ -532,7 +548,7 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
     n_cells = n_classes * n_bins
     n_rows = -(-max(_PIECE, _PER_CELL * n_cells, values.numel() // _PIECES) // n_classes)
     starts = range(0, len(values), n_rows)
-    pieces = np.zeros((len(starts), min(n_sums, 4), n_cells))
+    pieces = np.zeros((len(starts), min(n_sums, 5), n_cells))
     columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy()]
     options = from_logits, n_sums > 3, _edges(n_bins), bins.right
 
@@ -544,15 +560,13 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
             _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
-    total = torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1)
-    sums[:, :4] = total
-    sums[:, 4:] = total[:, 3:]  # the second sum of noise of rows without weights is the first one
+    store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
 
 
-def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
-    """Fill `out` with the gradient in `values`; arguments as for `chunked.class_gradient`."""
+def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:  # noqa: ARG001
+    """Fill `out` with the gradient in `values`, for gradients in the sums of w q, as `chunked.class_gradient` does."""
     values, from_logits, weights, top, confidence = rows
-    slopes = grads.float().contiguous().numpy()
+    slopes = grads[:, 1].float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
     by_rows(_fill_class_gradients, values, columns, options, out)

@@ -51,7 +51,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     values, from_logits, weights, top, confidence = rows
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
-    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
+    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 5)
     classes = min(_CLASSES, triton.next_power_of_2(n_classes))
     n_ranges = triton.cdiv(n_classes, classes)
     size = max(_ROWS, triton.cdiv(n_rows, max(1, _PROGRAMS // n_ranges)))
@@ -69,18 +69,16 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
         )  # fmt: skip
     total = others.sum(0)
     total[:, 0] += first.sum(0)
-    sums[:, :n_distinct] = total.movedim(-1, 0)
-    if n_distinct < n_sums:
-        sums[:, 4] = sums[:, 3]
+    chunked.store(total.movedim(-1, 0), sums)
 
 
-def class_gradient(rows: ClassRows, right: bool, grads: Tensor, out: Tensor) -> None:
-    """Fill `out` as `chunked.class_gradient` does, without synchronising the device."""
+def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:  # noqa: ARG001
+    """Fill `out` as `chunked.class_gradient` does, for gradients in the sums of w q, without synchronising."""
     values, from_logits, weights, top, confidence = rows
     n_rows, n_classes = values.shape
     block = min(_CLASSES, triton.next_power_of_2(n_classes))
     tile = _TILE // block
-    columns = [x.contiguous() for x in (confidence if weights is None else weights, top, confidence, grads.T)]
+    columns = [x.contiguous() for x in (confidence if weights is None else weights, top, confidence, grads[:, 1].T)]
     with torch.cuda.device_of(values):
         _fill_gradient[(triton.cdiv(n_rows, tile),)](
             values, *in_units(values), *columns, out, n_rows, grads.shape[-1], weights is not None, from_logits, right,
@@ -128,6 +126,8 @@ def _add_events(
     sum_outcome = tl.zeros([bins, chunk], tl.float64)
     sum_spread = tl.zeros([bins, chunk], tl.float64)
     sum_noise = tl.zeros([bins, chunk], tl.float64)
+    sum_square = tl.zeros([bins, chunk], tl.float64)
+    sum_residual = tl.zeros([bins, chunk], tl.float64)
     sum_ecd = tl.zeros([bins, chunk], tl.float64)
     end = tl.minimum((piece + 1) * size, n)
     for start in range(piece * size, end, chunk):
@@ -139,7 +139,7 @@ def _add_events(
         present = w != 0
         value = tl.load(confidence + series + event, mask=present, other=0).to(tl.float64)
         in_bin = present[None, :] & (_bin(value, n_bins, right)[None, :] == program_bins[:, None])
-        # 3. Sums of w, w p, w y, w p (1 - p), w v and w ecd in float64.
+        # 3. Sums of w, w p, w y, w p (1 - p), w v, w^2, w (y - p)^2 and w ecd in float64.
         y = tl.load(outcome + series + event, mask=present, other=0).to(tl.float64)
         count += tl.where(in_bin, w[None, :], 0.0)
         sum_confidence += tl.where(in_bin, (w * value)[None, :], 0.0)
@@ -147,22 +147,26 @@ def _add_events(
         if has_noise:
             spread = w * value * (1 - value)
             sum_spread += tl.where(in_bin, spread[None, :], 0.0)
-            if shares or squared:
-                variance = w * (y - value) * (y - value) if shares else spread
-                variance = w * variance if squared else variance
-                sum_noise += tl.where(in_bin, variance[None, :], 0.0)
+            residual = w * (y - value) * (y - value)
+            sum_residual += tl.where(in_bin, residual[None, :], 0.0)
+            if squared:
+                sum_noise += tl.where(in_bin, (w * (residual if shares else spread))[None, :], 0.0)
+                sum_square += tl.where(in_bin, (w * w)[None, :], 0.0)
         if has_ecd:
             ecds = tl.load(ecd + series + event, mask=present, other=0).to(tl.float64)
             sum_ecd += tl.where(in_bin, (w * ecds)[None, :], 0.0)
     # 4. Store the sums of the piece, which `event_sums` adds in order.
-    n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
+    n_columns: tl.constexpr = 3 + (4 if has_noise else 0) + (1 if has_ecd else 0)
     to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + program_bins
     tl.store(to, tl.sum(count, 1), mask=program_bins < n_bins)
     tl.store(to + n_bins, tl.sum(sum_confidence, 1), mask=program_bins < n_bins)
     tl.store(to + 2 * n_bins, tl.sum(sum_outcome, 1), mask=program_bins < n_bins)
     if has_noise:
         tl.store(to + 3 * n_bins, tl.sum(sum_spread, 1), mask=program_bins < n_bins)
-        tl.store(to + 4 * n_bins, tl.sum(sum_noise if shares or squared else sum_spread, 1), mask=program_bins < n_bins)
+        noise = sum_noise if squared else (sum_residual if shares else sum_spread)
+        tl.store(to + 4 * n_bins, tl.sum(noise, 1), mask=program_bins < n_bins)
+        tl.store(to + 5 * n_bins, tl.sum(sum_square if squared else count, 1), mask=program_bins < n_bins)
+        tl.store(to + 6 * n_bins, tl.sum(sum_residual, 1), mask=program_bins < n_bins)
     if has_ecd:
         tl.store(to + (n_columns - 1) * n_bins, tl.sum(sum_ecd, 1), mask=program_bins < n_bins)
 
@@ -212,7 +216,7 @@ def _add_classes(
 ):  # fmt: skip
     """Sum a piece of the rows over the bins of a range of classes. Grid: ranges of classes, pieces.
 
-    Sums are as for `numba._add_classes`. Those of the first bin are in registers. The other entries, at most B in a
+    Sums are as for `chunked.store`. Those of the first bin are in registers. The other entries, at most B in a
     row, are added to sums in memory, one entry of each row at a time.
     """
     columns = tl.program_id(0) * classes + tl.arange(0, classes)
@@ -228,7 +232,9 @@ def _add_classes(
     total = tl.zeros([classes], tl.float64)
     hits = tl.zeros([classes], tl.float64 if weighted else tl.int32)
     spread = tl.zeros([classes], tl.float64)
+    residual = tl.zeros([classes], tl.float64)
     noise = tl.zeros([classes], tl.float64)
+    square = tl.zeros([classes], tl.float64)
     end = tl.minimum((piece + 1) * size, n_rows)
     for start in range(piece * size, end, rows):
         # 1. Weight, label, top class and scale of each row. The largest logit is loaded again, instead of stored.
@@ -262,8 +268,10 @@ def _add_classes(
         if n_sums > 3:
             low_spread = w[:, None] * (low_q * (1 - low_q))
             spread += tl.sum(low_spread, 0)
-            if n_sums > 4:
+            residual += tl.sum(tl.where(low & is_label, w[:, None] * (1 - 2 * low_q.to(tl.float64)), 0.0), 0)
+            if n_sums > 5:
                 noise += tl.sum(w[:, None] * low_spread, 0)
+                square += tl.sum(tl.where(low, (w * w)[:, None], 0.0), 0)
         # 4. Probabilities >= 1/B, from the largest one of each row down. Most tiles of many classes have none. The bin
         #    is computed in float64, because a product in float32 can be on the other side of an edge.
         n_reached = tl.sum(reaches.to(tl.int32), 1)
@@ -281,8 +289,10 @@ def _add_classes(
             if n_sums > 3:
                 row_spread = w * (wide * (1 - wide))
                 _add_exactly(to + 3 * column, level, row_spread, most, n, found)
-                if n_sums > 4:
-                    _add_exactly(to + 4 * column, level, w * row_spread, most * most, n, found)
+                _add_exactly(to + 4 * column, level, w * (1 - 2 * wide), most, n, found & (at_column == label))
+                if n_sums > 5:
+                    _add_exactly(to + 5 * column, level, w * row_spread, most * most, n, found)
+                    _add_exactly(to + 6 * column, level, w * w, most * most, n, found)
     # 5. Store the sums of the first bin, which `class_sums` adds in order.
     to = first + piece * n_sums * n_classes + columns
     tl.store(to, count, mask=real)
@@ -290,8 +300,10 @@ def _add_classes(
     tl.store(to + 2 * n_classes, hits, mask=real)
     if n_sums > 3:
         tl.store(to + 3 * n_classes, spread, mask=real)
-    if n_sums > 4:
-        tl.store(to + 4 * n_classes, noise, mask=real)
+        tl.store(to + 4 * n_classes, residual, mask=real)
+    if n_sums > 5:
+        tl.store(to + 5 * n_classes, noise, mask=real)
+        tl.store(to + 6 * n_classes, square, mask=real)
 
 
 @triton.jit

@@ -192,7 +192,7 @@ def compare(
 class ComparisonBuilder:
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
-    FORMAT = "torchcalib comparison state", 1
+    FORMAT = "torchcalib comparison state", 2
     """Name and version of the format of `state_bytes`. Increase the version when the content of a state changes."""
 
     def __init__(

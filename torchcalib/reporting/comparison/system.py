@@ -155,6 +155,11 @@ class GroupedSums:
         return ClusteredSums(self.sums.contiguous(), self._accumulator)
 
     @property
+    def whole(self) -> Any:
+        """Statistic of all rows; bins include the sums of their noise."""
+        return self.clusters.whole if self._bins is None else self._bins
+
+    @property
     def occupied(self) -> Tensor:
         """Numbers of the groups with data, int64 `(g,)`."""
         return (self.clusters.sizes.reshape(len(self.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
@@ -338,7 +343,7 @@ class System:
 
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
-        statistics: dict[str, Any] = {name: sums.clusters.whole for name, sums in self.sums.items()}
+        statistics: dict[str, Any] = {name: sums.whole for name, sums in self.sums.items()}
         statistics |= {name: ranks.sample.whole for name, ranks in self.ranks.items()}
         return Data(self.catalogue, statistics, has_labels)
 

@@ -1,0 +1,96 @@
+"""Weights of reports: floating ones express importance in any unit, and integers are copies of rows."""
+
+import math
+
+import pytest
+import torch
+from helpers.kernels import F64
+
+import torchcalib as tc
+
+QUICK = {"with_calibration": False, "with_intervals": False}
+
+
+def rows(n=300, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    log_odds = torch.randn(n, generator=generator, dtype=F64)
+    y = (torch.rand(n, generator=generator, dtype=F64) < log_odds.sigmoid()).long()
+    return (scale * log_odds).sigmoid(), y, torch.rand(n, generator=generator, dtype=F64) + 0.1
+
+
+def numbers(report):
+    """Return value, floor, p-value and interval of every line, which are equal for weights in any unit."""
+    found = {}
+    for line in report.lines:
+        ends = (math.nan,) * 2 if line.interval is None else (line.interval.low, line.interval.high)
+        evidence = (math.nan if x is None else x for x in (line.noise_floor, line.p_value))
+        found[line.key] = [line.value, *evidence, *ends]
+    return found
+
+
+def words(report):
+    decision = report.decision
+    return decision.verdict, decision.cause, decision.action, report.notes
+
+
+def given(task, scale):
+    p, y, weights = rows(scale=scale)
+    if task == "multilabel":
+        return {"preds": torch.stack((p, 1 - p), -1), "target": torch.stack((y, y), -1), "weights": weights}
+    if task == "multiclass":
+        return {"preds": torch.stack((p, 0.7 * (1 - p), 0.3 * (1 - p)), -1), "target": 1 - y, "weights": weights}
+    return {"preds": p, "target": y, "weights": weights}
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_reports_do_not_depend_on_the_unit_of_floating_weights(task, scale):
+    columns = given(task, scale)
+    groups = (torch.arange(300) % 3).tolist()
+    options = {"task": task, "groups": groups, **(QUICK if task != "binary" else {})}
+    first = tc.report(**columns, **options)
+    for factor in (0.01, 100.3, 1 / 300):
+        scaled = tc.report(**{**columns, "weights": columns["weights"] * factor}, **options)
+        assert words(scaled) == words(first)
+        expected = numbers(first)
+        for key, found in numbers(scaled).items():
+            assert found == pytest.approx(expected[key], rel=1e-9, abs=1e-12, nan_ok=True), key
+
+
+@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0, 1 / 500])
+def test_advised_number_of_samples_does_not_depend_on_the_unit_of_weights(factor):
+    p, y, _ = rows(60)
+    plain = tc.report(p, y, task="binary", **QUICK)
+    assert "Evaluate the model on about" in plain.decision.action
+    weighted = tc.report(p, y, task="binary", weights=torch.full((60,), factor, dtype=F64), **QUICK)
+    assert weighted.decision.action == plain.decision.action
+
+
+def test_interval_of_the_accuracy_of_confidences_uses_the_effective_number():
+    p, y, weights = rows()
+    plain, constant, weighted, scaled = (
+        tc.report(p, y, kind="confidence", weights=w, with_calibration=False).line("accuracy").interval
+        for w in (None, torch.full((300,), 100.0), weights, weights / 100)
+    )
+    assert (constant.low, constant.high) == pytest.approx((plain.low, plain.high), rel=1e-12)
+    assert (scaled.low, scaled.high) == pytest.approx((weighted.low, weighted.high), rel=1e-9)
+    assert weighted.high - weighted.low > plain.high - plain.low
+
+
+@pytest.mark.parametrize(
+    ("highest", "is_warned"), [(1, None), (3, False), (99, True)], ids=["ones", "counts", "survey weights"]
+)
+def test_reports_say_how_many_samples_integer_weights_count_as(highest, is_warned):
+    p, y, _ = rows()
+    weights = torch.randint(1, highest + 1, (300,), generator=torch.Generator().manual_seed(1))
+    report = tc.report(p, y, task="binary", weights=weights, **QUICK)
+    found = [note for note in report.notes if "count as" in note]
+    if is_warned is None:
+        assert not found
+        return
+    (note,) = found
+    assert note.startswith(f"300 rows count as {int(weights.sum()):,} samples")
+    assert ("pass floating weights" in note) == is_warned == (note in report.warnings)
+    for rendered in (str(report), report.to_html()):
+        assert note.split(",", 2)[0] in rendered
+    assert not any("count as" in note for note in tc.report(p, y, task="binary", weights=weights.double()).notes)
