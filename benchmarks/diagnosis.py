@@ -73,6 +73,7 @@ def decided(task: Task, data: Data) -> Decision:
             "ECE", *(float(x) for x in (tested.statistic, 0.0, tested.noise_floor, tested.p_value))
         ),
         "nll": _line("NLL", float(p.cross_entropy.mean()), naive),
+        "brier": _line("Brier score", float(p.squared_error.mean()), 1.0),
     }
     for mode in modes:
         over_classes = mode == "classwise"
