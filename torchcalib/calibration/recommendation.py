@@ -103,7 +103,7 @@ class Recommendation:
             `p_value` for calibrators that contain the identity. The gain of others is compared with its standard error
             (two-sided normal test).
         p_value: p-value of the likelihood ratios of all calibrators that contain the identity, adjusted for their
-            number (Bonferroni), if `preferred` is one of them; otherwise None.
+            number (Bonferroni, with weights 1 / k for k parameters), if `preferred` is one of them; otherwise None.
         nll_is_infinite: whether the Brier score was used because the NLL is infinite.
         advisable: names of the calibrators that can be recommended; see `recommend`.
         obstacle: reason why no calibrator can be recommended, as a clause; empty for none.

@@ -91,10 +91,13 @@ def likelihood_ratio(p: Predictions, before: Tensor, after: Tensor, effect: floa
     the design effect of floating weights (Kish) and by `effect`, that of clusters. Samples with infinite NLL are left
     out.
 
-    Soft targets are means of unknown numbers of labels, so that cross entropy is a quasi-likelihood. Its scale is
-    estimated from the residuals. Let D_u be the decrease of the sum over unit u, a row or a cluster. In the direction
-    of the fit, the variance of the score is V = sum (D_u - mean D)^2, and the information 2 T for T = sum D_u. The
-    statistic 2 T / (V / (2 T)) is at most the robust Wald statistic (Cauchy-Schwarz), which has the same limit law.
+    Soft targets are means of unknown numbers of labels, so that cross entropy is a quasi-likelihood, whose scale is
+    estimated in two ways. The statistic is divided by the larger one.
+
+    - Residuals: sum w^2 |t - q|^2 / sum w (1 - |q|^2) for targets t and predictions q `(C,)`, times `effect`.
+    - Direction of the fit: let D_u be the decrease of the sum over unit u, a row or a cluster, and T = sum D_u. The
+      variance of the score is sum (D_u - mean D)^2, and its information 2 T. With this scale alone, the statistic is
+      at most the robust Wald statistic (Cauchy-Schwarz), which has the same limit law for any variance function.
 
     Reference:
         Wedderburn: Quasi-likelihood functions, generalized linear models, and the Gauss-Newton method (Biometrika,
@@ -110,9 +113,13 @@ def likelihood_ratio(p: Predictions, before: Tensor, after: Tensor, effect: floa
     by_unit = decrease.sum(-2) if p.task == "multilabel" else decrease
     if p.groups is not None:
         by_unit = _sums_of_groups(by_unit, p.groups)
-    n = by_unit.shape[-1]
-    spread = float((by_unit - by_unit.mean()).square().sum()) * n / max(1, n - 1)
-    return 4 * float(by_unit.sum()) ** 2 / spread if spread > 0 else 0.0
+    total = float(by_unit.sum())
+    noise = 1 - p.probs.square().sum(-1) if p.task == "multiclass" else p.probs * p.not_probs
+    residuals, expected = (float(x.masked_fill(used == 0, 0).sum()) for x in (used**2 * p.squared_error, used * noise))
+    if total <= 0 or expected <= 0:
+        return 0.0
+    in_direction = float((by_unit - by_unit.mean()).square().sum()) / (2 * total)
+    return 2 * total / max(residuals / expected * max(1.0, effect), in_direction)
 
 
 def design_effect(p: Predictions, before: Tensor, after: Tensor, groups: Tensor) -> float:
@@ -193,9 +200,12 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
     `before` contains the contributions of independent units to the raw score `(U,)`. If it is the raw score `()`, the
     best candidate is chosen, without interval. The scores in `after` are finite, and those of the NLL if `is_nll`.
 
-    If the likelihood ratio of any candidate is significant at level 1%, adjusted for their number (Bonferroni),
+    If the likelihood ratio of any candidate is significant at level 1%, shared in proportion to 1 / k (Bonferroni),
     predictions are miscalibrated, and the chosen candidate is significant if it has a likelihood ratio too. The gain of
     other candidates must exceed 0 by 2.58 standard errors.
+
+    Reference:
+        Genovese, Roeder, Wasserman: False discovery control with p-value weighting (Biometrika, 2006), for weights.
     """
     raw, names = float(before.sum()), list(after)
     gains = [100 * (1 - float(each.parts.sum()) / raw) for each in after.values()]
@@ -204,16 +214,18 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
         return Choice(names[best], gains[best])
     tested = [each for each in after.values() if each.has_likelihood]
     tails = [chi_squared_tail(each.statistic, each.n_parameters) for each in tested]
-    p_value = min(1.0, len(tails) * min(tails)) if tails else 1.0
+    shares = [1 / each.n_parameters for each in tested]
+    p_value = min([1.0, *(sum(shares) / share * tail for share, tail in zip(shares, tails, strict=True))])
 
     def of(candidates: Sequence[str]) -> Choice:
         parts = torch.stack([after[name].parts for name in candidates])
         sizes = torch.tensor([after[name].n_parameters for name in candidates], dtype=torch.float64)
-        kept = torch.tensor([not _is_worse(after[name], tested) for name in candidates])
+        kept = torch.tensor([p_value >= _LEVEL or not _is_worse(after[name], tested) for name in candidates])
         index, n_rivals = (int(x) for x in _preferred(parts, sizes, torch.ones_like(before).unsqueeze(0), kept))
         chosen, raw_gain = after[candidates[index]], gains[names.index(candidates[index])]
         gain = raw_gain - 100 * _optimism_of_choice(chosen, n_rivals) / abs(raw)
-        if len(candidates) > 1 and len(before) > 1 and not chosen.has_likelihood:
+        is_likely = chosen.has_likelihood and p_value < _LEVEL
+        if len(candidates) > 1 and len(before) > 1 and not is_likely:
             gain = min(gain, _gain_out_of_bag(before, parts, sizes))
         low, high = interval_of(before, chosen, is_nll=is_nll)
         interval = low - (raw_gain - gain), high
@@ -242,14 +254,15 @@ def interval_of(before: Tensor, after: Candidate, *, is_nll: bool) -> tuple[floa
     """Return the 95% interval of the gain in percent on new data of the fit to all samples.
 
     It is the cross-validated gain plus and minus 1.96 standard errors, except for the NLL of candidates with a
-    likelihood ratio. Let z be the standardised estimates of k parameters with true values m, and e = z - m. Near the
-    optimum, the sum of the decreases of the NLL in the sample is |z|^2 / 2, and the gain on new data of this fit is
-    |z|^2 / 2 - z e. With k = 1, e is standard normal. With more parameters, the others add a mean of k - 1 and a
+    significant likelihood ratio. Let z be the standardised estimates of k parameters with true values m, and e = z - m.
+    Near the optimum, the sum of the decreases of the NLL in the sample is |z|^2 / 2, and the gain on new data of this
+    fit is |z|^2 / 2 - z e. With k = 1, e is standard normal. With more parameters, the others add a mean of k - 1 and a
     variance of 2 (k - 1) to z e, whose variance is that of the decreases in the sample.
     """
     raw = float(before.sum())
     gain = 100 * (1 - float(after.parts.sum()) / raw)
-    if after.in_sample is None or not (is_nll and after.has_likelihood):
+    is_likely = after.has_likelihood and chi_squared_tail(after.statistic, after.n_parameters) < _LEVEL
+    if after.in_sample is None or not (is_nll and is_likely):
         error = 100 * standard_error(before, after) / abs(raw)
         return gain - _Z * error, min(gain + _Z * error, _MOST)
     per_parameter, k = _optimism(after) / after.n_parameters, after.n_parameters

@@ -118,10 +118,9 @@ def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor
     """
     empty = w.new_empty(0)
     if p.soft:
-        rows = w.unsqueeze(-1)
-        used = (p.probs.to(w.dtype), p.target, (p.target - p.probs).square())
-        mean, frequency, variance = ((rows * x).masked_fill(rows == 0, 0).sum(-2) for x in used)
-        return mean / w.sum(), frequency / w.sum(), variance, empty, empty.long()
+        of_rows = (p.probs.to(w.dtype), p.target, (p.target - p.probs).square())
+        sums = [(w.unsqueeze(-1) * x).masked_fill((w == 0).unsqueeze(-1), 0).sum(-2) for x in of_rows]
+        return sums[0] / w.sum(), sums[1] / w.sum(), sums[2], empty, empty.long()
     if p.task != "multiclass":
         total = w.sum(-1)
         noise = p.probs * p.not_probs if p.has_labels else (p.target - p.probs).square()
