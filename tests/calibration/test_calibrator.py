@@ -331,7 +331,7 @@ def test_methods_of_transformers_and_classifiers_are_absent_with_advice(name):
 
 @pytest.mark.parametrize("calibrator", [c for c in (*ALL, *OF_CLASSES) if not c.whole_weights], ids=repr)
 def test_fit_to_soft_targets_is_the_fit_to_one_row_for_each_class_weighted_by_its_probability(calibrator):
-    """The cross entropy of a soft target is the weighted mean of the NLL of all labels. Rows of weight 0 do not count."""
+    """The cross entropy of a soft target is the weighted mean of the NLL of all labels. Rows of weight 0 may be NaN."""
     g = torch.Generator().manual_seed(0)
     task = "multiclass" if calibrator in OF_CLASSES else "binary"
     n_classes = 3 if task == "multiclass" else 2
