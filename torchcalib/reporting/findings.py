@@ -408,7 +408,7 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
     verdict, rest = "utcomes with predicted probability 0 occurred", decision.verdict
     is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
     verdict = f"O{verdict}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: o{verdict}"
-    occurred = capitalised(listed(list(_impossible_in_words(found))))
+    occurred = capitalised("; ".join(_impossible_in_words(found)))
     words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
     return replace(
         decision,
@@ -430,9 +430,9 @@ def _impossible_in_words(found: Findings) -> Iterator[str]:
         elif found.are_confidences:
             yield f"{n} answers with confidence {1 - outcome} are {'correct' if outcome else 'wrong'}"
         elif found.task == "binary":
-            yield f"{found.name(outcome)} occurred in {n} rows with P({found.name(1)}) = {1 - outcome}"
+            yield f"in {n} rows with P({found.name(1)}) = {1 - outcome}, {found.name(outcome)} occurred"
         else:
-            yield f"outcome {outcome} occurred in {n} entries with predicted probability {1 - outcome}"
+            yield f"in {n} entries with predicted probability {1 - outcome}, outcome {outcome} occurred"
 
 
 def _joined(*sentences: str) -> str:
