@@ -123,6 +123,15 @@ def decision_of(found: Findings, recommended: Recommendation) -> Decision:
     return decide(found, CalibrationStage(recommended, lines, empty, empty, 5, 1, 0))
 
 
+def fresh_of(num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Return predictions and class probabilities of new data; for two classes quantiles, without sampling noise."""
+    z = normal_logits(1, N_FRESH[num_classes], num_classes, torch.Generator().manual_seed(10_000 + seed))[0]
+    if num_classes == 2:
+        z[:, 1] = 2 * torch.special.ndtri((torch.arange(len(z), dtype=torch.float64) + 0.5) / len(z))
+    shown = LAWS[law](z)
+    return (shown if num_classes > 2 else shown[:, 1] - shown[:, 0]), z.softmax(-1)
+
+
 def contradicts(decision: Decision, recommended: Recommendation) -> bool:
     """Return whether sentences of a report contradict each other.
 
@@ -151,7 +160,7 @@ def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list
     one = [read_input(task, values[b], labels[b], options) for b in range(n_sets)]
     splits, n_folds = folds_of(p, FOLDS)
     weights = weights_of_training_parts(p, splits, n_folds)
-    fresh, q, _ = (x[0] for x in drawn(1, N_FRESH[num_classes], num_classes, law, -1 - seed % 8))
+    fresh, q = fresh_of(num_classes, law, seed)
 
     def risk(fit: Calibrator | None) -> float:
         after = log_probs(fresh if fit is None else fit.calibrated(fresh, True), num_classes)
