@@ -54,6 +54,21 @@ def _line(name: str, value: float, naive: float = 0.0, floor: float | None = Non
 def decided(task: Task, data: Data) -> Decision:
     """Return the decision for simulated data, without advice on calibrators."""
     p = TemperatureScaling().read(data.logits, data.labels, task=task, options={"from_logits": True})
+    fits: dict[type[Calibrator], Calibrator] = {
+        each: fitted(each(), p) for each in (TemperatureScaling, BiasCorrection)
+    }
+    nll = {kind: p.with_values(fit.calibrated(p.values, True).to(p.dtype)).cross_entropy for kind, fit in fits.items()}
+    return decide(found_in(task, p, data, fits, nll), None)
+
+
+def found_in(
+    task: Task,
+    p: Predictions,
+    data: Data,
+    fits: dict[type[Calibrator], Calibrator],
+    nll: dict[type[Calibrator], Tensor],
+) -> Findings:
+    """Return the findings for simulated data and calibrators that are fitted to it."""
     catalogue = catalogue_of(task)
     modes = modes_of(task)
     statistics = {name: catalogue.accumulators[name].from_predictions(p) for name in (BY_CLASS, *map(bins_of, modes))}
@@ -73,22 +88,18 @@ def decided(task: Task, data: Data) -> Decision:
             "ECE", *(float(x) for x in (tested.statistic, 0.0, tested.noise_floor, tested.p_value))
         ),
         "nll": _line("NLL", float(p.cross_entropy.mean()), naive),
+        "brier": _line("Brier score", float(p.squared_error.mean()), 1.0),
     }
     for mode in modes:
         over_classes = mode == "classwise"
         lines[f"rmsce_debiased/{mode}"] = _line("RMSCE", _rmsce(statistics[bins_of(mode)], over_classes))
-    fits: dict[type[Calibrator], Calibrator] = {
-        each: fitted(each(), p) for each in (TemperatureScaling, BiasCorrection)
-    }
-    nll = {kind: p.with_values(fit.calibrated(p.values, True).to(p.dtype)).cross_entropy for kind, fit in fits.items()}
     of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES) if average else None
-    found = Findings(
+    return Findings(
         data=reported,
         lines=lines,
         fits=FittedCalibrators(fits, nll),
         label_p_values=None if of_labels is None else of_labels.p_value,
     )
-    return decide(found, None)
 
 
 def _rmsce(bins: BinStats, average: bool) -> float:

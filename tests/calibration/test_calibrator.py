@@ -9,7 +9,13 @@ import torch
 from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, SCALED, binary, data, fresh, multi, name, single
 from helpers.refusals import assert_refused
 
-from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    cross_val_calibrate,
+)
 from torchcalib.ops.newton import NO_DATA
 from torchcalib.reporting.building import ReportBuilder
 
@@ -270,7 +276,6 @@ KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
 FLOAT8 = torch.float8_e4m3fn
 CALLS = [
-    ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), ValueError, "must be labels 0 and 1"),
     ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
     ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
     ("without values", lambda c: fresh(c).fit(P.to("meta"), Y.to("meta")), ValueError, "`preds` must have values"),
@@ -292,6 +297,9 @@ def test_wrong_calls_of_calibrators_raise_errors(calibrator):
     series = fresh(calibrator).fit(logits, target, batch_dims=1, **binary)
     labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
     rows = [(what, partial(call, calibrator), error, parts) for what, call, error, *parts in CALLS]
+    if calibrator.whole_weights:
+        call = partial(fresh(calibrator).fit, P, P, task="binary")
+        rows.append(("soft targets", call, ValueError, ["must be labels 0 and 1"]))
     rows += [
         ("a number", partial(series, torch.tensor(0.3)), ValueError, ["at least 1 axes", "got shape ()"]),
         ("one series", partial(series, logits[0]), ValueError, ["leading axes (2,) of the batch", "got ()"]),
@@ -319,3 +327,26 @@ def test_methods_of_transformers_and_classifiers_are_absent_with_advice(name):
     assert not hasattr(calibrator, name), "scikit-learn recognises transformers by their methods"
     with pytest.raises(AttributeError, match="Call the fitted calibrator with predictions"):
         getattr(calibrator, name)
+
+
+@pytest.mark.parametrize("calibrator", [c for c in (*ALL, *OF_CLASSES) if not c.whole_weights], ids=repr)
+def test_fit_to_soft_targets_is_the_fit_to_one_row_for_each_class_weighted_by_its_probability(calibrator):
+    """The cross entropy of a soft target is the weighted mean of the NLL of all labels. Rows of weight 0 may be NaN."""
+    g = torch.Generator().manual_seed(0)
+    task = "multiclass" if calibrator in OF_CLASSES else "binary"
+    n_classes = 3 if task == "multiclass" else 2
+    logits = torch.randn(60, n_classes, generator=g, dtype=torch.float64)
+    shares = (logits / 2 + torch.randn(60, n_classes, generator=g, dtype=torch.float64)).softmax(-1)
+    weights = torch.rand(60, generator=g, dtype=torch.float64)
+    weights[:5], logits[0] = 0, torch.nan
+    rows = torch.arange(60).repeat_interleave(n_classes)
+    given = {"task": task, "from_logits": True}
+    preds, target = (logits, shares) if task == "multiclass" else (logits[:, 1] - logits[:, 0], shares[:, 1])
+    soft = fresh(calibrator).fit(preds, target, weights=weights, **given)
+    labels = torch.arange(n_classes).repeat(60)
+    slow = fresh(calibrator).fit(preds[rows], labels, weights=(weights[:, None] * shares).flatten(), **given)
+    torch.testing.assert_close(soft(preds[1:]), slow(preds[1:]), rtol=0, atol=1e-7)
+    folds = torch.arange(60) % 3
+    held_out = cross_val_calibrate(preds[5:], target[5:], calibrator=calibrator, folds=folds[5:], **given)
+    part = fresh(calibrator).fit(preds[5:][folds[5:] != 1], target[5:][folds[5:] != 1], **given)
+    torch.testing.assert_close(held_out[folds[5:] == 1], part(preds[5:])[folds[5:] == 1], rtol=0, atol=1e-7)

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from statistics import NormalDist
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torchcalib.calibration import (
     relative_calibration_loss,
 )
 from torchcalib.calibration.recommendation import recommendation_of
-from torchcalib.calibration.selection import Candidate, _given_significance, _optimism_of_choice
+from torchcalib.calibration.selection import Candidate, _optimism_of_choice, chi_squared_tail
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -79,7 +78,9 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     The variance of a ratio of means over n independent units is that of the mean of (a - R b) / mean(b); see Cochran,
     Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any. The variation of the fit adds
     o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `standard_error`. Here n is at most the
-    effective number N of samples, and the optimism is at least 1 / N.
+    effective number N of samples, and the optimism is at least 1 / N. For a significant likelihood ratio of k
+    parameters, the variance is that of the decreases of the NLL in the sample, plus 2 (k - 1) (o / k)^2, and the centre
+    is higher by o / k; see `interval_of`.
     """
     logits, target = shifted(2, 0.5, 60)
     weights = 0.5 + torch.arange(60, dtype=torch.float64) % 3 if weighted else torch.ones(60, dtype=torch.float64)
@@ -87,24 +88,39 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     given = {**binary, **({"weights": weights} if weighted else {}), **({"groups": groups} if clustered else {})}
     how = {key: value for key, value in given.items() if key != "groups"}
     smallest = weights.square().sum().item() / weights.sum().item() ** 2
-    found = recommend(logits, target, calibrators=[T, B], score=score, n_repeats=1, **given)
-    for calibrator in (T, B):
+    found = recommend(logits, target, calibrators=[T, D], score=score, n_repeats=1, **given)
+    for calibrator, k in ((T, 1), (D, 2)):
         calibrated = cross_val_calibrate(logits, target, calibrator=calibrator, **given)
-        before, after, inside = {}, {}, {}
+        before, after, inside, decreases = {}, {}, {}, []
         whole = cross_val_calibrate(logits, target, calibrator=calibrator, train_on_test=True, **how)
         for parts, values in ((before, logits), (after, calibrated), (inside, whole)):
             for x, y, w, group in zip(values.tolist(), target.tolist(), weights.tolist(), groups.tolist(), strict=True):
                 q = 1 / (1 + math.exp(-x if y else x))  # probability of the label
                 loss = -math.log(q) if score == "nll" else (1 - q) ** 2
                 parts[group] = parts.get(group, 0.0) + w * loss
-        n, ratio = len(before), sum(after.values()) / sum(before.values())
-        residuals = [after[k] - ratio * before[k] for k in before]  # their sum is 0
-        optimism = max((sum(after.values()) - sum(inside.values())) / weights.sum().item(), smallest)
-        of_fit = optimism**2 / max(1, min(n, 1 / smallest) * optimism) * weights.sum().item() ** 2
-        half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals) + of_fit) / sum(before.values())
-        assert found.rcl[calibrator.name] == pytest.approx(100 * (1 - ratio), abs=1e-9)
-        expected = (100 * (1 - ratio - half), 100 * (1 - ratio + half))
-        assert found.intervals[calibrator.name] == pytest.approx(expected, abs=1e-9)
+        total = weights.sum().item()
+        for x, z, y, w in zip(logits.tolist(), whole.tolist(), target.tolist(), weights.tolist(), strict=True):
+            losses = [math.log1p(math.exp(-v if y else v)) for v in (x, z)]
+            decreases.append(w * (losses[0] - losses[1]))
+        by_group = [sum(d for d, g in zip(decreases, groups.tolist(), strict=True) if g == group) for group in before]
+        spreads = [sum((d - sum(x) / len(x)) ** 2 for d in x) for x in (by_group, decreases)]
+        effect = max(1.0, spreads[0] / spreads[1])
+        kish = total / weights.square().sum().item() if weighted else 1.0
+        statistic = 2 * kish / effect * sum(decreases)
+        tail = math.erfc(math.sqrt(statistic / 2)) if k == 1 else math.exp(-statistic / 2)
+        n, base, ratio = len(before), sum(before.values()), sum(after.values()) / sum(before.values())
+        optimism = max((sum(after.values()) - sum(inside.values())) / total, smallest)
+        is_exact = score == "nll" and tail < 0.01 and 1 / smallest / effect >= 5 * (k + 1)
+        used = inside if is_exact else after
+        residuals = [used[u] - sum(used.values()) / base * before[u] for u in before]  # their sum is 0
+        of_fit = optimism**2 / max(1, min(n, 1 / smallest) * optimism)
+        if is_exact:
+            of_fit = 2 * (k - 1) * (optimism / k) ** 2
+        half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals) + of_fit * total**2) / base
+        gain, centre = 1 - ratio, 1 - ratio + is_exact * optimism / k * total / base
+        assert found.rcl[calibrator.name] == pytest.approx(100 * gain, abs=1e-9)
+        expected = (100 * min(gain, centre - half), 100 * max(gain, centre + half))
+        assert found.intervals[calibrator.name] == pytest.approx(expected, abs=1e-7)
 
 
 def test_smaller_calibrator_is_preferred_unless_the_difference_is_significant():
@@ -118,7 +134,7 @@ def test_smaller_calibrator_is_preferred_unless_the_difference_is_significant():
             assert found.best == found.preferred == best
             assert found.rcl == pytest.approx({"a": 50 * (1 - difference), "b": 50})
             assert ("a difference within noise" in found.text) == (difference == 0.098)
-        # Of two calibrators with equally many parameters, the better one is preferred, however small the difference.
+        # Of two calibrators with equally many parameters, the better one is preferred unless they are equal.
         after = {"a": small, "b": large._replace(n_parameters=2)}
         assert recommendation_of("nll", before, after).preferred == ("a" if difference < 0 else "b")
     noisy = better + torch.cat((torch.tensor([80.0]), torch.zeros(99)))
@@ -160,6 +176,48 @@ def test_gain_of_the_choice_equals_a_loop_over_bootstrap_samples():
     assert found.interval[1] - found.rcl[found.preferred] == pytest.approx(found.gain - found.interval[0])
 
 
+@pytest.mark.parametrize("rounding", [0.0, 2e-9, -2e-9, 1e-7])
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_ties_up_to_rounding_go_to_the_candidate_with_fewer_parameters_or_to_the_first_one(rounding, order):
+    """The variance of a difference of 1e-9 is rounding error, so that the difference could be called significant."""
+    before = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    same = 0.9 * before
+    sizes = {"a": 1, "b": 3}
+    for equal_size in (False, True):
+        after = {
+            name: Candidate(same * (1 + rounding * (name == "b")), n_parameters=1 if equal_size else sizes[name])
+            for name in order
+        }
+        assert recommendation_of("nll", before, after, 0.0).best == (order[0] if equal_size else "a")
+
+
+def test_likelihood_ratios_decide_about_calibrators_that_contain_the_identity():
+    """The paired difference of these scores is 1.8 standard errors, so that it is not significant by itself."""
+    before = torch.full((400,), 0.5, dtype=torch.float64) / 400
+    noise = (torch.arange(400) % 2).double() - 0.5
+    d = (8 / 400 + 2 * noise * math.sqrt(20 / 400)) / 400
+    of_one = Candidate(before - d, in_sample=before - d - 1 / 400 / 400, n_parameters=1)
+    without = recommendation_of("nll", before, {"a": of_one}, 0.0)
+    assert (without.best, without.p_value) == (None, None)
+    found = recommendation_of("nll", before, {"a": of_one._replace(statistic=18.0)}, 0.0)
+    assert found.best == "a"
+    assert found.p_value == pytest.approx(chi_squared_tail(18.0, 1))
+    assert found.gain == pytest.approx(found.rcl["a"])  # not conditioned on its significance
+    assert ("This gain is uncertain: fit it to more samples." in found.text) == (found.interval[0] <= 0)
+    weak = recommendation_of("nll", before, {"a": of_one._replace(statistic=4.0)}, 0.0)
+    assert weak.best is None
+    assert "not significant at the 1% level (p = 0.046), " in weak.text
+    assert weak.text.startswith("Use the predictions as they are: ")
+    assert weak.advised(0.0, is_faulty=True).text.startswith("No calibrator is advised for this sample: ")
+    # A second parameter with a likelihood ratio of 10 is needed, although the difference of scores is within noise.
+    of_two = of_one._replace(n_parameters=2, statistic=28.0)
+    both = {"a": of_one._replace(statistic=18.0), "b": of_two}
+    assert recommendation_of("nll", before, both, 0.0).best == "b"
+    assert recommendation_of("nll", before, {**both, "b": of_two._replace(statistic=20.0)}, 0.0).best == "a"
+    p_value = recommendation_of("nll", before, both, 0.0).p_value  # shares of the level: 2 / 3 and 1 / 3
+    assert p_value == pytest.approx(min(1.5 * chi_squared_tail(18.0, 1), 3 * math.exp(-14)))
+
+
 def test_calibrators_that_can_assign_probability_0_are_not_advised_by_nll():
     logits, target = shifted(2, 3)
     found = recommend(logits, target, calibrators=[IsotonicCalibration(), HistogramBinning()], **binary)
@@ -198,41 +256,18 @@ def test_calibrator_with_the_lowest_score_is_recommended_without_contributions(v
     assert found.best == (None if values == (math.inf, math.inf) else found.preferred)
 
 
-def test_significant_gains_are_corrected_by_the_conditional_likelihood():
-    """Density of Z given Z > c for Z ~ N(m, 1): phi(z - m) / Phi(m - c). The estimate m maximises it on a fine grid."""
-    normal = NormalDist()
-    for z in (2.9, 3.5, 6.0):
-        grid = [-5 + k / 1000 for k in range(int(1000 * (z + 5)) + 1)]
-        likelihood = [normal.pdf(z - m) / normal.cdf(m - 2.5758293035489004) for m in grid]
-        share = [normal.cdf(m - z) / normal.cdf(m - 2.5758293035489004) for m in grid]
-        estimate, limit = _given_significance(z)
-        assert estimate == pytest.approx(grid[max(range(len(grid)), key=likelihood.__getitem__)], abs=2e-3)
-        below = [m for m, x in zip(grid, share, strict=True) if x <= 0.025]
-        assert limit == pytest.approx(max(below, default=-5), abs=2e-3)
-    # Scores of 400 units with z = 3.5 and 2.7 standard errors: the first gain shrinks, the second is not significant.
-    before = torch.full((400,), 1.0, dtype=torch.float64)
-    noise = (torch.arange(400) % 2).double() - 0.5
-    error = math.sqrt(400 / 399 * 400 * 0.25) / 400
-    for z, is_significant in ((3.5, True), (2.7, False)):
-        found = recommendation_of("nll", before / 400, {"a": Candidate((before - z * error + noise) / 400)}, 0.0)
-        assert (found.is_significant, found.best) == (is_significant, "a" if is_significant else None)
-        expected = _given_significance(z)[0] * error if is_significant else z * error
-        assert found.gain == pytest.approx(100 * expected, rel=0.02)  # the error of a ratio differs slightly
-        assert ("not significant at the 1% level" in found.text) == (not is_significant)
-
-
 def test_choice_among_equally_good_fits_is_corrected_by_the_expected_maximum():
     """E[max] of m chi-squared variables: 2 H_m for 2 degrees of freedom, and 1 + 2 / pi for m = 2 and 1 degree."""
     parts = torch.full((50,), 0.02, dtype=torch.float64)
     for k, m, largest in ((2, 3, 2 * (1 + 1 / 2 + 1 / 3)), (2, 1, 2), (1, 2, 1 + 2 / math.pi), (math.inf, 4, math.inf)):
-        candidate = Candidate(parts, in_sample=1 - 0.06, n_parameters=k)
+        candidate = Candidate(parts, in_sample=parts * (1 - 0.06), n_parameters=k)
         expected = 0 if m == 1 or math.isinf(k) else 0.06 * (largest / k - 1)
         assert _optimism_of_choice(candidate, m) == pytest.approx(expected, abs=1e-5)
     # Two calibrators with nearly equal scores: the gain of the better one is decreased by 2 / pi times its optimism.
     before = torch.full((400,), 1 / 400, dtype=torch.float64)
     noise = 0.001 * (torch.arange(400) % 2 - 0.5)
     pair = {
-        name: Candidate(before * (0.9 + side * noise), in_sample=0.89, n_parameters=1)
+        name: Candidate(before * (0.9 + side * noise), in_sample=0.89 * before, n_parameters=1)
         for name, side in (("a", 1), ("b", -1))
     }
     alone = recommendation_of("nll", before, {"a": pair["a"]})

@@ -24,7 +24,7 @@ from torchcalib.results.decision import Decision
 from torchcalib.results.lines import Line, LineInterval
 
 SIZE_IN_WORDS = re.compile(
-    r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to [\d.e-]+\))?\.(?: |$)"
+    r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to ([\d.e-]+)\))?\.(?: |$)"
 )
 N = 400
 CALIBRATORS = (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning)  # few, because they take most time
@@ -216,16 +216,21 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
         assert not d.calibrator or gain(d.gain) in advice.text
 
     # Degree and words of a direction
-    assert (d.degree == "") == (d.kind in ("calibrated", "too little data", "one class", "clusters"))
-    if d.degree:
+    is_fault = d.kind not in ("calibrated", "too little data", "one class", "clusters")
+    assert not d.degree or is_fault
+    if d.degree and d.kind != "impossible outcomes":
         assert d.verdict.lower().startswith(d.degree)
-    if d.degree and "but the gain by" not in d.cause:
-        by_class, size, low = SIZE_IN_WORDS.search(d.cause).groups()
-        shown = [line for line in r.lines if line.name == "RMSCE debiased"]
-        line = max(shown, key=lambda each: each.value) if by_class else shown[0]
+    shown = SIZE_IN_WORDS.search(d.cause)
+    if shown and "times as frequent" not in d.cause:
+        by_class, size, *bounds = shown.groups()
+        lines = [line for line in r.lines if line.name == "RMSCE debiased"]
+        line = max(lines, key=lambda each: each.value) if by_class else lines[0]
         assert size == significant(line.value)
-        is_bad = float(size) >= BAD and (low is None or float(low) >= SLIGHT)
-        assert d.degree == ("slightly" if not float(size) >= SLIGHT else "badly" if is_bad else "clearly")
+        low, high = (float(size) if x is None else float(x) for x in bounds)
+        degrees = {"badly": line.value >= BAD and low >= SLIGHT, "clearly": line.value >= SLIGHT and low > 0}
+        degrees["slightly"] = line.value < SLIGHT and high < BAD
+        assert d.degree == next((name for name, holds in degrees.items() if holds), "")
+        assert ("The size of the error is uncertain." in d.cause) == (d.degree == "")
     for words, mean, outcome in re.findall(
         r"too (high|low)(?: in [^:]*)?: mean \D*?is ([\d.]+)%, \D*?([\d.]+)%", d.cause
     ):

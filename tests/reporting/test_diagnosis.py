@@ -158,11 +158,11 @@ def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
         assert (one_class.kind, one_class.degree, one_class.calibrator) == ("one class", "", "")
         assert one_class.verdict == "Only y = 1 in the targets"
     impossible = found([0.0, 0.5], [1, 0])  # y = 1 has probability 0 for a calibrated model
-    assert (impossible.kind, impossible.degree) == ("uneven", "clearly")  # its interval contains 0
+    assert (impossible.kind, impossible.degree) == ("impossible outcomes", "")  # the interval of RMSCE contains 0
     logits, _ = calibrated("multiclass")
     soft = found((3 * logits).softmax(-1), logits.softmax(-1), "multiclass", with_calibration=True)
     assert (soft.kind, soft.verdict) == ("over-confidence", "Badly over-confident")
-    assert soft.action == "Fit a calibrator of torchcalib.calibration to held-out data."
+    assert soft.action.startswith("Add temperature scaling: it cuts NLL by ")
     shares = logits.softmax(-1)
     assert found(shares, shares, "multiclass", with_calibration=True).kind == "calibrated"
 

@@ -55,6 +55,7 @@ class _Affine(Calibrator):
     in_log_odds = True
     initial: ClassVar = {"alpha": 1.0, "beta": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
 
+    contains_identity: ClassVar[bool] = True
     zeros: ClassVar[Zeros] = "absent classes"
     with_scale: ClassVar[bool] = True
     with_bias: ClassVar[bool] = True

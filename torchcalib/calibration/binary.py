@@ -33,6 +33,7 @@ class _Curve(Calibrator):
     """Calibrator that maps log-odds s to log-odds linear in parameters a, b and c. Infinite logits are unchanged."""
 
     tasks = ("binary", "multilabel")
+    contains_identity = True
     zeros = "absent classes"
     constant: ClassVar[str]
     """Name of the constant term of the log-odds, which is infinite if a class has no samples."""

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -69,6 +70,9 @@ class Calibrator(nn.Module, ABC):
     """Whether weights must be whole numbers."""
     in_log_odds: ClassVar[bool] = False
     """Whether binary predictions enter the fit only as log-odds."""
+    contains_identity: ClassVar[bool] = False
+    """Whether the fit is that of maximum likelihood in a family that contains the identity, as for `likelihood_ratio`
+    of `torchcalib.calibration.selection`."""
     zeros: ClassVar[Zeros] = "never"
     """Classes to which the method can assign probability 0 although the prediction is positive.
 
@@ -109,13 +113,15 @@ class Calibrator(nn.Module, ABC):
         positive_classes: Sequence[int] | None = None,
         **options: Any,
     ) -> Self:
-        """Fit the calibrator to predictions and labels.
+        """Fit the calibrator to predictions and labels, or to soft targets.
 
-        Each batch element (see `batch_dims`) and each label of a multi-label task has its own fit.
+        Each batch element (see `batch_dims`) and each label of a multi-label task has its own fit. The likelihood of
+        a soft target is its cross entropy: a row counts as one row of each class, weighted by its target probability.
+        Methods that need whole weights, such as isotonic calibration, do not support soft targets.
 
         Args:
             preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-            target: Labels, one per sample (multi-label: of the shape of `preds`), or class names.
+            target: Labels, one per sample (multi-label: of the shape of `preds`), class names, or soft targets.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
             from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
@@ -157,8 +163,10 @@ class Calibrator(nn.Module, ABC):
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         """Check predictions and labels, and return them as `Predictions` for `fit_to`."""
-        requirements = {"hard_targets": True, "whole_weights": self.whole_weights, "needs_rows": False}
-        p = read_input(task, preds, target, options, **requirements)
+        whole = self.whole_weights
+        p = read_input(task, preds, target, options, hard_targets=whole, whole_weights=whole, needs_rows=False)
+        if not p.has_labels and p.n_annotators is None and not p.soft and _are_labels(p):
+            p = p.with_integer_labels()
         if p.task not in self.tasks:
             raise ValueError(
                 f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "
@@ -185,7 +193,7 @@ class Calibrator(nn.Module, ABC):
             positive_classes: set of classes whose probability `p` contains; None for all classes.
         """
         with torch.no_grad():
-            buffers = self.parameters_for(p, weights)
+            buffers = self.parameters_for(*((p, weights) if p.has_labels else _by_class(p, weights)))
         exact = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.input_preds.device))
         fitted = self._with_buffers({"grad_norm": exact, **buffers})
         fitted.task, fitted.from_logits, fitted.class_axis = p.task, p.from_logits, class_axis
@@ -447,6 +455,30 @@ def format_values(values: Tensor, most: int = 4) -> str:
         return f"{float(values):.4g}"
     numbers = [f"{value:.4g}" for value in values[:most].tolist()]
     return f"[{', '.join(numbers)}{', ...' if len(values) > most else ''}]"
+
+
+def _are_labels(p: Predictions) -> bool:
+    """Return whether all targets of rows with a positive weight are 0 or 1; False if values cannot be read."""
+    is_label = (p.target == 0) | (p.target == 1)
+    if p.zero_weight is not None:
+        is_label |= p.zero_weight
+    return value_if_available(is_label.all()) is True
+
+
+def _by_class(p: Predictions, weights: Tensor | None) -> tuple[Predictions, Tensor]:
+    """Return labels and weights `(..., N C)` for soft targets: one row for each class, weighted by its probability."""
+    classes = torch.arange(p.num_classes, device=p.input_preds.device)
+    shares = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
+    w = sample_weights(p, weights).unsqueeze(-1)
+    of_class = (w * shares).masked_fill(w == 0, 0)  # targets of rows with weight 0 may be NaN
+    rows = torch.arange(p.samples[-1], device=classes.device).repeat_interleave(p.num_classes)
+    labelled = replace(
+        replace(p, weights=None, zero_weight=None).part(rows),
+        input_target=classes.expand(*p.samples, -1).flatten(-2),
+        has_labels=True,
+        copies=False,
+    )
+    return labelled, of_class.flatten(-2)
 
 
 def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:

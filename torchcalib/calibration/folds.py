@@ -1,5 +1,6 @@
 """Split samples into the folds of a cross-validation: random, stratified, given, and with whole groups."""
 
+from dataclasses import replace
 from typing import Literal, TypedDict
 
 import torch
@@ -36,6 +37,9 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     if n_repeats is not None:
         check_count("n_repeats", n_repeats)
     check_seed(seed)
+    if not p.has_labels:  # folds keep the most probable classes of soft targets in every training part
+        labels = p.target.argmax(-1) if p.soft else (p.target > 0.5).long()
+        p = replace(p, input_target=labels, has_labels=True)
     present = torch.ones_like(p.target, dtype=torch.bool)
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)

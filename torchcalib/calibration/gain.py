@@ -206,7 +206,7 @@ def expected_score(
 
     Args:
         preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels, soft targets or counts; see `torchcalib.functional.nll`. A calibrator requires labels.
+        target: Labels, soft targets or counts; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`, such as `partial(bayes_risk, cost=...)`. It is called for each class.

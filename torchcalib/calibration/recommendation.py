@@ -25,14 +25,14 @@ from torchcalib.calibration.selection import (
     Candidate,
     Choice,
     RowScore,
+    candidate_of,
     choose,
     class_counts,
     contributions,
-    effective_samples,
+    design_effect,
     has_one_class,
     interval_of,
     row_scores,
-    standard_error,
     usable_score,
 )
 from torchcalib.calibration.structured import (
@@ -45,7 +45,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infers_task
-from torchcalib.display.words import ends, listed
+from torchcalib.display.words import ends, listed, p_words
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
@@ -95,12 +95,15 @@ class Recommendation:
             Standard errors are those of paired differences between independent samples, or between clusters
             (`groups`), and contain the variation of the fit. Ends are at most 100. A weight is the importance of one
             sample, also if it is a whole number.
-        gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators and, if it is
-            significant, for this selection. It is at most the uncorrected gain.
-        interval: 95% interval of this gain; None for other scores. If the correction for selection is large, it can
-            contain 0.
-        is_significant: whether the gain is positive at the 1% level (two-sided normal test), also after the correction
-            for this selection; True for other scores.
+        gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators. It is at most
+            the uncorrected gain.
+        interval: 95% interval of this gain; None for other scores. It can contain 0 for a significant gain: few samples
+            can show that predictions are miscalibrated, while the gain of the fit to them is uncertain.
+        is_significant: whether there is evidence for a positive gain at the 1% level; True for other scores. See
+            `p_value` for calibrators that contain the identity. The gain of others is compared with its standard error
+            (two-sided normal test).
+        p_value: p-value of the likelihood ratios of all calibrators that contain the identity, adjusted for their
+            number (Bonferroni, with weights 1 / k for k parameters), if `preferred` is one of them; otherwise None.
         nll_is_infinite: whether the Brier score was used because the NLL is infinite.
         advisable: names of the calibrators that can be recommended; see `recommend`.
         obstacle: reason why no calibrator can be recommended, as a clause; empty for none.
@@ -116,14 +119,19 @@ class Recommendation:
     gain: float = math.nan
     interval: tuple[float, float] | None = None
     is_significant: bool = True
+    p_value: float | None = None
     nll_is_infinite: bool = False
     advisable: tuple[str, ...] = ()
     obstacle: str = ""
 
-    def advised(self, worthwhile: float) -> "Recommendation":
-        """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
+    def advised(self, worthwhile: float, *, is_faulty: bool = False) -> "Recommendation":
+        """Return the recommendation for another smallest gain in percent that justifies a calibration stage.
+
+        If `is_faulty`, the text stands beside a verdict of miscalibration: without evidence for a gain, it does not
+        advise to use the predictions as they are.
+        """
         best = self.preferred if self.gain >= worthwhile and self.is_significant else None
-        return replace(self, best=best, text=_in_words(replace(self, best=best)))
+        return replace(self, best=best, text=_in_words(replace(self, best=best), is_faulty))
 
     @property
     def score_name(self) -> str:
@@ -149,14 +157,24 @@ def recommend(
 
     Calibrators are compared by the cross-validated score. For `"nll"` and `"brier"`, the calibrator with the fewest
     parameters among those that are not significantly worse than the best one is preferred (paired difference, level
-    5%), and the best one of those with equally many. Methods that can assign probability 0 to a possible class, such as
+    5%), and the best one of those with equally many; the first one of those that are equal up to rounding.
+
+    Some calibrators contain the identity and are fitted by maximum likelihood: temperature, bias, affine, vector and
+    quadratic scaling, and beta calibration. Their evidence is the likelihood ratio, as for causes of miscalibration in
+    reports: a paired difference of scores has about half its power in standard errors. One of them is worse than
+    another one with more parameters if its likelihood is significantly smaller (level 5%). All of them together give
+    advice for a calibrated model with a probability of at most about 1% (Bonferroni). The gain of other methods must be
+    significant at the 1% level.
+
+    Methods that can assign probability 0 to a possible class, such as
     isotonic calibration and histogram binning, are not recommended by NLL, because the NLL of new data could be
     infinite. If NLL is infinite without calibration, calibrators are compared by the Brier score.
 
-    The gain of the preferred calibrator is corrected for the choice: in each bootstrap sample, the choice is repeated,
-    and the gain is computed on the samples that were not drawn (BBC-CV). If several calibrators with equally many
-    parameters are within noise, the fit with the largest error is likely to be chosen, for which the gain is corrected
-    too. The smaller one of both results is used.
+    The gain of the preferred calibrator is corrected for the choice. If several calibrators with equally many
+    parameters are within noise, the fit with the largest error is likely to be chosen, for which the gain is corrected.
+    For methods without a likelihood ratio, the choice is also repeated in bootstrap samples, and the gain is computed
+    on the samples that were not drawn (BBC-CV). The smaller one of both results is used. The gain is not conditioned on
+    its own significance.
 
     Do not choose a calibrator by its calibration error. Histogram binning often has a low expected calibration error
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
@@ -168,8 +186,8 @@ def recommend(
         score: Score; see `calibration_loss`.
         calibrators: candidates. None for all of this package that support the task and the weights, except
             `BayesianBinning` and `SplineCalibration`.
-        worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
-            interval must also be positive.
+        worthwhile: smallest gain in percent of the score that justifies a calibration stage. There must also be
+            evidence for it; see `Recommendation.is_significant`.
         **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
@@ -230,13 +248,17 @@ def _candidate(
     p = fitting.p
     held_out = [row_scores(score, p, values) for values in fitting.calibrate(p)]
     parts = contributions(torch.stack(held_out).mean(0), p, groups)
-    in_sample = math.nan
+    in_sample, nll, effect = None, None, 1.0
     if fitting.is_cross_validated and parts.dim() == 1:
         whole = calibrator.fit_to(p)
-        in_sample = float(contributions(row_scores(score, p, whole.calibrated(p.values, p.from_logits)), p).sum())
+        values = whole.calibrated(p.values, p.from_logits)
+        in_sample = contributions(row_scores(score, p, values), p, groups)
+        nll = p.cross_entropy, row_scores("nll", p, values)
+        if groups is not None:
+            effect = design_effect(p, *nll, groups)
     before = contributions(row_scores(score, p, p.values), p, groups)
-    n_parameters, advisable = calibrator.n_parameters(p.num_classes), is_advisable(calibrator, p, score)
-    return before, Candidate(parts, in_sample, effective_samples(p), n_parameters, advisable)
+    advisable = is_advisable(calibrator, p, score)
+    return before, candidate_of(calibrator, p, parts, in_sample, nll, is_advisable=advisable, effect=effect)
 
 
 def is_advisable(calibrator: Calibrator, p: Predictions, score: str) -> bool:
@@ -262,15 +284,14 @@ def recommendation_of(
     `score` replaces an infinite NLL. `obstacle` is a clause that explains why no calibrator can be recommended; empty
     for none.
     """
-    before, after = before.cpu(), {name: each._replace(parts=each.parts.cpu()) for name, each in after.items()}
-    raw = float(before.sum())
+    before, after = before.cpu(), {name: each.on_cpu() for name, each in after.items()}
+    raw, is_nll = float(before.sum()), score == "nll"
     rcl = {name: 100 * (1 - float(each.parts.sum()) / raw) if raw else math.nan for name, each in after.items()}
-    errors = {name: 100 * standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
     advisable = (
         [] if obstacle else [name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])]
     )
     if advisable:
-        choice = choose(before, {name: after[name] for name in advisable})
+        choice = choose(before, {name: after[name] for name in advisable}, is_nll=is_nll)
     else:
         choice = Choice(max(rcl, key=lambda name: -math.inf if math.isnan(rcl[name]) else rcl[name]))
     found = Recommendation(
@@ -280,10 +301,11 @@ def recommendation_of(
         rcl=rcl,
         best=None,
         preferred=choice.name,
-        intervals={name: interval_of(rcl[name], error) for name, error in errors.items()},
+        intervals={name: interval_of(before, after[name], is_nll=is_nll) for name in after if before.dim() and raw},
         gain=choice.gain,
         interval=choice.interval,
         is_significant=choice.is_significant,
+        p_value=choice.p_value,
         nll_is_infinite=nll_is_infinite,
         advisable=tuple(advisable),
         obstacle=obstacle,
@@ -295,7 +317,7 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     """Return the calibrators that support the predictions, and notes on calibrators that are omitted."""
     found: list[Calibrator] = []
     slow, fractional = [], []
-    counts = are_counts(p.weights)
+    counts = p.has_labels and are_counts(p.weights)
     for calibrator in (method() for method in CALIBRATORS):
         if p.task not in calibrator.tasks:
             continue
@@ -307,7 +329,8 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
             found.append(calibrator)
     notes = []
     if fractional:
-        notes.append(f"Omitted, because weights are not whole numbers: {listed(fractional)}.")
+        why = "weights are not whole numbers" if p.has_labels else "targets are soft"
+        notes.append(f"Omitted, because {why}: {listed(fractional)}.")
     if slow:
         notes.append(
             f"Omitted, because they are slow for {p.num_classes:,} classes: {listed(slow)}. "
@@ -329,32 +352,36 @@ def _name_of_score(score: Score) -> str:
     return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
 
 
-_LEAVE = "Use the predictions as they are"
+_LEAVE, _NONE = "Use the predictions as they are", "No calibrator is advised for this sample"
 
 
-def _in_words(found: Recommendation) -> str:
+def _in_words(found: Recommendation, is_faulty: bool) -> str:
     if found.nll_is_infinite:
-        words = _in_words(replace(found, nll_is_infinite=False))
+        words = _in_words(replace(found, nll_is_infinite=False), is_faulty)
         return f"NLL is infinite, so calibrators are compared by the Brier score. {words}"
-    score, name, gain = found.score_name, found.preferred, found.gain
+    score, name, gain, leave = found.score_name, found.preferred, found.gain, _NONE if is_faulty else _LEAVE
     if math.isnan(found.raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if found.raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
     if math.isnan(gain):
         reason = "no calibrator was compared" + f" that keeps {score} finite on new data" * (found.score != "brier")
-        return f"{_LEAVE}: {found.obstacle or reason}."
+        return f"{leave}: {found.obstacle or reason}."
     is_tiny = 0 < gain < 0.05  # rounds to 0.0%
     shown = "less than 0.1%" if is_tiny else f"{gain:.1f}%" if gain < 99.95 else ">99.9%"
+    is_certain = True
     if found.interval is not None and math.isfinite(found.interval[0]):
+        is_certain = found.interval[0] > 0
         shown += f" (95% interval {ends(*found.interval, digits=3)})"
     if found.best is not None:
-        return f"Add {name}: it cuts {score} by {shown}{_compared(found)}."
+        uncertain = "" if is_certain else " This gain is uncertain: fit it to more samples."
+        return f"Add {name}: it cuts {score} by {shown}{_compared(found)}.{uncertain}"
     if not gain > 0:
-        return f"{_LEAVE}: no calibrator lowers {score} significantly ({name} {_gains(gain)})."
+        return f"{leave}: no calibrator lowers {score} significantly ({name} {_gains(gain)})."
     if not found.is_significant:
-        return f"{_LEAVE}: the gain of {name} is not significant at the 1% level, {shown} of {score}."
-    return f"{_LEAVE}: the preferred calibrator, {name}, cuts {score} by {'' if is_tiny else 'only '}{shown}."
+        evidence = "" if found.p_value is None else f" (p {p_words(found.p_value, equals='= ')})"
+        return f"{leave}: the gain of {name} is not significant at the 1% level{evidence}, {shown} of {score}."
+    return f"{leave}: the preferred calibrator, {name}, cuts {score} by {'' if is_tiny else 'only '}{shown}."
 
 
 def _compared(found: Recommendation) -> str:
@@ -365,8 +392,8 @@ def _compared(found: Recommendation) -> str:
     others = {key: found.rcl[key] for key in found.advisable if key != name}
     if not others:
         return ""
-    next_best = max(others, key=lambda key: others[key])
-    within = ", a difference within noise" if others[next_best] > found.rcl[name] else ""
+    next_best = max(others, key=lambda key: round(others[key], 4))  # the first one of those that are equal
+    within = ", a difference within noise" if others[next_best] > found.gain else ""
     return f"; {next_best} {_gains(others[next_best])}{within}"
 
 

@@ -105,6 +105,7 @@ class VectorScaling(_MultiClass):
     """
 
     name = "vector scaling"
+    contains_identity = True
     zeros = "absent classes"
     initial: ClassVar = {"scale": [1.0, 1.0], "bias": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
     problems: ClassVar = {

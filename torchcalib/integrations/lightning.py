@@ -342,9 +342,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
     """Return the fitted calibrator and its warnings. An error is a warning, with None, so that training continues."""
-    why_not = "targets are class probabilities, not labels" if buffer.has_soft_targets else buffer.why_not
-    if not why_not and not buffer.pieces:
-        why_not = "there are no samples"
+    why_not = buffer.why_not or ("" if buffer.pieces else "there are no samples")
     if why_not:
         return None, (f"no calibrator is fitted: {why_not}.",)
     try:

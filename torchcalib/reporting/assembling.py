@@ -65,14 +65,16 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     stage = whole = None
     if options.with_calibration:
         with part(shares["calibrators"], "calibrators"):
-            stage, whole, stage_notes = calibration_stage(data.predictions, data.why_not, class_names, **options.bins)
+            stage, whole, stage_notes = calibration_stage(
+                data.predictions, data.why_not, class_names, effect, **options.bins
+            )
         notes += stage_notes
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
     tests = _class_tests(data)
     label_p_values = None if tests is None or data.task != "multilabel" else tests[0].p_value
     findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
-    stage = None if stage is None else stage.advised(findings.worthwhile)
+    stage = None if stage is None else stage.advised(findings.worthwhile, is_faulty=findings.is_faulty)
     decision = decide(findings, stage)
     if options.safe_threshold is not None:
         decision = with_safety(decision, next(line for line in lines if line.key == "ecd"), options.safe_threshold)

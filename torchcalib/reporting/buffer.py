@@ -53,11 +53,6 @@ class PredictionBuffer:
             "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data"
         )
 
-    @property
-    def has_soft_targets(self) -> bool:
-        """True if any target is a probability instead of a label."""
-        return not all(piece.has_labels for piece in self.pieces)
-
     def from_predictions(self, p: Predictions) -> Self:
         """Return a new buffer that contains only the batch `p`, which must have no batch axes."""
         n_samples, n_values = p.samples.numel(), p.input_preds.numel()

@@ -42,7 +42,7 @@ from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster, Sum
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size
+from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
 from torchcalib.reporting.testing import failure
@@ -179,7 +179,7 @@ class ReportBuilder:
         ranked = self._ranked
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         too_many = bool(self._statistic(BY_CLASS).total.sum() > MAX_COPIES)
-        names = [name for name in self._catalogue.accumulators if name in self._states]
+        names = [name for name in (*self._catalogue.accumulators, *counts_of(self._task)) if name in self._states]
         data = Data(
             catalogue=self._catalogue,
             statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
@@ -263,7 +263,7 @@ class ReportBuilder:
         """Return the reason why `fit` cannot fit a calibrator, as a clause; an empty string if it can."""
         if not self._options.with_calibration:
             return "with_calibration is False"
-        return self._buffer.why_not or ("some targets are soft" if self._buffer.has_soft_targets else "")
+        return self._buffer.why_not
 
     def fit(self, calibrator: T) -> T:
         """Return a copy of a calibrator, fitted to all predictions added so far.
@@ -517,7 +517,8 @@ class ReportBuilder:
         if num_classes is not None:
             check_size(task, num_classes, self._options.n_bins)
         kinds: dict[str, Any] = {}
-        for name, accumulator in self._catalogue.accumulators.items():
+        accumulators = {**self._catalogue.accumulators, **counts_of(task)}
+        for name, accumulator in accumulators.items():
             if isinstance(accumulator, ExactSample):
                 lead = accumulator.leading_shape(task, num_classes)
                 kinds[name] = SampleOrSketchState(SampleState(accumulator, lead, input_format.from_logits))

@@ -20,8 +20,8 @@ from torchcalib.calibration.recommendation import Recommendation, applicable, is
 from torchcalib.calibration.selection import (
     Candidate,
     RowScore,
+    candidate_of,
     contributions,
-    effective_samples,
     has_one_class,
     row_scores,
     usable_score,
@@ -59,6 +59,9 @@ FOLDS = FoldOptions(n_folds=5, seed=0)
 
 _SHOWN_LABELS = 3  # number of labels whose fitted parameters are described, those with the largest ECE
 
+_MOST_SOFT = 2**26
+"""Largest number of elements of predictions that are repeated for each class of soft targets."""
+
 _AT_ONCE = 2**21
 """Number of predicted values that are calibrated at once."""
 
@@ -72,18 +75,25 @@ class FittedCalibrators:
 
 
 def calibration_stage(
-    p: Predictions | None, why_not: str, class_names: Sequence[str] = (), *, n_bins: int = 15, right: bool = False
+    p: Predictions | None,
+    why_not: str,
+    class_names: Sequence[str] = (),
+    effect: float = 1.0,
+    *,
+    n_bins: int = 15,
+    right: bool = False,
 ) -> tuple[CalibrationStage | None, FittedCalibrators | None, tuple[str, ...]]:
     """Cross-validate every calibrator that supports the task and the weights.
 
     Return the scores, the calibrators fitted to all samples, and notes. If it is impossible, the first two are None,
-    and a note contains the reason. `why_not` is the reason as a clause if `p` is None.
+    and a note contains the reason. `why_not` is the reason as a clause if `p` is None. `effect` is the design effect of
+    clusters.
     """
     if p is not None:
         why_not = _obstacle(p)
         try:
             if not why_not:
-                return *_stage(p, class_names, n_bins, right), ()
+                return *_stage(p, class_names, effect, n_bins, right), ()
         # Usually out of memory. The rest of the report is still possible.
         except (RuntimeError, ValueError) as error:
             why_not = f"cross-validation failed with {failure(error)}"
@@ -92,8 +102,8 @@ def calibration_stage(
 
 def _obstacle(p: Predictions) -> str:
     """Return the reason why calibrators cannot be cross-validated as a clause; empty for none."""
-    if not p.has_labels:
-        return "calibrators need labels, and some targets are soft"
+    if p.soft and p.input_preds.numel() * p.num_classes > _MOST_SOFT:
+        return "targets are soft, and there are too many samples and classes"
     if has_one_class(p):
         return "all samples have the same class"
     if p.task == "multilabel" and bool((sample_weights(p).sum(-1) == 0).any()):
@@ -105,8 +115,9 @@ def _obstacle(p: Predictions) -> str:
 
 def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes: Sequence[int] | None = None) -> T:
     """Return a fitted copy of a calibrator; raise a ValueError if it does not support the task or the weights."""
-    if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
-        tasks, counts = ", ".join(calibrator.tasks), " with whole-number weights" * calibrator.whole_weights
+    is_whole = p.has_labels and are_counts(p.weights)
+    if p.task not in calibrator.tasks or (calibrator.whole_weights and not is_whole):
+        tasks, counts = ", ".join(calibrator.tasks), " with labels and whole-number weights" * calibrator.whole_weights
         raise ValueError(
             f"`calibrator` must support the data, got "
             f"{shown(calibrator)} for task {p.task}. It supports {tasks}{counts}."
@@ -149,12 +160,12 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
 
 
 def _stage(
-    p: Predictions, class_names: Sequence[str], n_bins: int, right: bool
+    p: Predictions, class_names: Sequence[str], effect: float, n_bins: int, right: bool
 ) -> tuple[CalibrationStage, FittedCalibrators]:
     calibrators, notes = applicable(p)
     groups = None if p.groups is None else p.groups.reshape(-1)  # a cluster of dependent rows is in one fold
     splits, n_folds = folds_of(p, {**FOLDS, "groups": groups})
-    score, n_samples = usable_score("nll", p), effective_samples(p)
+    score = usable_score("nll", p)
     lines = {"none": _evaluated(p, [(slice(None), p)], 1, n_bins, right)}
     before = contributions(lines["none"].scores[_FIELDS[score]], p, groups)
     candidates: dict[str, Candidate] = {}
@@ -167,15 +178,19 @@ def _stage(
         last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
         found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)
         all_fits[calibrator.name], lines[calibrator.name] = fits, found
-        in_sample = _calibrated_scores(p, last, score)
+        in_sample = nll = _calibrated_scores(p, last, score)
+        if score != "nll" and calibrator.contains_identity:
+            nll = _calibrated_scores(p, last, "nll")
         if type(calibrator) in DIAGNOSED:
-            whole.nll[type(calibrator)] = in_sample if score == "nll" else _calibrated_scores(p, last, "nll")
-        candidates[calibrator.name] = Candidate(
+            whole.nll[type(calibrator)] = nll
+        candidates[calibrator.name] = candidate_of(
+            calibrator,
+            p,
             contributions(found.scores[_FIELDS[score]], p, groups),
-            float(contributions(in_sample, p).sum()),
-            n_samples,
-            calibrator.n_parameters(p.num_classes),
-            is_advisable(calibrator, p, score),
+            contributions(in_sample, p, groups),
+            (p.cross_entropy, nll),
+            is_advisable=is_advisable(calibrator, p, score),
+            effect=effect,
         )
         for remark in last.remarks():
             names_by_remark[remark].append(calibrator.name)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode, NamedMode, modes_of
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.sums import ScoreAccumulator
 from torchcalib.display.words import listed
@@ -35,6 +36,7 @@ from torchcalib.metrics.selective import (
 )
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.results.lines import SELECTIVE_GROUP, Line
 
 GROUPS: dict[NamedMode, str] = {"positive": "positive class", "top_label": "top label", "classwise": "class-wise"}
@@ -152,12 +154,6 @@ class Member:
             metric.estimator.binning.is_isotonic or metric.depends_on_samples
         )
 
-    @property
-    def cancels(self) -> bool:
-        """Whether the value is always 0: for the signed error of exclusive classes."""
-        metric = self.metric
-        return metric.is_signed and metric.estimator.averages and metric.input_format.task == "multiclass"
-
     def of_piece(self, sample: RankedSample) -> Tensor:
         """Return the value `(...)` for a ranked sample that fits into memory, without an average over classes."""
         metric = self.metric
@@ -219,6 +215,36 @@ BY_CLASS = "nll"
 """Name of the sums of the negative log-likelihood, which also contain the frequencies of all classes."""
 
 
+def _is_impossible(p: Predictions) -> Tensor:
+    """Return 1 for samples with an outcome of predicted probability 0, `(..., N)`. Logits are not rounded to it."""
+    return p.cross_entropy.isinf().to(wide_dtype(p.input_preds.device))
+
+
+def _excludes(p: Predictions, outcome: int, occurred: bool) -> Tensor:
+    """Return 1 for binary predictions that give an outcome probability 0, or only for those in which it occurred."""
+    log_q = p.binary_log_probs[1 - outcome]
+    excludes = log_q.isinf()
+    if occurred:
+        excludes &= p.target != 1 - outcome
+    return excludes.to(log_q.dtype)
+
+
+def counts_of(task: Task) -> dict[str, ScoreAccumulator]:
+    """Return the accumulators of the numbers of samples that reject calibration with certainty, and could do so.
+
+    Binary and multi-label: both numbers for predictions 0, with outcome 1, and for predictions 1, with outcome 0.
+    """
+    if task == "multiclass":  # an additional pass over the probabilities of all classes would take too long
+        return {"impossible": ScoreAccumulator(_is_impossible, (), by_class=False)}
+    return {
+        f"{'impossible' if occurred else 'excluded'} {outcome}": ScoreAccumulator(
+            _excludes, (outcome, occurred), by_class=False
+        )
+        for outcome in (1, 0)
+        for occurred in (True, False)
+    }
+
+
 def has_table(task: Task, mode: Mode) -> bool:
     """Return False for class-wise errors of a multi-class task: exclusive classes are not pooled in one bin table."""
     return mode != "classwise" or task == "multilabel"
@@ -253,7 +279,9 @@ def catalogue_of(
         elif issubclass(entry.metric, ScoreMetric):
             scores.append(_member(entry, given, None))
         else:
-            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes]
+            # The mean signed error of exclusive classes is always 0.
+            exclusive = {"classwise"} if entry.metric is ESCE and task == "multiclass" else set()
+            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes if mode not in exclusive]
     by_mode = [member for mode in modes for member in errors if member.mode == mode]
     members: list[Member] = []
     accumulators: dict[str, Any] = {}

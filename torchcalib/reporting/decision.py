@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
+from torchcalib.calibration.selection import chi_squared_tail
 from torchcalib.display.words import ends, significant
 from torchcalib.results.decision import Decision, Kind, Safety
 from torchcalib.results.lines import Line
@@ -43,8 +42,7 @@ class Candidate(NamedTuple):
     @property
     def p_value(self) -> float:
         """Probability of a statistic at least as large for a calibrated model (chi-squared, Bonferroni)."""
-        half = torch.tensor((self.n_parameters / 2, max(self.statistic, 0) / 2), dtype=torch.float64)
-        return min(1.0, self.n_choices * float(torch.special.gammaincc(half[0], half[1])))
+        return min(1.0, self.n_choices * chi_squared_tail(self.statistic, self.n_parameters))
 
     @property
     def penalised(self) -> float:

@@ -11,6 +11,9 @@ statistics instead: the squared gap in standard errors.
 - bad group, bad label: the mean gap of one group or label, and the regression of its gaps on the log-odds,
 - other classes, swapped classes, confusion: faults of classes below the top label, see `other_classes`.
 
+For soft targets, temperatures, class biases, groups and labels are tested: cross entropy defines their likelihood, with
+a scale from the residuals; see `likelihood_ratio`.
+
 The cause with the largest statistic after a penalty for its parameters is reported (Akaike information criterion).
 """
 
@@ -23,6 +26,7 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.selection import likelihood_ratio
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.ops.bisection import bisect
@@ -61,8 +65,8 @@ def evidence_of(
     scale = 1.0 if p.copies else float(w.sum() / w.square().sum())
     scale /= max(1.0, effect)
 
-    def statistic(after: Tensor, weights: Tensor = w_finite) -> float:
-        return 2 * scale * float((weights * (raw - after)).masked_fill(weights == 0, 0).sum())
+    def statistic(after: Tensor) -> float:
+        return likelihood_ratio(p, raw, after, effect)
 
     mean, frequency, variance, varentropy, top = _class_statistics(p, w)
     n_fits = p.samples[:-1].numel()
@@ -81,12 +85,12 @@ def evidence_of(
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
         of_class = (mean - frequency).abs()
-        if p.task == "multiclass":
+        if p.task == "multiclass" and p.has_labels:
             of_class = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale)
         index = int(of_class.argmax())
         if has_biases:
             candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
-        if p.task == "multiclass":
+        if p.task == "multiclass" and p.has_labels:
             candidates.append(Candidate("class bias", float(of_class[index]), 1, len(of_class), index))
     if AffineScaling in nll and has_biases and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
@@ -98,8 +102,9 @@ def evidence_of(
             also = Candidate(kind, rest, n_fits, value=value)
         else:
             also = Candidate("class bias", rest, n_biases, which=candidates[1].which)
-    candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
-    if p.task == "multiclass":
+    if p.has_labels:  # other causes are defined by labels
+        candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
+    if p.task == "multiclass" and p.has_labels:
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
         candidates += faults_of_other_classes(p, w_finite, scale)
     return Evidence(candidates, also, mean, frequency, gap, bias)
@@ -108,13 +113,19 @@ def evidence_of(
 def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return mean probability, frequency and weighted sum of q (1 - q) of each class or label `(C,)`.
 
-    For multi-class, also return the variance of log q and the top class of each sample `(N,)`, otherwise empty.
+    For soft targets t the sum is that of (t - q)^2, which estimates the same variance. For multi-class labels, also
+    return the variance of log q and the top class of each sample `(N,)`, otherwise empty.
     """
+    empty = w.new_empty(0)
+    if p.soft:
+        of_rows = (p.probs.to(w.dtype), p.target, (p.target - p.probs).square())
+        sums = [(w.unsqueeze(-1) * x).masked_fill((w == 0).unsqueeze(-1), 0).sum(-2) for x in of_rows]
+        return sums[0] / w.sum(), sums[1] / w.sum(), sums[2], empty, empty.long()
     if p.task != "multiclass":
         total = w.sum(-1)
+        noise = p.probs * p.not_probs if p.has_labels else (p.target - p.probs).square()
         mean, frequency = ((w * x).masked_fill(w == 0, 0).sum(-1) / total for x in (p.probs, p.target))
-        variance = (w * p.probs * p.not_probs).masked_fill(w == 0, 0).sum(-1)
-        empty = w.new_empty(0)
+        variance = (w * noise).masked_fill(w == 0, 0).sum(-1)
         return mean.reshape(-1), frequency.reshape(-1), variance.reshape(-1), empty, empty.long()
     mean, square = w.new_zeros(p.num_classes), w.new_zeros(p.num_classes)
     pieces = []

@@ -1,7 +1,7 @@
 """Decide about the calibration of a model, and describe the decision: verdict, cause, degree, and what to do."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
-from torchcalib.display.words import capitalised, ends, listed, percent, significant
+from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
@@ -22,8 +22,18 @@ from torchcalib.results.lines import Line, LineInterval
 SLIGHT, BAD = 0.02, 0.1
 """Thresholds of the debiased RMSCE: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
+RARE = 0.02
+"""Frequency and mean probability below which the ratio of both shows the degree: differences are then always small."""
+
+SLIGHT_RATIO, BAD_RATIO = 1.25, 2.0
+"""Thresholds of this ratio or its inverse. The expected number of events, and costs in proportion to it, are wrong by
+this factor, and so is the threshold of the best decision (a factor of the odds moves it, by the rule of Bayes)."""
+
 USELESS = 0.98
-"""Log loss in multiples of that of the class frequencies, from which a model is called useless."""
+"""Log loss and Brier score in multiples of those of the class frequencies, from which a model is called useless."""
+
+CLIPPED = 0.1
+"""Largest probability to which predictions of probability 0 are clipped. Larger ones are not a matter of rounding."""
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _CONFIDENT = 0.6  # confidences above it are called high
@@ -155,7 +165,11 @@ class Findings:
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
         self.ece, self.size, self.nll = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"], lines["nll"]
         self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None
-        self.nce = self.nll.value / self.nll.naive if self.nll.naive > 0 else math.nan
+        # NLL and Brier score relative to those of the class frequencies
+        self.nce, self.nbs = (
+            line.value / line.naive if line.naive > 0 else math.nan for line in (self.nll, lines["brier"])
+        )
+        self.n_impossible = sum(k for k, _ in data.impossible)
         is_above = self.ece.value > (self.ece.noise_floor or 0.0)
         self.is_significant = self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above
         self.gaps = Gaps.from_bins(bins, design_effect)
@@ -184,10 +198,19 @@ class Findings:
         self.is_reversed = (
             self.cause is not None and self.cause.kind == "over-confidence" and math.isinf(self.cause.value)
         )
-        is_empty = self.cause is None or data.only_class is not None
-        self.degree = "" if is_empty else _degree(self.size_of(self.cause))
+        self.degree = "" if self.cause is None or data.only_class is not None else self.degree_of(self.cause)
         # Smallest gain in percent that justifies a calibrator.
-        self.worthwhile = 0.0 if self.degree in ("clearly", "badly") else 5.0
+        self.worthwhile = 5.0 if self.cause is None or self.degree == "slightly" else 0.0
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether neither NLL nor Brier score is lower than for the class frequencies."""
+        return not self.are_confidences and self.nce >= USELESS and self.nbs >= USELESS
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the verdict is miscalibration."""
+        return self.cause is not None or self.n_impossible > 0
 
     def _candidates(self) -> list[Candidate]:
         """Return all tested causes."""
@@ -218,6 +241,40 @@ class Findings:
         classwise = self.classwise_size if cause is not None and cause.kind in of_classes else None
         return classwise if classwise is not None and classwise.value > self.size.value else self.size
 
+    def degree_of(self, cause: Candidate | None) -> str:
+        """Return the degree of miscalibration by RMSCE, or by the ratio of rare events if it is higher."""
+        size, ratio = self.size_of(cause), self.ratio_of(cause)
+        ends_of_size = (size.value, size.value) if size.interval is None else (size.interval.low, size.interval.high)
+        degree = _degree(size.value, *ends_of_size, SLIGHT, BAD)
+        if ratio is None or degree in ("clearly", "badly"):
+            return degree
+        low, high = (ratio.low, ratio.high) if ratio.value >= 1 else (1 / ratio.high, 1 / max(ratio.low, 1e-9))
+        value = max(ratio.value, 1 / max(ratio.value, 1e-9))
+        return _degree(*(math.log(x) for x in (value, low, high, SLIGHT_RATIO, BAD_RATIO)))
+
+    def ratio_of(self, cause: Candidate | None) -> "Ratio | None":
+        """Return the ratio of the frequency of events and their mean prediction; None unless both are rare.
+
+        Events are outcomes 1, or 0 if these are rare; errors of the top label; or labels of the class of a class bias.
+        """
+        mean, frequency, event = self.confidence, self.frequency, "Events"
+        if cause is not None and cause.kind == "class bias" and self.task == "multiclass" and self.evidence is not None:
+            mean, frequency = (float(x[cause.which]) for x in (self.evidence.mean, self.evidence.frequency))
+            event = f"Labels of {self.name(cause.which)}"
+        elif max(mean, frequency) >= RARE or self.is_top_label:
+            mean, frequency = 1 - mean, 1 - frequency
+            event = "Errors" if self.is_top_label else f"Events ({self.name(0)})" if self.task == "binary" else "Events"
+        elif self.task == "binary":
+            event = f"Events ({self.name(1)})"
+        if not 0 < mean < RARE or frequency >= RARE:
+            return None
+        # Number of independent rows with the same standard error
+        n, noise = self.gaps.n, float(self.gaps.noise.sum())
+        confidence = self.gaps.confidence.nan_to_num(0)
+        effective = float((n * confidence * (1 - confidence)).sum()) / noise if noise else 1.0
+        rows = float(n.sum()) * effective
+        return Ratio.from_counts(event, frequency * rows, mean * rows)
+
     def name(self, index: int) -> str:
         """Return the display name of a class or label; for a binary task without names y = 0 or y = 1."""
         if self.class_names:
@@ -237,13 +294,46 @@ class Findings:
         return self.name(first), self.name(second)
 
 
-def _degree(size: Line) -> str:
-    """Return the degree of miscalibration by the line of a debiased RMSCE."""
-    if not size.value >= SLIGHT:
-        return "slightly"
-    # The value alone is uncertain for few samples.
-    is_certain = size.interval is None or size.interval.low >= SLIGHT
-    return "badly" if size.value >= BAD and is_certain else "clearly"
+class Ratio(NamedTuple):
+    """Frequency of events divided by their mean prediction, with a 95% interval."""
+
+    event: str
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def from_counts(cls, event: str, observed: float, expected: float) -> Self:
+        """Return the ratio of observed to expected numbers of events, with the interval of Byar for a Poisson count.
+
+        Reference:
+            Breslow, Day: Statistical methods in cancer research, volume II (IARC, 1987), eq. 2.13.
+        """
+        more = observed + 1
+        low = observed * (1 - 1 / (9 * observed) - _Z / (3 * math.sqrt(observed))) ** 3 if observed else 0.0
+        high = more * (1 - 1 / (9 * more) + _Z / (3 * math.sqrt(more))) ** 3
+        return cls(event, observed / expected, max(0.0, low) / expected, high / expected)
+
+    @property
+    def sentence(self) -> str:
+        """Sentence with the ratio and its interval; empty if the interval contains 1."""
+        if self.low <= 1 <= self.high:
+            return ""
+        interval = f"(95% interval {ends(self.low, self.high, 3)})"
+        return f" {self.event} are {self.value:.2g} times as frequent as predicted {interval}."
+
+
+def _degree(value: float, low: float, high: float, slight: float, bad: float) -> str:
+    """Return the degree of a size with a 95% interval; empty if the interval does not show it.
+
+    A degree above "slightly" needs an interval above the next lower limit, which is 0 for "clearly". "Slightly" needs
+    an interval below the limit of "badly".
+    """
+    if value >= bad and low >= slight:
+        return "badly"
+    if value >= slight:
+        return "clearly" if low > 0 else ""
+    return "slightly" if high < bad or math.isnan(high) else ""
 
 
 def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
@@ -253,30 +343,9 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
     """
     if (untestable := _untestable(found)) is not None:
         return untestable
-    advice = "" if stage is None else stage.recommendation.text
-    if found.cause is not None:
-        decision = _with_cause(found, found.cause, stage)
-    elif found.data.clusters_determine_label:
-        decision = Decision(
-            "clusters",
-            "",
-            "Clusters determine the label",
-            f"All samples of a cluster have the same label, so that their errors cannot be separated from those of the "
-            f"cluster. No significant miscalibration was found in {found.n_clusters or 0:,} clusters.",
-            _joined(advice, "Use clusters that contain several labels, or evaluate one sample of each cluster."),
-        )
-    elif stage is not None and stage.recommendation.best is not None:
-        degree = _degree(max(filter(None, (found.size, found.classwise_size)), key=lambda line: line.value))
-        decision = Decision(
-            "uneven",
-            degree,
-            f"{capitalised(degree)} miscalibrated: calibration lowers {stage.recommendation.score_name}",
-            f"{_ece_in_words(found)}. This error and the tested causes are not significant, but the gain by "
-            f"{stage.recommendation.best} is.",
-            advice,
-        )
-    else:
-        decision = _without_cause(found, advice)
+    decision = _decided(found, stage)
+    if found.n_impossible:
+        decision = _with_impossible(found, decision)
     if stage is None:
         return decision
     recommended = stage.recommendation
@@ -288,6 +357,83 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
         interval=interval,
         score=recommended.score_name,
     )
+
+
+def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
+    """Return the decision without outcomes of predicted probability 0."""
+    advice = "" if stage is None else stage.recommendation.text
+    if found.cause is not None:
+        return _with_cause(found, found.cause, stage)
+    if found.data.clusters_determine_label:
+        return Decision(
+            "clusters",
+            "",
+            "Clusters determine the label",
+            f"All samples of a cluster have the same label, so that their errors cannot be separated from those of the "
+            f"cluster. No significant miscalibration was found in {found.n_clusters or 0:,} clusters.",
+            _joined(advice, "Use clusters that contain several labels, or evaluate one sample of each cluster."),
+        )
+    if stage is not None and stage.recommendation.best is not None:
+        largest = max(filter(None, (found.size, found.classwise_size)), key=lambda line: line.value)
+        degree = found.degree_of(Candidate("class bias", 0.0, 1) if largest is found.classwise_size else None)
+        return Decision(
+            "uneven",
+            degree,
+            capitalised(f"{degree} miscalibrated: calibration lowers {stage.recommendation.score_name}".strip()),
+            f"{_ece_in_words(found)}. This error and the tested causes are not significant, but the gain by "
+            f"{stage.recommendation.best} is.",
+            advice,
+        )
+    return _without_cause(found, advice)
+
+
+def _with_impossible(found: Findings, decision: Decision) -> Decision:
+    """Return the decision with outcomes of predicted probability 0, which no other evidence can explain."""
+    data, rates = found.data, []
+    for k, m in data.impossible:
+        # The frequency of these outcomes with half an event more, or in any unit of fractional weights
+        rate = (k + 0.5) / (m + 1) if data.weights_are_counts else k / m if m else 0.0
+        rates.append(float(f"{rate / (data.num_classes - 1):.2g}") if m else 0.0)
+    decimals, remedy = (
+        data.decimals,
+        "Check the labels and the inputs of these rows: certain predictions are often wrong.",
+    )
+    if decimals == 0:
+        remedy = "All predictions are 0 or 1: evaluate probabilities instead of decisions."
+    elif max(rates) <= CLIPPED:
+        low, high = rates[0], 1 - rates[-1]
+        bounds = f"at least {low:g}" if found.task == "multiclass" or high == 1 else f"at most {high:g}"
+        bounds = f"between {low:g} and {high:g}" if low and high < 1 and found.task != "multiclass" else bounds
+        more = "" if decimals is None else f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}: "
+        remedy = f"{more}{'use more digits, or clip' if more else 'Clip'} probabilities to values {bounds}."
+    verdict, rest = "utcomes with predicted probability 0 occurred", decision.verdict
+    is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
+    verdict = f"O{verdict}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: o{verdict}"
+    occurred = capitalised("; ".join(_impossible_in_words(found)))
+    words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
+    return replace(
+        decision,
+        kind="impossible outcomes",
+        verdict=verdict,
+        cause=_joined(words, decision.cause),
+        action=_joined(remedy, decision.action),
+    )
+
+
+def _impossible_in_words(found: Findings) -> Iterator[str]:
+    """Yield a clause on the outcomes with predicted probability 0, for predictions of 0 and of 1."""
+    for (k, m), outcome in zip(found.data.impossible, (1, 0), strict=False):
+        n = f"{count(k)} of {count(m)}" if found.data.weights_are_counts else f"{percent(k / m if m else 0)} of the"
+        if not k:
+            continue
+        if found.task == "multiclass":
+            yield f"{n} labels had predicted probability 0"
+        elif found.are_confidences:
+            yield f"{n} answers with confidence {1 - outcome} are {'correct' if outcome else 'wrong'}"
+        elif found.task == "binary":
+            yield f"in {n} rows with P({found.name(1)}) = {1 - outcome}, {found.name(outcome)} occurred"
+        else:
+            yield f"in {n} entries with predicted probability {1 - outcome}, outcome {outcome} occurred"
 
 
 def _joined(*sentences: str) -> str:
@@ -324,7 +470,7 @@ def _ece_in_words(found: Findings) -> str:
 
 
 def _without_cause(found: Findings, advice: str) -> Decision:
-    floor, useless = found.ece.noise_floor or 0.0, _useless(found)
+    floor, relative, other = found.ece.noise_floor or 0.0, _relative(found), "other " * (found.n_impossible > 0)
     high = found.size.interval.high if found.size.interval is not None else floor
     tested = _ece_in_words(found)
     if floor >= BAD or high >= BAD:
@@ -338,41 +484,41 @@ def _without_cause(found: Findings, advice: str) -> Decision:
             "too little data",
             "",
             "Too little data",
-            f"This sample is too small to detect miscalibration: {tested}{upper}.{useless}",
+            f"This sample is too small to detect {other}miscalibration: {tested}{upper}.{relative}",
             _joined(advice, f"Evaluate the model on about {rounded:,} {units}."),
         )
     causes = list(dict.fromkeys(_TESTED[each.kind] for each in found.candidates))
     also = f" No other cause is significant: {listed(causes)}." if causes else " Other causes were not tested."
-    verdict, action = "Calibrated", "No action is needed."
-    if useless:
+    verdict, action = "Calibrated", "" if found.is_faulty else "No action is needed."
+    if found.is_useless:
         how = "no" if found.nce >= 0.9995 else "hardly"  # from 99.95% on, which is rounded to 100%
         verdict += f", but {how} better than always predicting the class frequencies"
         action = "Check the inputs of the model."
-    cause = f"No significant miscalibration was found. {tested}.{also}{useless}"
+    cause = f"No {other}significant miscalibration was found. {tested}.{also}{relative}"
     return Decision("calibrated", "", verdict, cause, advice or action)
 
 
-_INFINITE = " NLL is infinite, because an outcome with predicted probability 0 occurred."
-
-
-def _useless(found: Findings) -> str:
-    """Return a sentence on a model that is not better than the class frequencies; otherwise an empty string."""
+def _relative(found: Findings) -> str:
+    """Return a sentence on NLL and Brier score relative to the class frequencies, if NLL is not lower; else ""."""
     if found.are_confidences or not found.nce >= USELESS:
         return ""
-    if math.isinf(found.nce):
-        return f"{_INFINITE} That of the class frequencies is finite."
-    return f" NLL is {percent(found.nce)} of that of the class frequencies."
+    if found.is_useless and math.isfinite(found.nce):
+        return f" NLL is {percent(found.nce)} of that of the class frequencies."
+    nll = f"{percent(found.nce)} of that of the class frequencies" if math.isfinite(found.nce) else "infinite"
+    brier = f"Brier score is {percent(found.nbs)} of that of the class frequencies" if found.nbs < math.inf else ""
+    return f" NLL is {nll}.{brier and f' {brier}.'}"
 
 
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
-    size, useless = found.size_of(cause), _useless(found)
+    size, ratio = found.size_of(cause), found.ratio_of(cause)
     name = "RMSCE" if size is found.size else "Class-wise RMSCE"
     interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
-    words = f"{_affected_labels(found)}{words} {name}, debiased: {significant(size.value)}{interval}."
-    words += useless or _INFINITE * math.isinf(found.nll.value)
+    words = f"{_affected_labels(found)}{words}{'' if ratio is None else ratio.sentence}"
+    words += f" {name}, debiased: {significant(size.value)}{interval}."
+    words += " The size of the error is uncertain." * (found.degree == "") + _relative(found)
     action = _action(found, cause, kind, stage)
-    return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}"), words, action)
+    return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}".strip()), words, action)
 
 
 def _affected_labels(found: Findings) -> str:

@@ -18,7 +18,16 @@ from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.scores import ScoreEstimator
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.test_based import TCE
-from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, Member, bins_of, has_table, sample_of, values
+from torchcalib.reporting.catalogue import (
+    BY_CLASS,
+    Catalogue,
+    Member,
+    bins_of,
+    counts_of,
+    has_table,
+    sample_of,
+    values,
+)
 from torchcalib.results.lines import Line
 
 _MAX_MEAN_COPIES, _MAX_DIFFERENT_COPIES = 10, 20  # of integer weights that do not look like importance weights
@@ -111,6 +120,32 @@ class Data:
         """Frequency of each class; multi-label: frequency of each label."""
         share = self._by_class.share
         return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
+
+    @cached_property
+    def impossible(self) -> list[tuple[float, float]]:
+        """Total weight of the samples whose outcome has predicted probability 0, and of those that could be such.
+
+        They are numbers for outcome 1 and predictions 0, and for outcome 0 and predictions 1. For a multi-class task,
+        they are the numbers of all labels. Empty without the sums of `counts_of`.
+        """
+        found = [self.statistics[name] for name in counts_of(self.task) if name in self.statistics]
+        counts = [float(each.score.sum()) for each in found]
+        return (
+            [(each, self.n) for each in counts]
+            if self.task == "multiclass"
+            else list(zip(counts[::2], counts[1::2], strict=True))
+        )
+
+    @cached_property
+    def decimals(self) -> int | None:
+        """Number of decimals, 0 to 3, to which all confidences of the main mode are rounded; None if they are not."""
+        sample = next(iter(self.samples.values()), None)
+        if sample is None or self.resolution is not None or sample.from_logits:
+            return None
+        scores = sample.score[sample.score.isfinite()].double()
+        scaled = (scores * 10**k for k in range(4))
+        fits = (k for k, x in enumerate(scaled) if bool(((x - x.round()).abs() < 1e-3).all()))
+        return next(fits, None)
 
     @property
     def num_classes(self) -> int:

@@ -132,7 +132,7 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
         return {}
     if over_classes and p is not None and p.has_labels and p.samples.numel() * n_replicates <= _MAX_LABELS:
         rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
-    members = [each for each in data.catalogue.members if each.statistic == name and not each.cancels]
+    members = [each for each in data.catalogue.members if each.statistic == name]
     tests = {each.key: each.error_test for each in members}
     return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
 

@@ -69,9 +69,9 @@ class CalibrationStage(Tabular):
     notes: tuple[str, ...] = ()
     label_parameters: tuple[str, ...] = ()
 
-    def advised(self, worthwhile: float) -> "CalibrationStage":
-        """Return the stage with the recommendation for another smallest worthwhile gain in percent."""
-        return replace(self, recommendation=self.recommendation.advised(worthwhile))
+    def advised(self, worthwhile: float, *, is_faulty: bool = False) -> "CalibrationStage":
+        """Return the stage with another recommendation; see `Recommendation.advised`."""
+        return replace(self, recommendation=self.recommendation.advised(worthwhile, is_faulty=is_faulty))
 
     @property
     def name(self) -> str:
@@ -100,7 +100,8 @@ class CalibrationStage(Tabular):
 
 def calibrator_table(stage: CalibrationStage, most: int | None = None) -> Table:
     """Return the table of scores without calibration and after each calibrator, or after the `most` best ones."""
-    ranked = sorted(stage.lines[1:], key=attrgetter("nll"))[:most]
+    # Scores that are equal up to rounding keep the order of the calibrators.
+    ranked = sorted(stage.lines[1:], key=lambda line: float(f"{line.nll:.6g}"))[:most]
     best = [line for line in stage.lines[1:] if line is stage.best or line in ranked]
 
     def name(line: Any) -> Cell:

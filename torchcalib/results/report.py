@@ -131,8 +131,8 @@ class Report(Results[float]):
 
         `calibration` contains accuracy, NLL, Brier score and ECE after each calibrator that
         `torchcalib.calibration.recommend` compares by default, cross-validated in 5 random folds, and recommends one.
-        It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs labels of at least two classes. Slow
-        calibrators are omitted for many classes.
+        It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs targets of at least two classes. Slow
+        calibrators are omitted for many classes, and isotonic ones for soft targets.
 
         `decision` contains the verdict, the cause of miscalibration, and what to do; see
         `torchcalib.results.Decision`.

@@ -355,7 +355,7 @@ class System:
         """
         # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
         members = [each for each in data.members if not each.metric.settings.get("debiased")]
-        errors = [each for each in members if each.is_error and not each.cancels]
+        errors = [each for each in members if each.is_error]
         bootstrap = self._values(members, lambda part: part.replicates(draws))
         null = [self._values(errors, lambda part: part.null_replicates(draws, flips=False))]
         if has_clusters:
