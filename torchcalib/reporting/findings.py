@@ -13,7 +13,8 @@ from torchcalib.display.words import capitalised, ends, listed, percent, signifi
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import evidence_of, gaps_of_groups
+from torchcalib.reporting.diagnosis import evidence_of
+from torchcalib.reporting.groups import GroupGaps
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -56,6 +57,10 @@ _ACTIONS: dict[Kind, str] = {
     "other classes": "The top label is not affected. Calibrate only if you use the probabilities of other classes.",
 }
 """Sentence on what to do about a cause; {name} is the class or label concerned."""
+
+
+_SEPARATE: tuple[Kind, ...] = ("bad label", "bad group")
+"""Causes that need another calibrator than the compared ones, so that a small gain is no reason to change nothing."""
 
 
 class Gaps(NamedTuple):
@@ -170,8 +175,9 @@ class Findings:
         self.evidence = None
         if data.predictions is not None and fits is not None:
             self.evidence = evidence_of(data.predictions, fits.fits, fits.nll, design_effect)
-        # Names of large groups, and two statistics of each group.
-        self.groups = gaps_of_groups(*data.groups) if data.groups is not None and data.groups[0] else None
+        self.groups = None
+        if data.groups is not None and data.groups[0]:
+            self.groups = GroupGaps.from_bins(*data.groups, design_effect)
         self.labels = None
         if label_p_values is not None:
             flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
@@ -191,12 +197,11 @@ class Findings:
     def _candidates(self) -> list[Candidate]:
         """Return all tested causes."""
         found = [] if self.evidence is None else list(self.evidence.candidates)
-        if self.groups is not None and len(self.groups[0]) > 1:
-            statistics = self.groups[1]
-            index, which = divmod(int(statistics.abs().argmax()), 2)
-            gap, slope = statistics[index].tolist()
-            largest = float(statistics[index, which]) ** 2
-            found.append(Candidate("bad group", largest, 1, statistics.numel(), index, slope, gap))
+        if self.groups is not None and len(self.groups.names) > 1:
+            roots = self.groups.roots
+            index = int(roots.abs().argmax()) // 2
+            gap, slope = roots[index].tolist()
+            found.append(Candidate("bad group", max(gap**2, slope**2), 1, roots.numel(), index, slope, gap))
         return found if self.labels is None else [*found, self.labels.worst]
 
     def _cause(self) -> Candidate | None:
@@ -212,7 +217,10 @@ class Findings:
         return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
 
     def size_of(self, cause: Candidate | None) -> Line:
-        """Return the debiased RMSCE that shows the degree: class-wise for faults of single classes, if larger."""
+        """Return the debiased RMSCE that shows the degree: that of a bad group, and for faults of classes the larger one."""
+        if cause is not None and cause.kind == "bad group" and self.groups is not None:
+            value, interval = self.groups.rmsce_of(cause.which)
+            return replace(self.size, value=value, interval=LineInterval(*interval))
         of_classes = ("class bias", "other classes", "swapped classes", "confusion")
         classwise = self.classwise_size if cause is not None and cause.kind in of_classes else None
         return classwise if classwise is not None and classwise.value > self.size.value else self.size
@@ -365,7 +373,8 @@ def _useless(found: Findings) -> str:
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     size, useless = found.size_of(cause), _useless(found)
-    name = "RMSCE" if size is found.size else "Class-wise RMSCE"
+    name = "Class-wise RMSCE" if size is found.classwise_size else "RMSCE"
+    name += " of the group" if kind == "bad group" else ""
     interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
     words = f"{_affected_labels(found)}{words} {name}, debiased: {significant(size.value)}{interval}."
     words += useless or _INFINITE * math.isinf(found.nll.value)
@@ -385,7 +394,8 @@ def _affected_labels(found: Findings) -> str:
 def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:
     sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     if stage is not None:
-        sentences = [stage.recommendation.text, _change_of_accuracy(found, stage)]
+        is_advised = stage.recommendation.best is not None or kind not in _SEPARATE
+        sentences = [stage.recommendation.text, _change_of_accuracy(found, stage)] if is_advised else []
     if found.is_reversed:
         sentences.append("Check the order of the classes and the labels.")
     if kind in _ACTIONS:
@@ -511,9 +521,9 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
     return _largest_gaps(found), "miscalibrated in some ranges"
 
 
-def _means(found: Findings) -> str:
-    """Return mean confidence and frequency as a clause."""
-    confidence, frequency = f"{found.confidence:.1%}", f"{found.frequency:.1%}"
+def _means(found: Findings, means: tuple[float, float] | None = None) -> str:
+    """Return mean confidence and frequency as a clause; those of all rows if `means` is None."""
+    confidence, frequency = (f"{x:.1%}" for x in means or (found.confidence, found.frequency))
     if found.is_top_label:
         return f"mean confidence is {confidence}, accuracy {frequency}"
     if found.task == "binary":
@@ -590,17 +600,24 @@ def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
-    name = short_name(found.groups[0][cause.which], _NAME_LENGTH)
-    if abs(cause.gap) >= abs(cause.value):
-        what, change = "Confidence" if found.is_top_label else "The probability", "low" if cause.gap > 0 else "high"
-        words = f"{what} is too {change} in group {name}: the gap is {abs(cause.gap):.2g} standard errors."
+    name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
+    is_slope = abs(cause.gap) < abs(cause.value)
+    of_outcome = is_slope and not found.is_top_label
+    mean, frequency, (low, high) = found.groups.gap_of(cause.which, confident=of_outcome)
+    if of_outcome:
+        means = f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
     else:
-        change = "far from" if cause.value > 0 else "close to"
-        words = (
-            f"Probabilities are too {change} 0 and 1 in group {name}: the slope of its gaps is "
-            f"{abs(cause.value):.2g} standard errors."
-        )
-    return words, f"miscalibrated in group {name}"
+        means = _means(found, (mean, frequency))
+    if is_slope:
+        what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
+    else:
+        what = f"{'Confidence' if found.is_top_label else 'The probability'} is too {'low' if cause.gap > 0 else 'high'}"
+    n_groups = len(found.groups.names)
+    return (
+        f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "
+        f"{ends(100 * low, 100 * high)}, adjusted for the choice among {n_groups:,} groups).",
+        f"miscalibrated in group {name}",
+    )
 
 
 def _largest_gaps(found: Findings) -> str:
