@@ -197,8 +197,10 @@ class Findings:
     def _candidates(self) -> list[Candidate]:
         """Return all tested causes."""
         found = [] if self.evidence is None else list(self.evidence.candidates)
-        if self.groups is not None and len(self.groups.names) > 1:
-            roots = self.groups.roots
+        groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
+        # Without the predictions, faults that all groups share are not tested, such as a temperature.
+        if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
+            roots = groups.roots
             index = int(roots.abs().argmax()) // 2
             gap, slope = roots[index].tolist()
             found.append(Candidate("bad group", max(gap**2, slope**2), 1, roots.numel(), index, slope, gap))
