@@ -41,11 +41,9 @@ class GroupGaps(NamedTuple):
         sums = bins.sums
         bins = replace(bins, sums=sums if sums.dim() == 3 else sums.movedim(1, -2).flatten(-2), noise_flag=None)
         cells = BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(names),), max(1.0, effect)))
-        # The variance of a number of independent outcomes does not depend on the unit of the weights.
-        large = cells.spread.sum(-1).square() >= _MIN_VARIANCE * cells.noise.sum(-1).clamp(min=1e-300)
-        index = large.nonzero().squeeze(-1)
+        index = large_groups(cells).nonzero().squeeze(-1)
         cells = cells.map(lambda x: x[index])
-        roots = _roots_of_groups(cells, cells.outcomes - cells.expected, cells.confidence, cells.noise)
+        roots = roots_of_gaps(cells)
         return cls(tuple(names[k] for k in index.tolist()), replace(bins, sums=bins.sums[index]), cells, roots)
 
     def p_value_of_differences(self) -> float:
@@ -59,22 +57,11 @@ class GroupGaps(NamedTuple):
             of the National Cancer Institute, 1959), for the variance. Barocas, Hardt, Narayanan: Fairness and machine
             learning (2023), ch. 3, for the hypothesis (sufficiency).
         """
-        cells = self.cells
         n_groups = len(self.names)
         if n_groups < 2:
             return math.nan
-        total = cells.n.sum(0)
-        gap = ((cells.outcomes - cells.expected).sum(0) / total).nan_to_num(0)  # of all groups, in each bin
-        share = (cells.n / total).nan_to_num(0)
-        variance = cells.variance_of_outcomes(gap.expand_as(cells.n))
-        # Variance of D_g minus the share of group g in the sum of all D, from independent D
-        variance = variance * (1 - 2 * share) + share.square() * variance.sum(0)
-        n_rows = (cells.n / cells.unit).sum(0)
-        variance = variance * (n_rows / (n_rows - 1)).where(n_rows > 1, n_rows.new_zeros(()))
-        deviation = cells.outcomes - cells.expected - cells.n * gap
-        roots = _roots_of_groups(cells, deviation, (cells.confidence + gap).clamp(0, 1), variance.clamp(min=0))
         n_tests = 2 * (n_groups if n_groups > 2 else 1)  # the gaps of two groups are equal, with opposite signs
-        return min(1.0, n_tests * math.erfc(float(roots.abs().max()) / math.sqrt(2)))
+        return min(1.0, n_tests * math.erfc(float(roots_of_differences(self.cells).abs().max()) / math.sqrt(2)))
 
     def gap_of(self, group: int, confident: bool = False) -> tuple[float, float, tuple[float, float]]:
         """Return mean confidence and frequency of a group, and the interval of their difference.
@@ -113,8 +100,33 @@ class GroupGaps(NamedTuple):
         return ErrorIntervals(cells, normal_quantile(1 - 0.05 / len(self.names), cells.n))
 
 
-def _roots_of_groups(cells: BinCells, deviation: Tensor, confidence: Tensor, variance: Tensor) -> Tensor:
-    """Return the signed roots of mean gap and slope `(G, 2)` for deviations D `(G, K)`."""
+def large_groups(cells: BinCells) -> Tensor:
+    """Return whether the number of independent outcomes of a group has a variance of at least 3, `(..., G)`."""
+    # The square of the spread, divided by the noise, does not depend on the unit of the weights.
+    return cells.spread.sum(-1).square() >= _MIN_VARIANCE * cells.noise.sum(-1).clamp(min=1e-300)
+
+
+def roots_of_gaps(cells: BinCells) -> Tensor:
+    """Return the signed roots of mean gap and slope `(..., G, 2)` of groups with the bins `(..., G, K)`."""
+    return _roots(cells, cells.outcomes - cells.expected, cells.confidence, cells.noise)
+
+
+def roots_of_differences(cells: BinCells) -> Tensor:
+    """Return the signed roots of the differences of each group from all groups, like `roots_of_gaps`."""
+    total = cells.n.sum(-2, keepdim=True)
+    gap = ((cells.outcomes - cells.expected).sum(-2, keepdim=True) / total).nan_to_num(0)  # of all groups in a bin
+    share = (cells.n / total).nan_to_num(0)
+    variance = cells.variance_of_outcomes(gap.expand_as(cells.n))
+    # Variance of D_g minus the share of group g in the sum of all D, for independent D
+    variance = variance * (1 - 2 * share) + share.square() * variance.sum(-2, keepdim=True)
+    n_rows = (cells.n / cells.unit).sum(-2, keepdim=True)
+    variance = variance * torch.where(n_rows > 1, n_rows / (n_rows - 1), 0)  # the gap of the bin is estimated
+    deviation = cells.outcomes - cells.expected - cells.n * gap
+    return _roots(cells, deviation, (cells.confidence + gap).clamp(0, 1), variance.clamp(min=0))
+
+
+def _roots(cells: BinCells, deviation: Tensor, confidence: Tensor, variance: Tensor) -> Tensor:
+    """Return the signed roots of mean gap and slope `(..., G, 2)` for deviations D `(..., G, K)`."""
     log_odds = cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
     weight = torch.stack((torch.ones_like(log_odds), log_odds), -2)
     return signed_roots(weight, *(x.unsqueeze(-2) for x in (deviation, confidence, variance, cells.unit)))
