@@ -168,7 +168,9 @@ def signed_roots(weight: Tensor, deviation: Tensor, confidence: Tensor, variance
     n = (v / (u.square() * p * (1 - p))).nan_to_num(0, posinf=0)
     log_odds = p.logit()
     half = v.sum(-1) / (v / step.abs().clamp(min=1e-12)).sum(-1) / 2
-    s = (s - half).clamp(min=0)
+    # The law of the trials of a bin, with equal p, has a slightly smaller range than the data.
+    largest = (n * step * torch.where(step > 0, 1 - p, -p)).sum(-1)
+    s = (s.minimum(largest) - half).clamp(min=0)
 
     def is_below(t: Tensor) -> Tensor:
         shift = t.unsqueeze(-1) * step
@@ -184,6 +186,6 @@ def signed_roots(weight: Tensor, deviation: Tensor, confidence: Tensor, variance
     # log(2 sinh(t d) / (2 d)), without overflow
     log_u = t * half + torch.log(-torch.expm1(-2 * t * half) / (2 * half)) + curvature.log() / 2
     corrected = (r + (log_u - r.log()) / r).clamp(min=0)
-    # Near 0 the quotient is undefined. Beyond the largest possible sum the curvature is 0.
-    found = torch.where((r > 0.3) & corrected.isfinite() & (curvature > 0), corrected, r)
+    # Near 0 the quotient is undefined. The curvature is 0 if the variance is.
+    found = torch.where((r > 0.3) & corrected.isfinite(), corrected, r)
     return z.masked_scatter(tested, sign * found)
