@@ -41,7 +41,8 @@ class Decision:
             significant gain of a calibrator). Without a
             significant cause: `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"`
             (which determine the label).
-        degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE).
+        degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE), for
+            a bad group by that of the group.
             Empty without a significant cause. The limits are 0.02 and 0.1. It is `"badly"` only if the lower end of the
             interval is at least 0.02.
         verdict: the decision in few words, such as `"Clearly over-confident"`.
