@@ -110,7 +110,7 @@ def covered(law: str, n: int, n_groups: int, sets: int, fault: str) -> str:
     for batch in data_sets(law, n, n_groups, sets, change):
         large, roots = large_groups(batch), roots_of_gaps(batch)
         for k in (p_values(roots, large) < SHARED).nonzero().flatten().tolist():
-            cells = batch.map(lambda x, k=k: x[k][large[k]])
+            cells = batch.map(lambda x, rows=large[k], k=k: x[k][rows])
             names = [str(g) for g in range(n_groups) if large[k, g]]
             sums = torch.stack((cells.n, cells.expected, cells.outcomes, cells.spread, cells.noise), -2)
             group = GroupGaps(tuple(names), BinStats(sums, has_noise=True), cells, roots[k][large[k]])
@@ -142,7 +142,9 @@ def main() -> None:
                 print(level[-1], flush=True)
             for fault in FAULTS:
                 found = cell(law, n, 10, sets, fault)
-                rates = [rate(found[name], x) for name, x in (("gaps", LEVEL), ("normal", LEVEL), ("differences", 0.05))]
+                rates = [
+                    rate(found[name], x) for name, x in (("gaps", LEVEL), ("normal", LEVEL), ("differences", 0.05))
+                ]
                 rates.append(covered(law, n, 10, max(1, sets // 5), fault))
                 power.append(f"| {law} | {n:,} | 10 | {fault} | {' | '.join(rates)} |")
                 print(power[-1], flush=True)
@@ -150,15 +152,15 @@ def main() -> None:
     page = [
         "# Tests of groups",
         "",
-        f"Computed by `python -m benchmarks.groups` with {sets:,} data sets for each cell and 15 bins. Rows are assigned "
-        "to groups by chance. A report tests the mean gap and the slope of each group by the signed root of its deviance, "
-        "and multiplies the smallest p-value by the number of statistics (Bonferroni). The columns "
+        f"Computed by `python -m benchmarks.groups` with {sets:,} data sets for each cell and 15 bins. Rows are "
+        "assigned to groups by chance. A report tests the mean gap and the slope of each group by the signed root of "
+        "its deviance, and multiplies the smallest p-value by the number of statistics (Bonferroni). The columns "
         '"normal" use both statistics in standard errors instead.',
         "",
         "## Calibrated models",
         "",
-        "Percentage of data sets with an alarm at a level of 2.5%, the level of all causes together, and at 0.625%, that "
-        "of one of four causes. The last column contains the test of differences between groups, which decides whether "
+        "Percentage of data sets with an alarm at a level of 2.5%, the level of all causes together, and at "
+        "0.625%, that of one of four causes. The last column contains the test of differences between groups, which decides whether "
         f"the first screen names a worst group. Its level is 5%. The standard error at 2.5% is {error:.1f}%.",
         "",
         *level,

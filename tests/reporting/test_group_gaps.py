@@ -19,7 +19,7 @@ F64 = torch.float64
 
 
 def exact_tail(bins, observed, low):
-    """Return P(S <= observed), or P(S >= observed), of a sum S over bins (weight, trials, probability) by enumeration."""
+    """Return P(S <= observed), or P(S >= observed), of a sum S over bins (weight, trials, probability)."""
     law = {0.0: 1.0}
     for x, n, p in bins:
         pmf = binom.pmf(range(n + 1), n, p)

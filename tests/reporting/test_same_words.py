@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,8 +90,8 @@ def of_partitions(arrays, roles, options, _):
     """Return the report of three partitions, which a Dask, Ray or Spark engine merges in this way."""
     table = pa.table(columns_of(arrays))
     partitions = Partitions.of_report(**roles, **options)
-    ends = (0, N // 4, N // 4, N // 2, N)
-    states = [partitions.state(k, [table.slice(a, b - a)]) for k, (a, b) in enumerate(zip(ends, ends[1:], strict=False))]
+    pieces = enumerate(pairwise((0, N // 4, N // 4, N // 2, N)))
+    states = [partitions.state(k, [table.slice(a, b - a)]) for k, (a, b) in pieces]
     return partitions.report([partitions.merged(states[:2]), partitions.merged(states[2:])])
 
 

@@ -201,7 +201,7 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     notes = [
         f"There are {clusters_in_words('independent clusters of rows', n_clusters, test.n_merged)}. "
         f"The design effect, {effect:.3g}, is the variance of the mean gap divided by that of independent rows. "
-        "Noise floors, p-values and intervals of scores and errors, and the comparison of groups, account for clusters; "
+        "Noise floors, p-values and intervals of scores and errors, and the comparison of groups account for clusters; "
         "the p-values of single groups and bins treat rows as independent."
     ]
     if (number := float(test.effective_clusters or 0)) < FEW_CLUSTERS:

@@ -219,7 +219,7 @@ class Findings:
         return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
 
     def size_of(self, cause: Candidate | None) -> Line:
-        """Return the debiased RMSCE that shows the degree: that of a bad group, and for faults of classes the larger one."""
+        """Return the debiased RMSCE that shows the degree: of a bad group, or for faults of classes the larger one."""
         if cause is not None and cause.kind == "bad group" and self.groups is not None:
             value, interval = self.groups.rmsce_of(cause.which)
             return replace(self.size, value=value, interval=LineInterval(*interval))
@@ -613,7 +613,9 @@ def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
     if is_slope:
         what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
     else:
-        what = f"{'Confidence' if found.is_top_label else 'The probability'} is too {'low' if cause.gap > 0 else 'high'}"
+        what = (
+            f"{'Confidence' if found.is_top_label else 'The probability'} is too {'low' if cause.gap > 0 else 'high'}"
+        )
     n_groups = len(found.groups.names)
     return (
         f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "

@@ -1,8 +1,8 @@
 """Tests of the calibration of groups, from their sums over bins.
 
-A group has two statistics S = sum_k x_k D_k over its bins k, where D_k is the sum of outcomes minus confidences: its mean
-gap with x = 1, and the slope of its gaps with the log-odds of the mean confidence as x. The second one is the derivative
-of the log-likelihood in the logarithm of 1 / T for a temperature T. With extreme confidences, S is far from normal in a
+A group has two statistics S = sum_k x_k D_k over its bins k, where D_k is the sum of outcomes minus confidences. With
+x = 1, S is the mean gap. With the log-odds of the mean confidence as x, it is the slope of the gaps: the derivative of
+the log-likelihood in the logarithm of 1 / T for a temperature T. With extreme confidences, S is far from normal in a
 small group. The tests therefore use the signed root r* of its deviance, which is standard normal in the tails too.
 """
 
