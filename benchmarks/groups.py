@@ -160,8 +160,9 @@ def main() -> None:
         "## Calibrated models",
         "",
         "Percentage of data sets with an alarm at a level of 2.5%, the level of all causes together, and at "
-        "0.625%, that of one of four causes. The last column contains the test of differences between groups, which decides whether "
-        f"the first screen names a worst group. Its level is 5%. The standard error at 2.5% is {error:.1f}%.",
+        "0.625%, that of one of four causes. The last column contains the test of differences between groups, which "
+        "decides whether the first screen names a worst group. Its level is 5%. The standard error at 2.5% is "
+        f"{error:.1f}%.",
         "",
         *level,
         "",
