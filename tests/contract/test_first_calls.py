@@ -412,7 +412,13 @@ CALLS = [
     ("cli", "typo of option", "report f.csv --grops sex", REMEDY, "Did you mean --groups?"),
     ("cli", "target", "report frame.csv --target churned", WORKS, "shown(found, binary)"),
     ("cli", "label (other word)", "report frame.csv --label churned", REMEDY, "Did you mean --target?"),
-    ("cli", "groups", "report f.csv --groups sex", WORKS, "shown(found, on_file) and 'Worst group' in found"),
+    (
+        "cli",
+        "groups",
+        "report f.csv --groups sex",
+        WORKS,
+        "shown(found, on_file) and 'no significant difference' in found",
+    ),
     (
         "cli",
         "calibrate",

@@ -11,7 +11,7 @@ import torchcalib as tc
 from torchcalib.calibration import BiasCorrection, TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of, gaps_of_groups
+from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
 from torchcalib.reporting.findings import Labels
 
 N, F64 = 1500, torch.float64
@@ -300,32 +300,13 @@ def test_cause_has_the_largest_statistic_after_penalties_for_parameters_and_choi
     assert CAUSES_LEVEL + ERROR_LEVEL == LEVEL
 
 
-def of_groups(**options):
-    """Return a builder with groups; and probabilities, targets and statistics of each group."""
-    logits, target, groups = off_groups("binary")
-    builder = tc.ReportBuilder(task="binary", from_logits=True, **options, **QUICK)
-    builder.update(logits, target, **groups)
-    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
-    members = [groups["groups"] == "abcde".index(name) for name in names]
-    found = zip(members, statistics.tolist(), strict=True)
-    return builder, [(logits[rows].sigmoid(), target[rows], each) for rows, each in found]
-
-
-def test_clusters_and_groups_use_standard_errors():
-    """Copies of each row in a cluster carry no information. The gap of a group is sum(y - p) / sqrt(sum p (1 - p))."""
+def test_copies_of_each_row_in_a_cluster_carry_no_information():
     logits, target = (x[:150] for x in calibrated("binary"))
     given = {"task": "binary", "from_logits": True, "with_intervals": False}
     whole = tc.report(1.35 * logits.repeat(10), target.repeat(10), **given)
     assert whole.decision.kind != "calibrated"
     clustered = tc.report(1.35 * logits.repeat(10), target.repeat(10), clusters=torch.arange(150).repeat(10), **given)
     assert clustered.decision.kind == "clusters", "copies of a row have one label"
-    builder, rows = of_groups()
-    largest = 0.0
-    for p, y, (gap, _) in rows:
-        expected = sum(b - a for a, b in zip(p.tolist(), y.tolist(), strict=True)) / float((p * (1 - p)).sum().sqrt())
-        assert gap == pytest.approx(expected, rel=1e-9)
-        largest = max(largest, abs(gap))
-    assert f"in group d: the gap is {largest:.2g} standard errors" in builder.report().decision.cause
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
@@ -473,18 +454,6 @@ def test_confusion_has_the_largest_poisson_deviance_of_a_predicted_class_and_a_l
     n = sum(row.index(max(row)) == predicted for row in q)
     assert (candidate.value, candidate.expected) == (pytest.approx(share), pytest.approx(expected / n))
     assert candidate.n_choices == 12
-
-
-def test_slope_of_a_group_is_the_score_of_a_temperature_in_bins():
-    """Sum of (outcomes - confidences) times the log-odds of the mean confidence of each bin, over its noise."""
-    for p, y, (_, slope) in of_groups(n_bins=5)[1]:
-        score = noise = 0.0
-        for b in range(5):
-            inside = (p >= b / 5) & (p < (b + 1) / 5)
-            x = float(p[inside].mean().logit())
-            score += x * float((y[inside] - p[inside]).sum())
-            noise += x**2 * float((p[inside] * (1 - p[inside])).sum())
-        assert slope == pytest.approx(score / math.sqrt(noise), rel=1e-9)
 
 
 def test_labels_are_counted_with_the_adjustment_of_holm():

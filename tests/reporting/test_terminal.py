@@ -87,9 +87,6 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
     assert (ece.name, ece.value) == ("ECE", "0.300")
     assert ece.detail.startswith(f"{significant(report.main_line.noise_floor)} expected if calibrated, p ")
     assert worst == KeyNumber("Worst range", "90.0% to 100%", "90.0% predicted, 60.0% observed")
-    grouped = tc.report(probs, target.long(), groups=torch.arange(10) // 6, group_names=["good", "bad"], **given)
-    assert key_numbers(grouped)[-1][:2] == ("Worst group", "bad")
-    assert "ECE 0.900" in key_numbers(grouped)[-1].detail
     right = tc.report(torch.eye(3)[torch.arange(9) % 3], torch.arange(9) % 3, class_names=["a", "b", "c"], **QUICK)
     assert [number.name for number in key_numbers(right)] == ["Accuracy", "NLL", "ECE", "Worst class"]
 

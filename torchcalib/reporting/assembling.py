@@ -104,15 +104,15 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         calibration=stage,
         notes=(*notes, *warnings),
         warnings=warnings,
-        groups=_group_table(data),
+        groups=_group_table(data, findings),
         class_names=class_names,
     )
     return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
 
 
-def _group_table(data: Data) -> GroupTable | None:
+def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     """Return the groups whose expected calibration error (ECE) most exceeds its noise floor; None without groups."""
-    if data.groups is None or not data.groups[0]:
+    if data.groups is None or findings.groups is None:
         return None
     names, bins = data.groups  # bins of all groups `(G, ..., B)`
     accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]  # of one group
@@ -126,7 +126,11 @@ def _group_table(data: Data) -> GroupTable | None:
 
     found = resolved(test(sums, n_replicates), lambda numbers, n: test(sums[numbers], n), n_replicates)
     n = accumulator.wrap(sums).total.reshape(len(names), -1).amax(-1)
-    return GroupTable.from_test([names[k] for k in order], n, found, k=_WORST)
+    difference = findings.groups.p_value_of_differences()
+    table = GroupTable.from_test([names[k] for k in order], n, found, k=_WORST, difference_p_value=difference)
+    cause = findings.cause
+    is_named = cause is not None and cause.kind == "bad group"  # the headline then agrees with the verdict
+    return replace(table, worst=findings.groups.names[cause.which]) if cause is not None and is_named else table
 
 
 def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
@@ -201,8 +205,8 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     notes = [
         f"There are {clusters_in_words('independent clusters of rows', n_clusters, test.n_merged)}. "
         f"The design effect, {effect:.3g}, is the variance of the mean gap divided by that of independent rows. "
-        "Noise floors, p-values and intervals of scores and errors account for clusters; tests of groups and of single "
-        "bins treat rows as independent."
+        "Noise floors, p-values and intervals of scores and errors, and the comparison of groups account for clusters; "
+        "the p-values of single groups and bins treat rows as independent."
     ]
     if (number := float(test.effective_clusters or 0)) < FEW_CLUSTERS:
         notes.append(

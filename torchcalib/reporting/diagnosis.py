@@ -1,8 +1,8 @@
 """Evidence for causes of miscalibration.
 
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
-likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class, label or group have score
-statistics instead: the squared gap in standard errors.
+likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class or label have score statistics
+instead: the squared gap in standard errors. Those of a group have deviances, see `groups`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
@@ -18,7 +18,7 @@ The cause with the largest statistic after a penalty for its parameters is repor
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,15 +28,12 @@ from torchcalib.calibration.affine import AffineScaling, BiasCorrection, Tempera
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.selection import likelihood_ratio
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats
 from torchcalib.ops.bisection import bisect
 from torchcalib.reporting.decision import Candidate
 from torchcalib.reporting.other_classes import faults_of_other_classes, poisson_deviance
 from torchcalib.results.decision import Kind
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
-_MIN_VARIANCE = 3.0  # smallest variance of the number of outcomes in a group whose gap is tested
-_SMALLEST = 1e-4  # confidences are clipped to [1e-4, 1 - 1e-4] before their log-odds are computed
 _MIN_PER_CLASS = 5.0  # labels per class on average, for the chi-squared law of all biases (Cochran 1954)
 
 
@@ -199,25 +196,3 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     gap = math.sqrt(scale) * float((w[rows] * (is_right - confidence)).sum() / noise.sqrt())
     value = float(fit.temperature)
     return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, value, gap)]
-
-
-def gaps_of_groups(names: Sequence[str], bins: BinStats) -> tuple[list[str], Tensor]:
-    """Return the names of large groups, and for each two score statistics in standard errors, `(G, 2)`.
-
-    The first is the mean gap, outcome minus confidence. The second is the sum of gaps times log-odds, the derivative
-    of the log-likelihood in the logarithm of a temperature. It is negative if confidences are too close to 0 and 1. A
-    group is large if the number of outcomes has a variance of at least 3 under calibration. Both are then approximately
-    normal.
-    """
-    log_odds = bins.confidence.nan_to_num(0.5).clamp(_SMALLEST, 1 - _SMALLEST).logit()
-
-    def of_group(x: Tensor) -> Tensor:
-        return x.reshape(len(names), -1).sum(-1)
-
-    def standardised(x: Tensor) -> Tensor:
-        return (of_group(x * bins.n * bins.gap) / of_group(x.square() * bins.noise).sqrt()).nan_to_num(0, 0, 0)
-
-    unit = of_group(bins.weight_square) / of_group(bins.n)  # effective weight of a row; 1 for integer weights
-    large = of_group(bins.noise) / unit.square() >= _MIN_VARIANCE
-    statistics = torch.stack((standardised(torch.ones_like(log_odds)), standardised(log_odds)), -1)
-    return [name for name, is_large in zip(names, large.tolist(), strict=True) if is_large], statistics[large]

@@ -13,7 +13,8 @@ from torchcalib.display.words import capitalised, count, ends, listed, percent, 
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import evidence_of, gaps_of_groups
+from torchcalib.reporting.diagnosis import evidence_of
+from torchcalib.reporting.groups import GroupGaps
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -66,6 +67,10 @@ _ACTIONS: dict[Kind, str] = {
     "other classes": "The top label is not affected. Calibrate only if you use the probabilities of other classes.",
 }
 """Sentence on what to do about a cause; {name} is the class or label concerned."""
+
+
+_SEPARATE: tuple[Kind, ...] = ("bad label", "bad group")
+"""Causes that need another calibrator than the compared ones, so that a small gain is no reason to change nothing."""
 
 
 class Gaps(NamedTuple):
@@ -185,8 +190,9 @@ class Findings:
         self.evidence = None
         if data.predictions is not None and fits is not None:
             self.evidence = evidence_of(data.predictions, fits.fits, fits.nll, design_effect)
-        # Names of large groups, and two statistics of each group.
-        self.groups = gaps_of_groups(*data.groups) if data.groups is not None and data.groups[0] else None
+        self.groups = None
+        if data.groups is not None and data.groups[0]:
+            self.groups = GroupGaps.from_bins(*data.groups, design_effect)
         self.labels = None
         if label_p_values is not None:
             flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
@@ -215,12 +221,13 @@ class Findings:
     def _candidates(self) -> list[Candidate]:
         """Return all tested causes."""
         found = [] if self.evidence is None else list(self.evidence.candidates)
-        if self.groups is not None and len(self.groups[0]) > 1:
-            statistics = self.groups[1]
-            index, which = divmod(int(statistics.abs().argmax()), 2)
-            gap, slope = statistics[index].tolist()
-            largest = float(statistics[index, which]) ** 2
-            found.append(Candidate("bad group", largest, 1, statistics.numel(), index, slope, gap))
+        groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
+        # Without the predictions, faults that all groups share are not tested, such as a temperature.
+        if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
+            roots = groups.roots
+            index = int(roots.abs().argmax()) // 2
+            gap, slope = roots[index].tolist()
+            found.append(Candidate("bad group", max(gap**2, slope**2), 1, roots.numel(), index, slope, gap))
         return found if self.labels is None else [*found, self.labels.worst]
 
     def _cause(self) -> Candidate | None:
@@ -236,7 +243,10 @@ class Findings:
         return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
 
     def size_of(self, cause: Candidate | None) -> Line:
-        """Return the debiased RMSCE that shows the degree: class-wise for faults of single classes, if larger."""
+        """Return the debiased RMSCE that shows the degree: of a bad group, or for faults of classes the larger one."""
+        if cause is not None and cause.kind == "bad group" and self.groups is not None:
+            value, interval = self.groups.rmsce_of(cause.which)
+            return replace(self.size, value=value, interval=LineInterval(*interval))
         of_classes = ("class bias", "other classes", "swapped classes", "confusion")
         classwise = self.classwise_size if cause is not None and cause.kind in of_classes else None
         return classwise if classwise is not None and classwise.value > self.size.value else self.size
@@ -257,6 +267,8 @@ class Findings:
 
         Events are outcomes 1, or 0 if these are rare; errors of the top label; or labels of the class of a class bias.
         """
+        if cause is not None and cause.kind == "bad group":
+            return None
         mean, frequency, event = self.confidence, self.frequency, "Events"
         if cause is not None and cause.kind == "class bias" and self.task == "multiclass" and self.evidence is not None:
             mean, frequency = (float(x[cause.which]) for x in (self.evidence.mean, self.evidence.frequency))
@@ -406,9 +418,9 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
         bounds = f"between {low:g} and {high:g}" if low and high < 1 and found.task != "multiclass" else bounds
         more = "" if decimals is None else f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}: "
         remedy = f"{more}{'use more digits, or clip' if more else 'Clip'} probabilities to values {bounds}."
-    verdict, rest = "utcomes with predicted probability 0 occurred", decision.verdict
+    verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
     is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
-    verdict = f"O{verdict}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: o{verdict}"
+    verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
     occurred = capitalised("; ".join(_impossible_in_words(found)))
     words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
     return replace(
@@ -512,7 +524,8 @@ def _relative(found: Findings) -> str:
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     size, ratio = found.size_of(cause), found.ratio_of(cause)
-    name = "RMSCE" if size is found.size else "Class-wise RMSCE"
+    name = "Class-wise RMSCE" if size is found.classwise_size else "RMSCE"
+    name += " of the group" if kind == "bad group" else ""
     interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
     words = f"{_affected_labels(found)}{words}{'' if ratio is None else ratio.sentence}"
     words += f" {name}, debiased: {significant(size.value)}{interval}."
@@ -533,7 +546,8 @@ def _affected_labels(found: Findings) -> str:
 def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:
     sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     if stage is not None:
-        sentences = [stage.recommendation.text, _change_of_accuracy(found, stage)]
+        is_advised = stage.recommendation.best is not None or kind not in _SEPARATE
+        sentences = [stage.recommendation.text, _change_of_accuracy(found, stage)] if is_advised else []
     if found.is_reversed:
         sentences.append("Check the order of the classes and the labels.")
     if kind in _ACTIONS:
@@ -659,9 +673,9 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
     return _largest_gaps(found), "miscalibrated in some ranges"
 
 
-def _means(found: Findings) -> str:
-    """Return mean confidence and frequency as a clause."""
-    confidence, frequency = f"{found.confidence:.1%}", f"{found.frequency:.1%}"
+def _means(found: Findings, means: tuple[float, float] | None = None) -> str:
+    """Return mean confidence and frequency as a clause; those of all rows if `means` is None."""
+    confidence, frequency = (f"{x:.1%}" for x in means or (found.confidence, found.frequency))
     if found.is_top_label:
         return f"mean confidence is {confidence}, accuracy {frequency}"
     if found.task == "binary":
@@ -738,17 +752,26 @@ def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
-    name = short_name(found.groups[0][cause.which], _NAME_LENGTH)
-    if abs(cause.gap) >= abs(cause.value):
-        what, change = "Confidence" if found.is_top_label else "The probability", "low" if cause.gap > 0 else "high"
-        words = f"{what} is too {change} in group {name}: the gap is {abs(cause.gap):.2g} standard errors."
+    name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
+    is_slope = abs(cause.gap) < abs(cause.value)
+    of_outcome = is_slope and not found.is_top_label
+    mean, frequency, (low, high) = found.groups.gap_of(cause.which, confident=of_outcome)
+    if of_outcome:
+        means = f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
     else:
-        change = "far from" if cause.value > 0 else "close to"
-        words = (
-            f"Probabilities are too {change} 0 and 1 in group {name}: the slope of its gaps is "
-            f"{abs(cause.value):.2g} standard errors."
+        means = _means(found, (mean, frequency))
+    if is_slope:
+        what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
+    else:
+        what = (
+            f"{'Confidence' if found.is_top_label else 'The probability'} is too {'low' if cause.gap > 0 else 'high'}"
         )
-    return words, f"miscalibrated in group {name}"
+    n_groups = len(found.groups.names)
+    return (
+        f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "
+        f"{ends(100 * low, 100 * high)}, adjusted for the choice among {n_groups:,} groups).",
+        f"miscalibrated in group {name}",
+    )
 
 
 def _largest_gaps(found: Findings) -> str:

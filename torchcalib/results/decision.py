@@ -43,11 +43,12 @@ class Decision:
             reject calibration with certainty; the verdict also names another cause). Without a significant cause:
             `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"` (which determine the
             label).
-        degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE). The
-            limits are 0.02 and 0.1. If events are rarer than 2%, the ratio of their frequency to the mean prediction
-            decides if it gives a higher degree: the limits are factors of 1.25 and 2. `"badly"` and `"clearly"` need a
-            95% interval above the next lower limit (0.02, and 0 or a ratio of 1), and `"slightly"` an interval below
-            the limit of `"badly"`. Empty if the size is not known by this rule, and without a significant cause.
+        degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE), for
+            a bad group by that of the group. The limits are 0.02 and 0.1. If events are rarer than 2%, the ratio of
+            their frequency to the mean prediction decides if it gives a higher degree: the limits are factors of 1.25
+            and 2. `"badly"` and `"clearly"` need a 95% interval above the next lower limit (0.02, and 0 or a ratio of
+            1), and `"slightly"` an interval below the limit of `"badly"`. Empty if the size is not known by this rule,
+            and without a significant cause.
         verdict: the decision in few words, such as `"Clearly over-confident"`.
         cause: sentences on the cause, with the values that show it.
         action: sentences on what to do. They contain `Recommendation.text`, if calibrators were evaluated.

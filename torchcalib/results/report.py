@@ -75,7 +75,8 @@ class Report(Results[float]):
         calibration: cross-validated gains of calibrators; None if omitted (`notes` contains the reason).
         history: training history from a `torchcalib.Monitor`, or None. Add it by
             `dataclasses.replace(report, history=monitor.history)`.
-        groups: table of the groups with the largest excess of ECE over its noise floor; None without groups.
+        groups: table of the groups with the largest excess of ECE over its noise floor, with the p-value of the test
+            of differences between groups; None without groups.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
@@ -260,7 +261,8 @@ class Report(Results[float]):
         """Return all numbers as one dictionary for loggers, such as TensorBoard, MLflow and Weights & Biases.
 
         Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
-        in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`.
+        in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`, and the p-value
+        of the test of differences between groups the key `"groups/difference/p_value"`.
 
         Example:
             >>> import torchcalib
@@ -274,6 +276,8 @@ class Report(Results[float]):
             evidence = {"noise_floor": line.noise_floor, "p_value": line.p_value, "low": ends[0], "high": ends[1]}
             found[line.key] = line.value
             found |= {f"{line.key}/{name}": value for name, value in evidence.items() if value is not None}
+        if self.groups is not None and self.groups.difference_p_value is not None:
+            found["groups/difference/p_value"] = self.groups.difference_p_value
         return found
 
     @classmethod

@@ -1,5 +1,6 @@
 """Table of the groups with the largest calibration errors, with adjusted p-values and shrinkage estimates."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ By = Literal["excess", "value", "shrunk", "p_value"]
 class GroupTable(Tabular):
     """Table of the k groups with the largest calibration errors, in descending order; see `ByGroup.worst`.
 
-    All fields except `n_groups` have k entries.
+    All fields except `n_groups`, `worst` and `difference_p_value` have k entries.
 
     Attributes:
         group: Number or name of the group.
@@ -45,6 +46,10 @@ class GroupTable(Tabular):
         shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
         not_significant: True if the error is not significant: the unadjusted p-value is at least 0.05.
         n_groups: Number of groups with samples, including groups that are not in the table.
+        worst: Group with the largest shrunk error in the table, if groups differ significantly; None if they do not, or
+            if it was not tested. In a report, also the group that the verdict names.
+        difference_p_value: p-value of the hypothesis that all groups have the same frequency of the event at the same
+            confidence; NaN if too few groups have enough outcomes. None if it was not tested. A report tests it.
 
     Example:
         >>> from torchcalib import ECE
@@ -63,10 +68,19 @@ class GroupTable(Tabular):
     shrunk: tuple[float, ...]
     not_significant: tuple[bool, ...]
     n_groups: int
+    worst: int | str | None = None
+    difference_p_value: float | None = None
 
     @classmethod
     def from_test(
-        cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
+        cls,
+        groups: Sequence[int | str],
+        n: Tensor,
+        found: CalibrationTest,
+        *,
+        k: int | None = None,
+        by: By = "excess",
+        difference_p_value: float | None = None,
     ) -> "GroupTable":
         """Create the table of the k worst groups from calibration tests. Groups without samples are omitted.
 
@@ -76,6 +90,7 @@ class GroupTable(Tabular):
             found: Calibration tests of all groups, with tensors `(G,)`.
             k: Number of groups in the table; None for all groups.
             by: Quantity by which the groups are sorted; `"excess"` is the value minus the noise floor.
+            difference_p_value: p-value of the hypothesis that the groups do not differ; None if it was not tested.
         """
         check_choice("by", by, get_args(By))
         if k is not None:
@@ -94,8 +109,9 @@ class GroupTable(Tabular):
         def column(values: Tensor) -> tuple[Any, ...]:
             return tuple(values[order].tolist())
 
-        return cls(
-            group=tuple(groups[k] for k in column(present)),
+        names = tuple(groups[k] for k in column(present))
+        table = cls(
+            group=names,
             n=column(n),
             value=column(tests.statistic),
             noise_floor=column(tests.noise_floor),
@@ -103,14 +119,18 @@ class GroupTable(Tabular):
             shrunk=column(shrunk),
             not_significant=column(tests.p_value >= SMALL_P),
             n_groups=len(present),
+            difference_p_value=difference_p_value,
         )
+        if not table.has_difference:
+            return table
+        return replace(table, worst=names[int(shrunk[order].abs().nan_to_num(0).argmax())])
 
     def __len__(self) -> int:
         return len(self.group)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict per group that maps field names to values."""
-        columns = {name: column for name, column in vars(self).items() if name != "n_groups"}
+        columns = {name: column for name, column in vars(self).items() if isinstance(column, tuple)}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def shown_names(self, most: int) -> list[str]:
@@ -155,9 +175,26 @@ class GroupTable(Tabular):
         ]
         title = f"The {len(self)} worst of {count(self.n_groups)} groups"
         title = title if len(self) < self.n_groups else "Groups, the worst first"
+        title = ": ".join(filter(None, [title, self.difference]))
         return Table.from_items(
             columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["not_significant"], index=["group"]
         )
+
+    @property
+    def has_difference(self) -> bool:
+        """Whether groups differ significantly: `difference_p_value` is below 0.05."""
+        return self.difference_p_value is not None and self.difference_p_value < SMALL_P
+
+    @property
+    def difference(self) -> str:
+        """Result of the test of differences as a clause; empty if it was not tested."""
+        p_value = self.difference_p_value
+        if p_value is None:
+            return ""
+        if math.isnan(p_value):
+            return "too few outcomes to compare groups"
+        words = "significant differences" if self.has_difference else "no significant difference"
+        return f"{words} (p {p_words(p_value, equals='= ')})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of all fields, with tuples converted to lists."""

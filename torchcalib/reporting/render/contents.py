@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
 from torchcalib.display.words import count, gain, p_words, percent, significant
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
@@ -64,7 +64,10 @@ DIFFERENCE_WORDS = (
 GROUP_WORDS = (
     "Groups whose ECE exceeds its expected value most. Expected if calibrated: expected ECE of a calibrated model for "
     "a group of this size. p-value: adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
-    "sampling noise, shrunk towards the mean of all groups in proportion to its uncertainty (empirical Bayes)."
+    "sampling noise, shrunk towards the mean of all groups in proportion to its uncertainty (empirical Bayes). "
+    "Significant differences: frequencies of the event differ between groups at the same confidence. Each group is "
+    "compared with all rows of a bin (Mantel and Haenszel), and p is adjusted for the number of groups (Bonferroni). "
+    "The first screen only names a group if p is below 0.05, or if the verdict does."
 )
 """Explanation of the groups of a report."""
 
@@ -207,8 +210,14 @@ def _worst(report: Report) -> list[KeyNumber]:
     """Return the worst group, class or label, or else the range of probabilities with the largest gap, if any."""
     if report.groups is not None and len(report.groups):
         groups = report.groups
-        detail = f"ECE {significant(groups.value[0])}, {significant(groups.noise_floor[0])} expected if calibrated"
-        return [KeyNumber("Worst group", groups.shown_names(40)[0], detail)]
+        if groups.worst is None:
+            return [KeyNumber("Groups", groups.difference, f"between {count(groups.n_groups)} groups")]
+        name, details = short_name(str(groups.worst), 40), []
+        if groups.worst in groups.group:  # the verdict may name a group that is not in the table
+            row = groups.group.index(groups.worst)
+            name, details = groups.shown_names(40)[row], [f"shrunk ECE {significant(groups.shrunk[row])}"]
+        details += [groups.difference] * groups.has_difference
+        return [KeyNumber("Worst group", name, ", ".join(details))]
     known = [line for line in report.class_lines if not math.isnan(line.value)]
     if known:
         line = max(known, key=lambda line: line.excess)
