@@ -52,12 +52,12 @@ CLASS_WORDS = (
 
 DIFFERENCE_WORDS = (
     "Difference: value of a system minus value of the first system. For signed metrics, absolute values are compared. "
-    "95% interval: paired bootstrap with the same replicates for all systems. For calibration errors, it also contains "
-    "the interval from simulated outcomes of calibrated systems. By chance: expected difference if both systems are "
-    "calibrated, the difference of their noise floors. p-value: for the hypothesis that the expected difference is "
-    "between 0 and this number. Better or worse: p is at most 0.05. Adjusted p: for all differences of the comparison "
-    "(step-down max-T of Westfall and Young 1993, with the bootstrap replicates, which are as dependent as the "
-    "metrics). The verdicts in sentences and in the table of systems use it."
+    "By chance: expected difference if both systems are calibrated, the difference of their noise floors. Beyond "
+    "chance: difference minus by chance; scores have no noise floor. 95% interval: of the difference beyond chance, by "
+    "the paired bootstrap. For calibration errors, it also contains the interval from simulated outcomes of calibrated "
+    "systems, and allows for noise that adds less to large gaps. p-value: at most 0.05 if the interval excludes 0. All "
+    "verdicts, sentences and marks use it. Adjusted p: for all differences of the comparison (step-down max-T of "
+    "Westfall and Young 1993)."
 )
 """Explanation of the differences, intervals and p-values of a comparison."""
 
