@@ -110,7 +110,7 @@ def ece_if_calibrated(items: Sequence[Pair]) -> float:
 
 
 def ece_p_value(items: Sequence[Pair]) -> float:
-    """Return the p-value of the test that the model is calibrated, with ECE as statistic."""
+    """Return the p-value of the test that the model is calibrated, with ECE as statistic, for one look at the data."""
     return value_of("ece_p_value", items)
 
 

@@ -179,11 +179,11 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
     header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
     return [
         column(header, "value", number, data=key),
-        column("by chance", "chance", number, shown="page"),
+        column("by chance", "chance", number, shown="wide"),
         column("beyond chance", "beyond_chance", partial(number, style="main")),
         interval_column(of("interval"), f"{key}: "),
         column("p", "p_value", p_value, is_number=False),
-        column("adjusted p", "adjusted_p_value", p_value, is_number=False, shown="page"),
+        column("adjusted p", "adjusted_p_value", p_value, is_number=False, shown="wide"),
         Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
     ]
 

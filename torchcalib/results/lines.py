@@ -76,7 +76,7 @@ class Line(Quantity):
         noise_floor: expected value if the model were perfectly calibrated with these confidences; for a signed error,
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
-            multiple testing. None without `noise_floor`.
+            multiple testing, and for one look at the data. None without `noise_floor`.
         interval: 95% confidence interval of the expected value at this sample size; for debiased RMSCE, of the error
             without sampling noise. None if omitted. For the method of calibration errors, see
             `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC (uncertainty) and metrics of

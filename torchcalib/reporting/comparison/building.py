@@ -87,7 +87,7 @@ def compare(
 
     The verdict is `"better"` or `"worse"` if p is at most 0.05, which is the case if and only if the interval excludes
     0. Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of
-    the comparison.
+    the comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
     are assigned to at most 8,192 random groups, which are resampled instead. For class-wise errors of 1,000 classes

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import count, gain, p_words, percent, significant
+from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
 from torchcalib.results.base import Results
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
@@ -30,7 +30,7 @@ EVIDENCE_WORDS = (
     "confidences. Errors and noise do not add: the value minus its noise floor is on average smaller than the error of "
     "a very large sample. p-value: probability of a value at least as large if the model were perfectly calibrated. It "
     "assumes independent rows or clusters, and predictions that were not fitted to these labels. It is not corrected "
-    "for multiple testing."
+    f"for multiple testing. {ONE_LOOK}"
 )
 """Explanation of noise floors and p-values."""
 

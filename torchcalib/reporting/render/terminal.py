@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Literal
@@ -21,6 +22,7 @@ except ImportError as error:
     raise ImportError("The command line needs rich. Install it: pip install 'torchcalib[report]'.") from error
 
 from torchcalib.display.tables import Table
+from torchcalib.display.words import ONE_LOOK
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.render.contents import (
@@ -109,7 +111,7 @@ def show(report: Report, everything: bool = False) -> None:
         grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))
     console.print(grid)
     if report.history:
-        console.print(f"\n{_escaped(report.history.summary)}")
+        console.print(f"\n{_escaped(report.history.summary)} {ONE_LOOK}")
     if everything:
         _show_tables(console, report)
         return
@@ -172,12 +174,12 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
 
 
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table and notes below it. Columns with `shown="wide"` are omitted on a narrow terminal."""
+    """Print a table and notes below it. Columns with `shown="wide"` are omitted on a terminal where they do not fit."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
-    table = table.shown_on("always", *["wide"] * is_wide)
-    drawn = _drawn(table, is_wide)
-    if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum > console.width:
-        drawn = _drawn(table, is_wide, wraps_names=True)
+    for has_wide, wraps_names in product([True, False] if is_wide else [False], [False, True]):
+        drawn = _drawn(table.shown_on("always", *["wide"] * has_wide), is_wide, wraps_names)
+        if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
+            break
     console.print(drawn)
     _print_notes(console, notes)
 
