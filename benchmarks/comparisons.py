@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.clusters import ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.inputs import InputFormat
@@ -227,14 +226,19 @@ def errors(
         accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
         plain = replace(accumulator, with_noise=False)
         cells = plain.cells(p)
-        sums = cells.columns.new_zeros(*cells.columns.shape[:-1], len(groups) * N_BINS)
-        place = (of_rows * N_BINS + cells.index).unsqueeze(-2).expand(cells.columns.shape)
-        sums.scatter_add_(-1, place, cells.columns)
-        grouped = ClusteredSums(sums.unflatten(-1, (len(groups), N_BINS)).movedim(-2, 0), plain)
-        b, drawn = accumulator.from_predictions(p), grouped.replicate(counts)
+        shape = *cells.columns.shape[:-1], N_BINS
+        bin_of = torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1) * N_BINS + cells.index.unsqueeze(-2)
+        place = torch.stack([bin_of, of_rows.expand(bin_of.shape)]).flatten(1)
+        table = torch.sparse_coo_tensor(place, cells.columns.flatten(), (math.prod(shape), len(groups)))
+
+        def summed(weights: Tensor, table: Tensor = table, shape: tuple[int, ...] = shape) -> Tensor:
+            """Return the sums of all cells `(R, ..., F, B)` for weights of the groups `(R, G)`."""
+            return (table @ weights.double().T).T.reshape(len(weights), *shape)
+
+        b, drawn = accumulator.from_predictions(p), plain.wrap(summed(counts))
         bins = [b, drawn, bins_of_calibrated(b, residuals(drawn), seed)]
         if clusters is not None:
-            flipped = residuals(grouped.replicate(signs))
+            flipped = residuals(plain.wrap(summed(signs)))
             bins.append(BinCells.from_bins(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
         for columns, each in zip(found, bins, strict=True):
             columns |= values(members, {name: each})

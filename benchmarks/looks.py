@@ -1,7 +1,7 @@
 """False alarms of repeated looks at p-values: `python -m benchmarks.looks` writes results/looks.md.
 
-A calibrated model is tested 40 times, either with all rows so far, or with the rows of each look alone. A false alarm is
-a p-value below the level at one of the looks so far.
+A calibrated model is tested 40 times, either with all rows so far, or with the rows of each look alone. A false alarm
+is a p-value below the level at one of the looks so far.
 """
 
 import math
@@ -38,16 +38,16 @@ def table(found: dict[str, torch.Tensor]) -> str:
     lines = [
         "# False alarms of repeated looks",
         "",
-        f"Share of runs in percent with a p-value of ECE below the level at one or more looks so far, for a calibrated "
-        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look; standard error at most {error:.1f}. Computed by "
-        "`python -m benchmarks.looks`.",
+        "Share of runs in percent with a p-value of ECE below the level at one or more looks so far, for a calibrated "
+        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look; standard error at most {error:.1f}. "
+        "Computed by `python -m benchmarks.looks`.",
         "",
         f"| rows of a look | level | {' | '.join(f'after {n}' for n in SHOWN)} |",
         f"|---|---:|{'---:|' * len(SHOWN)}",
     ]
     for name, p in found.items():
         for level in LEVELS:
-            ever = (p < level).cummax(0).values.double().mean(1)
+            ever = (p < level).double().cummax(0).values.mean(1)
             shares = " | ".join(f"{100 * float(ever[n - 1]):.1f}" for n in SHOWN)
             lines.append(f"| {name} | {level:.0%} | {shares} |")
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ Reference:
     Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for the adjustment.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -74,6 +75,14 @@ def pair_test(
     """
     value = _minus(values, better)
     sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
+    if better == "nearer to 0":
+        # The target is a difference of expected absolute values, of which absolute values of replicates are no sample.
+        deviations = [x.std(0) for x in bootstrap]
+        sizes, drawn = (
+            [_expected_size(x, deviation) for x, deviation in zip(pair, deviations, strict=True)]
+            for pair in (values, bootstrap)
+        )
+        sets = [Interval(sizes[1] - sizes[0], drawn[1] - drawn[0], LEVEL, n_clusters)]
     chance = torch.zeros_like(value)
     if nulls:
         floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
@@ -118,6 +127,13 @@ def _minus(pair: Pair, better: Better) -> Tensor:
     """Return b - a for a pair (a, b), or |b| - |a| for signed metrics."""
     a, b = pair
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
+
+
+def _expected_size(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the expected absolute value of a normal variable (folded normal distribution)."""
+    z = (mean / deviation).nan_to_num(0, torch.inf, -torch.inf)
+    density = deviation * math.sqrt(2 / math.pi) * torch.exp(-z.square() / 2)
+    return density + mean * torch.erf(z / math.sqrt(2))
 
 
 def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
