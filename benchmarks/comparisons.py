@@ -229,7 +229,8 @@ def errors(
         shape = *cells.columns.shape[:-1], N_BINS
         bin_of = torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1) * N_BINS + cells.index.unsqueeze(-2)
         place = torch.stack([bin_of, of_rows.expand(bin_of.shape)]).flatten(1)
-        table = torch.sparse_coo_tensor(place, cells.columns.flatten(), (math.prod(shape), len(groups)))
+        size = math.prod(shape), len(groups)
+        table = torch.sparse_coo_tensor(place, cells.columns.flatten(), size, check_invariants=False)
 
         def summed(weights: Tensor, table: Tensor = table, shape: tuple[int, ...] = shape) -> Tensor:
             """Return the sums of all cells `(R, ..., F, B)` for weights of the groups `(R, G)`."""

@@ -58,8 +58,8 @@ def test_pages_with_p_values_and_with_a_training_history_name_the_one_look(repor
     assert page.count(ONE_LOOK) == 2, "explanation of p-values, and training history"
 
 
-def test_terminal_output_of_a_training_history_names_the_one_look(report, capsys):
-    terminal.show(report)
+def test_terminal_output_with_all_p_values_names_the_one_look(report, capsys):
+    terminal.show(report, True)
     assert ONE_LOOK in " ".join(capsys.readouterr().out.split())
 
 

@@ -178,7 +178,7 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
 
     header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
     return [
-        column(header, "value", number, data=key),
+        column(header, "value", number, data=key, shown="wide"),
         column("by chance", "chance", number, shown="wide"),
         column("beyond chance", "beyond_chance", partial(number, style="main")),
         interval_column(of("interval"), f"{key}: "),

@@ -68,12 +68,21 @@ def test_pair_test_equals_a_slow_loop(shift, better):
     floors = [[sum(map(size, x)) / R for x in pair] for pair in nulls]
     chance = max(b for _, b in floors) - max(a for a, _ in floors)
     sets = [[size(b) - size(a) for a, b in zip(*bootstrap, strict=True)]]
+    centre = value
+    if better == "nearer to 0":
+        deviations = [float(x.std()) for x in bootstrap]
+
+        def folded(pair):
+            a, b = (stats.foldnorm(abs(float(x)) / s, scale=s).mean() for x, s in zip(pair, deviations, strict=True))
+            return b - a
+
+        sets, centre = [[folded(pair) for pair in zip(*bootstrap, strict=True)]], folded(values)
     for pair in nulls:
         drawn = [size(b) - size(a) for a, b in zip(*pair, strict=True)]
         sets.append([value + sum(drawn) / R - x for x in drawn])
     all_ends, p_values = [], []
     for drawn in sets:
-        low, high, corrected = slow_ends(value, drawn)
+        low, high, corrected = slow_ends(centre if drawn is sets[0] else value, drawn)
         all_ends.append((low, high))
         below = sum(x <= max(0.0, chance) + 1e-6 for x in corrected)
         above = sum(x >= min(0.0, chance) - 1e-6 for x in corrected)

@@ -22,7 +22,6 @@ except ImportError as error:
     raise ImportError("The command line needs rich. Install it: pip install 'torchcalib[report]'.") from error
 
 from torchcalib.display.tables import Table
-from torchcalib.display.words import ONE_LOOK
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.render.contents import (
@@ -111,7 +110,7 @@ def show(report: Report, everything: bool = False) -> None:
         grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))
     console.print(grid)
     if report.history:
-        console.print(f"\n{_escaped(report.history.summary)} {ONE_LOOK}")
+        console.print(f"\n{_escaped(report.history.summary)}")
     if everything:
         _show_tables(console, report)
         return
