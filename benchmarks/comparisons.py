@@ -1,22 +1,23 @@
-"""False verdicts of `torchcalib.compare`, and its power: `python -m benchmarks.comparisons` writes comparisons.md.
+"""Verdicts and intervals of `torchcalib.compare`: `python -m benchmarks.comparisons` writes comparisons.md.
 
-In each law both systems are calibrated, so that every verdict on a calibration error is false. For exact calibration,
-predictions are drawn from their distribution given the outcome: if p has the density f, the density given y = 1 is
-proportional to p f(p). Results of single laws are stored in comparisons.json, and a later run replaces them.
+Laws of the first table have two calibrated systems, so that every verdict on a calibration error is false. For exact
+calibration, predictions are drawn from their distribution given the outcome: if p has the density f, the density given
+y = 1 is proportional to p f(p). Laws of the second table have a difference, which the intervals should contain. Results
+of single laws are stored in comparisons.json, and a later run replaces them.
 """
 
 import argparse
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.event_sums import EqualWidthBins
@@ -40,13 +41,20 @@ from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.lines import Better
 
 RECORD = Path(__file__).resolve().parent / "results" / "comparisons.json"
-N, N_BINS = 500, 15
+N_BINS = 15
+MODES: Mapping[Task, tuple[NamedMode, NamedMode]] = {
+    "binary": ("positive", "top_label"),
+    "multiclass": ("top_label", "classwise"),
+}
 
 Values = dict[str, Tensor]
 """Errors by `Line.key`."""
 
 Sample = tuple[dict[str, Tensor], Tensor, Tensor | None]
 """Predictions by system, targets, and clusters or None."""
+
+Scales = tuple[float, float]
+"""One number for each system."""
 
 
 def beta_given(a: float, b: float, target: Tensor, g: torch.Generator) -> Tensor:
@@ -57,75 +65,82 @@ def beta_given(a: float, b: float, target: Tensor, g: torch.Generator) -> Tensor
     return ones / (ones + zeros)
 
 
-def beta_views(a: float, b: float, g: torch.Generator, constant: bool = False) -> Sample:
+def binary_targets(n: int, p: float, g: torch.Generator) -> Tensor:
+    """Return n labels with the frequency p."""
+    return torch.bernoulli(torch.full((n,), p, dtype=torch.float64), generator=g).long()
+
+
+def beta_views(a: float, b: float, n: int, g: torch.Generator, constant: bool = False) -> Sample:
     """Return two systems with beta(a, b) that share only the outcome, or one and the constant mean."""
-    target = torch.bernoulli(torch.full((N,), a / (a + b), dtype=torch.float64), generator=g).long()
-    other = torch.full((N,), a / (a + b), dtype=torch.float64) if constant else beta_given(a, b, target, g)
+    target = binary_targets(n, a / (a + b), g)
+    other = torch.full((n,), a / (a + b), dtype=torch.float64) if constant else beta_given(a, b, target, g)
     return {"a": beta_given(a, b, target, g), "b": other}, target, None
 
 
-def mixture(g: torch.Generator, constant: bool = False) -> Sample:
+def mixture(n: int, g: torch.Generator, constant: bool = False) -> Sample:
     """Return two systems with the mixture of beta(2, 8) and beta(8, 2), or one and its two-valued coarsening."""
-    target = torch.bernoulli(torch.full((N,), 0.5, dtype=torch.float64), generator=g).long()
+    target = binary_targets(n, 0.5, g)
 
     def view() -> tuple[Tensor, Tensor]:
         # P(second component | y = 1) = 0.8
-        second = torch.rand(N, generator=g, dtype=torch.float64) < torch.where(target == 1, 0.8, 0.2)
+        second = torch.rand(n, generator=g, dtype=torch.float64) < torch.where(target == 1, 0.8, 0.2)
         return torch.where(second, beta_given(8, 2, target, g), beta_given(2, 8, target, g)), second
 
     a, component = view()
     return {"a": a, "b": torch.where(component, 0.8, 0.2).double() if constant else view()[0]}, target, None
 
 
-def normal_log_odds(g: torch.Generator, scale: float = 1.5, other_scale: float | None = None) -> Sample:
-    """Return two systems with log-odds N(+-s^2 / 2, s^2) given the outcome; the second scale may differ."""
-    target = torch.bernoulli(torch.full((N,), 0.5, dtype=torch.float64), generator=g).long()
+def normal_log_odds(n: int, g: torch.Generator, scales: Scales = (1.5, 1.5), factors: Scales = (1.0, 1.0)) -> Sample:
+    """Return two systems with log-odds N(+-s^2 / 2, s^2) given the outcome, multiplied by a factor for each system."""
+    target = binary_targets(n, 0.5, g)
     sign = 2.0 * target - 1
+    a, b = (
+        (factor * (sign * s**2 / 2 + s * torch.randn(n, generator=g, dtype=torch.float64))).sigmoid()
+        for s, factor in zip(scales, factors, strict=True)
+    )
+    return {"a": a, "b": b}, target, None
 
-    def view(s: float) -> Tensor:
-        return (sign * s**2 / 2 + s * torch.randn(N, generator=g, dtype=torch.float64)).sigmoid()
 
-    return {"a": view(scale), "b": view(scale if other_scale is None else other_scale)}, target, None
-
-
-def nested_log_odds(g: torch.Generator) -> Sample:
+def nested_log_odds(n: int, g: torch.Generator) -> Sample:
     """Return a system with log-odds of two features, and one with the log-odds of the first of them."""
-    target = torch.bernoulli(torch.full((N,), 0.5, dtype=torch.float64), generator=g).long()
-    first, second = ((2.0 * target - 1) * 0.5 + torch.randn(N, generator=g, dtype=torch.float64) for _ in range(2))
+    target = binary_targets(n, 0.5, g)
+    first, second = ((2.0 * target - 1) * 0.5 + torch.randn(n, generator=g, dtype=torch.float64) for _ in range(2))
     return {"a": (first + second).sigmoid(), "b": first.sigmoid()}, target, None
 
 
-def clustered(g: torch.Generator) -> Sample:
-    """Return nested systems for 50 clusters of 10 rows with outcomes that share part of the noise.
+def clustered(n: int, g: torch.Generator) -> Sample:
+    """Return nested systems for 50 clusters of rows with outcomes that share part of the noise.
 
     Features are independent; y = 1 if a normal variable with correlation 0.3 within clusters is below a limit.
     """
-    p = (1.5 * torch.randn(N, generator=g, dtype=torch.float64)).sigmoid()
-    cluster = torch.arange(N) % 50
+    p = (1.5 * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
+    cluster = torch.arange(n) % 50
     shared = torch.randn(50, generator=g, dtype=torch.float64)[cluster]
-    own = torch.randn(N, generator=g, dtype=torch.float64)
+    own = torch.randn(n, generator=g, dtype=torch.float64)
     target = (math.sqrt(0.3) * shared + math.sqrt(0.7) * own < torch.special.ndtri(p)).long()
     grid = (1.5 * torch.special.ndtri((torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000)).sigmoid()
     above = float(grid[grid > 0.5].mean())
     return {"a": p, "b": torch.where(p > 0.5, above, 1 - above).double()}, target, cluster
 
 
-def classes(g: torch.Generator, num_classes: int, scale: float = 2.0, other_scale: float | None = None) -> Sample:
-    """Return two posteriors of classes with Gaussian features, which share only the label."""
-    target = torch.randint(num_classes, (N,), generator=g)
+def classes(
+    num_classes: int, n: int, g: torch.Generator, scales: Scales = (2.0, 2.0), factors: Scales = (1.0, 1.0)
+) -> Sample:
+    """Return two posteriors of classes with Gaussian features that share only the label, with `factors` of logits."""
+    target = torch.randint(num_classes, (n,), generator=g)
     means = torch.nn.functional.one_hot(target, num_classes).double()
+    a, b = (
+        (factor * s * (s * means + torch.randn(n, num_classes, generator=g, dtype=torch.float64))).softmax(-1)
+        for s, factor in zip(scales, factors, strict=True)
+    )
+    return {"a": a, "b": b}, target, None
 
-    def view(s: float) -> Tensor:
-        features = s * means + torch.randn(N, num_classes, generator=g, dtype=torch.float64)
-        return (s * features).softmax(-1)
 
-    return {"a": view(scale), "b": view(scale if other_scale is None else other_scale)}, target, None
-
-
-def over_confident(g: torch.Generator) -> Sample:
-    """Return a calibrated system with normal log-odds z, and the over-confident log-odds 1.3 z."""
-    z = 1.5 * torch.randn(N, generator=g, dtype=torch.float64)
-    return {"a": z.sigmoid(), "b": (1.3 * z).sigmoid()}, torch.bernoulli(z.sigmoid(), generator=g).long(), None
+def changed(n: int, g: torch.Generator, factor: float = 1.0, shift: float = 0.0) -> Sample:
+    """Return a calibrated system with normal log-odds z, and the log-odds `factor` z + `shift` of the same rows."""
+    z = 1.5 * torch.randn(n, generator=g, dtype=torch.float64)
+    target = torch.bernoulli(z.sigmoid(), generator=g).long()
+    return {"a": z.sigmoid(), "b": (factor * z + shift).sigmoid()}, target, None
 
 
 class Law(NamedTuple):
@@ -133,26 +148,44 @@ class Law(NamedTuple):
 
     name: str
     task: Task
-    draw: Callable[[torch.Generator], Sample]
+    draw: Callable[[int, torch.Generator], Sample]
+    n: int = 500
+    is_calibrated: bool = True
+    has_ranks: bool = False  # whether rank-based errors are simulated
 
 
-LAWS = (
-    Law("normal log-odds, equal accuracy", "binary", normal_log_odds),
-    Law("normal log-odds, 1.5 and 0.5", "binary", lambda g: normal_log_odds(g, 1.5, 0.5)),
-    Law("normal log-odds, nested", "binary", nested_log_odds),
-    Law("beta mixture, equal accuracy", "binary", mixture),
-    Law("beta mixture and two values", "binary", lambda g: mixture(g, True)),
-    Law("beta(0.5, 9.5), equal accuracy", "binary", lambda g: beta_views(0.5, 9.5, g)),
-    Law("beta(0.5, 9.5) and constant", "binary", lambda g: beta_views(0.5, 9.5, g, True)),
-    Law("beta(0.5, 20), equal accuracy", "binary", lambda g: beta_views(0.5, 20, g)),
-    Law("beta(0.5, 20) and constant", "binary", lambda g: beta_views(0.5, 20, g, True)),
-    Law("5 classes, equal accuracy", "multiclass", lambda g: classes(g, 5)),
-    Law("5 classes, different accuracy", "multiclass", lambda g: classes(g, 5, 2.0, 0.7)),
-    Law("10 classes, equal accuracy", "multiclass", lambda g: classes(g, 10)),
-    Law("10 classes, different accuracy", "multiclass", lambda g: classes(g, 10, 2.0, 0.7)),
-    Law("normal log-odds and two values, 50 clusters", "binary", clustered),
-    Law("z and 1.3 z (power)", "binary", over_confident),
+CALIBRATED = (
+    Law("normal log-odds, equal accuracy", "binary", normal_log_odds, has_ranks=True),
+    Law("normal log-odds, 1.5 and 0.5", "binary", partial(normal_log_odds, scales=(1.5, 0.5)), has_ranks=True),
+    Law("normal log-odds, nested", "binary", nested_log_odds, has_ranks=True),
+    Law("beta mixture, equal accuracy", "binary", mixture, has_ranks=True),
+    Law("beta mixture and two values", "binary", partial(mixture, constant=True), has_ranks=True),
+    Law("beta(0.5, 9.5), equal accuracy", "binary", partial(beta_views, 0.5, 9.5), has_ranks=True),
+    Law("beta(0.5, 9.5) and constant", "binary", partial(beta_views, 0.5, 9.5, constant=True), has_ranks=True),
+    Law("beta(0.5, 20), equal accuracy", "binary", partial(beta_views, 0.5, 20), has_ranks=True),
+    Law("beta(0.5, 20) and constant", "binary", partial(beta_views, 0.5, 20, constant=True), has_ranks=True),
+    Law("5 classes, equal accuracy", "multiclass", partial(classes, 5), has_ranks=True),
+    Law("5 classes, different accuracy", "multiclass", partial(classes, 5, scales=(2.0, 0.7)), has_ranks=True),
+    Law("10 classes, equal accuracy", "multiclass", partial(classes, 10), has_ranks=True),
+    Law("10 classes, different accuracy", "multiclass", partial(classes, 10, scales=(2.0, 0.7)), has_ranks=True),
+    Law("normal log-odds and two values, 50 clusters", "binary", clustered, has_ranks=True),
 )
+DIFFERENT = (
+    Law("z and 1.3 z", "binary", partial(changed, factor=1.3), is_calibrated=False),
+    Law("z and 2 z", "binary", partial(changed, factor=2.0), is_calibrated=False),
+    Law("z and z + 0.5", "binary", partial(changed, shift=0.5), is_calibrated=False),
+    Law(
+        "both over-confident by 1.5, sharpness 1.5 and 0.5",
+        "binary",
+        partial(normal_log_odds, scales=(1.5, 0.5), factors=(1.5, 1.5)),
+        is_calibrated=False,
+    ),
+    Law("10 classes, logits times 1 and 1.5", "multiclass", partial(classes, 10, factors=(1.0, 1.5)), 500, False),
+)
+LARGE = ("normal log-odds, equal accuracy", "normal log-odds, 1.5 and 0.5", "normal log-odds, nested")
+LARGE += ("10 classes, equal accuracy", "10 classes, different accuracy")
+LAWS = (*CALIBRATED, *(law._replace(n=2000, has_ranks=False) for law in CALIBRATED if law.name in LARGE), *DIFFERENT)
+LAWS += tuple(law._replace(n=2000) for law in DIFFERENT)
 
 
 def errors(
@@ -162,14 +195,16 @@ def errors(
 
     The functions and the random numbers are those of `torchcalib.compare`, for D data sets at once.
     """
-    of_rows = torch.arange(p.samples[-1]) if clusters is None else clusters
+    n = p.samples[-1]
+    of_rows = torch.arange(n) if clusters is None else clusters
     draws = Draws(seed, RANKED_REPLICATES, of_rows.device)
     groups = torch.arange(int(of_rows.max()) + 1)
-    counts, signs = draws.weights(groups)[:, of_rows].double(), draws.signs(groups)[:, of_rows]
+    counts, signs = draws.weights(groups), draws.signs(groups)
     found: list[Values] = [{} for _ in range(3 if clusters is None else 4)]
-    if not ranked and p.task == "binary":
-        loss = binary_cross_entropy(p.values, p.target, reduction="none")
-        found[0]["nll"], found[1]["nll"] = loss.mean(-1), (counts @ loss.T) / counts.sum(-1, keepdim=True)
+    if not ranked:
+        for key, loss in losses(p).items():
+            weights = counts[:, of_rows].double()
+            found[0][key], found[1][key] = loss.mean(-1), (weights @ loss.T) / weights.sum(-1, keepdim=True)
     tested = [each for each in catalogue_of(p.task, N_BINS).members if each.is_error and "debiased" not in each.key]
     for mode in modes:
         name = sample_of(mode) if ranked else bins_of(mode)
@@ -178,28 +213,45 @@ def errors(
             sample = ExactSample(mode).from_predictions(p)
             order = order_of(sample.score)
             ordered = OrderedSample.from_sample(sample)
-            rows = torch.arange(N).expand(order.shape).gather(-1, order)
-            samples: list[list[RankedSample]] = [
-                [sample],
-                [OrderedSample.from_sample(ExactSample(mode).from_predictions(p.resampled(counts)))],
-            ]
+            rows = torch.arange(n).expand(order.shape).gather(-1, order)
+            resampled = ExactSample(mode).from_predictions(p.resampled(counts[:, of_rows].double()))
+            samples: list[list[RankedSample]] = [[sample], [OrderedSample.from_sample(resampled)]]
             samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
             if clusters is not None:
-                samples.append(list(samples_of_flipped(ordered, of_rows[rows], draws.signs(groups))))
+                samples.append(list(samples_of_flipped(ordered, of_rows[rows], signs)))
             for columns, chunks in zip(found, samples, strict=True):
                 parts = [values(members, {name: each}) for each in chunks]
                 columns |= {key: torch.cat([x[key] for x in parts]) for key in parts[0]}
             continue
         accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
-        b, plain = accumulator.from_predictions(p), replace(accumulator, with_noise=False)
-        drawn = plain.from_predictions(p.resampled(counts))
+        plain = replace(accumulator, with_noise=False)
+        cells = plain.cells(p)
+        shape = *cells.columns.shape[:-1], N_BINS
+        bin_of = torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1) * N_BINS + cells.index.unsqueeze(-2)
+        place = torch.stack([bin_of, of_rows.expand(bin_of.shape)]).flatten(1)
+        size = math.prod(shape), len(groups)
+        table = torch.sparse_coo_tensor(place, cells.columns.flatten(), size, check_invariants=False)
+
+        def summed(weights: Tensor, table: Tensor = table, shape: tuple[int, ...] = shape) -> Tensor:
+            """Return the sums of all cells `(R, ..., F, B)` for weights of the groups `(R, G)`."""
+            return (table @ weights.double().T).T.reshape(len(weights), *shape)
+
+        b, drawn = accumulator.from_predictions(p), plain.wrap(summed(counts))
         bins = [b, drawn, bins_of_calibrated(b, residuals(drawn), seed)]
         if clusters is not None:
-            flipped = residuals(plain.from_predictions(p.resampled(signs)))
+            flipped = residuals(plain.wrap(summed(signs)))
             bins.append(BinCells.from_bins(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
         for columns, each in zip(found, bins, strict=True):
             columns |= values(members, {name: each})
     return found
+
+
+def losses(p: Predictions) -> Values:
+    """Return NLL and Brier score of each row `(D, N)`."""
+    q = torch.stack([1 - p.values, p.values], -1) if p.task == "binary" else p.values
+    q = q.clamp(min=torch.finfo(q.dtype).tiny)
+    right = q.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
+    return {"nll": -right.log(), "brier": q.square().sum(-1) - 2 * right + 1}
 
 
 def residuals(b: BinStats) -> Tensor:
@@ -207,67 +259,131 @@ def residuals(b: BinStats) -> Tensor:
     return b.sums[..., 2, :] - b.sums[..., 1, :]
 
 
-def verdicts(law: Law, n_sets: int, ranked: bool) -> dict[str, float]:
-    """Return the share of data sets with p <= 5% by `Line.key`, in batches of data sets."""
-    found: Counter[str] = Counter()
-    at_once = 4 if ranked else 50
+def outcomes(law: Law, n_sets: int, ranked: bool) -> dict[str, dict[str, float]]:
+    """Return shares of data sets by `Line.key`, and the mean difference beyond chance; in batches of data sets.
+
+    `significant`: p <= 5%. `excludes_0`: the interval excludes 0. `agree`: both or none. `covered`: the interval
+    contains the mean difference beyond chance of all data sets.
+    """
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    num_classes = 1 if law.task == "binary" else law.draw(2, torch.Generator())[0]["a"].shape[-1]
+    at_once = 4 if ranked else max(5, min(100, 250_000 // (law.n * num_classes)))
     for seed in range(0, n_sets, at_once):
-        sets = [law.draw(torch.Generator().manual_seed(seed + k)) for k in range(min(at_once, n_sets - seed))]
+        sets = [law.draw(law.n, torch.Generator().manual_seed(seed + k)) for k in range(min(at_once, n_sets - seed))]
         clusters, target = sets[0][2], torch.stack([target for _, target, _ in sets])
         modes = modes_of(law.task)[: 1 if ranked else None]
         by_system = []
         for name in ("a", "b"):
             probs = torch.stack([preds[name] for preds, _, _ in sets])
-            num_classes = None if law.task == "binary" else probs.shape[-1]
-            p = InputFormat(law.task, num_classes=num_classes).read(probs, target, None, batch_shape=(len(sets),))
+            input_format = InputFormat(law.task, num_classes=None if law.task == "binary" else num_classes)
+            p = input_format.read(probs, target, None, batch_shape=(len(sets),))
             by_system.append(errors(p, clusters, modes, ranked, seed))
         n_clusters = None if clusters is None else float(clusters.max()) + 1
         for key in by_system[0][0]:
             pair, bootstrap, *nulls = ((a[key], b[key]) for a, b in zip(*by_system, strict=True) if key in a)
             better: Better = "nearer to 0" if key.startswith("esce") else "lower"
             test = pair_test(pair, bootstrap, nulls, better, n_clusters)
-            found[key] += int((test.p_value <= (1 - LEVEL) * (1 + 1e-9)).sum())
-    return {key: count / n_sets for key, count in found.items()}
+            columns = test.value - test.chance, test.low, test.high, test.p_value
+            found[key].append(torch.stack([each.double() for each in columns]))
+    return {key: summary(*torch.cat(parts, -1)) for key, parts in found.items()}
+
+
+def summary(beyond: Tensor, low: Tensor, high: Tensor, p_value: Tensor) -> dict[str, float]:
+    """Return the shares and the mean of `outcomes` for one line, from its values in all data sets."""
+    significant, excludes = p_value <= (1 - LEVEL) * (1 + 1e-9), (low > 0) | (high < 0)
+    truth = beyond.mean()
+    shares = {
+        "significant": significant,
+        "excludes_0": excludes,
+        "agree": significant == excludes,
+        "covered": (low <= truth) & (truth <= high),
+    }
+    return {"beyond": float(truth), **{name: float(each.double().mean()) for name, each in shares.items()}}
 
 
 def table(records: Mapping[str, Any]) -> str:
     """Return the tables of all stored results in Markdown."""
-    binned = [f"{error}/{mode}" for error in ("ece", "esce", "mce", "rmsce") for mode in ("main", "other")]
+    by_kind = {
+        (law, kind): record
+        for law in LAWS
+        for kind in ("bins", "ranks")
+        if (record := records.get(f"{law.name}, n = {law.n}, {kind}")) is not None
+    }
+    n_lines = sum(record["sets"] * len(record["found"]) for record in by_kind.values())
+    n_agree = sum(
+        round(record["sets"] * each["agree"]) for record in by_kind.values() for each in record["found"].values()
+    )
     ranked = ["ace", "tce", "ks", "atb", "mcb"]
-    main_modes = {"binary": "positive", "multiclass": "top_label"}
-    other_modes = {"binary": "top_label", "multiclass": "classwise"}
     lines = [
-        "# False verdicts of comparisons",
+        "# Verdicts and intervals of comparisons",
         "",
-        "Share of data sets in which one of two systems is called better or worse calibrated (p <= 0.05, not adjusted) "
-        f"although both are calibrated, in percent. {N} samples; {RANKED_REPLICATES} replicates; the functions of "
-        "`torchcalib.compare`. Standard error at 5%: 0.7 for 1,000 data sets, 1.5 for 200. Two numbers: main mode "
-        "(positive class or top label) / other mode (top label or class-wise). Empty: not computed. Computed by "
-        "`python -m benchmarks.comparisons`.",
+        f"Computed by `python -m benchmarks.comparisons` with the functions of `torchcalib.compare` and "
+        f"{RANKED_REPLICATES} replicates. Two numbers: main mode (positive class or top label) / other mode (top label "
+        "or class-wise). Empty: not computed. p-values are not adjusted.",
         "",
-        "| law | data sets | ECE | ESCE | MCE | RMSCE | data sets | ACE | TCE | KS | ATB | MCB |",
-        f"|---|{'---:|' * 11}",
+        "Interval and p-value agree if the interval of the difference beyond chance excludes 0, and p <= 0.05, or none "
+        f"of both. They agree in {n_agree:,} of {n_lines:,} lines.",
+        "",
+        "## False verdicts",
+        "",
+        "Share of data sets in percent in which the interval excludes 0 although both systems are calibrated: one of "
+        "them is called better or worse calibrated. Nominal 5%; its standard error is 0.7 for 1,000 data sets, 1.5 for "
+        "200.",
+        "",
+        "| law | N | data sets | ECE | ESCE | MCE | RMSCE | data sets | ACE | TCE | KS | ATB | MCB |",
+        f"|---|{'---:|' * 12}",
     ]
-    for law in LAWS:
-        modes = {"main": main_modes[law.task], "other": other_modes[law.task]}
-        cells = [law.name]
-        of_bins, of_ranks = (records.get(f"{law.name}, {kind}") for kind in ("bins", "ranks"))
-        cells.append("" if of_bins is None else f"{of_bins['sets']:,}")
-        for first, second in zip(binned[::2], binned[1::2], strict=True):
-            keys = ["/".join((key.split("/")[0], modes[key.split("/")[1]])) for key in (first, second)]
-            cells.append("" if of_bins is None else " / ".join(f"{100 * of_bins['found'][key]:.1f}" for key in keys))
+    for law in (law for law in LAWS if law.is_calibrated):
+        of_bins, of_ranks = by_kind.get((law, "bins")), by_kind.get((law, "ranks"))
+        cells = [law.name, f"{law.n:,}", *both_modes(law, of_bins, "excludes_0")]
         cells.append("" if of_ranks is None else f"{of_ranks['sets']:,}")
         shares = {} if of_ranks is None else of_ranks["found"]
-        cells += [f"{100 * shares[key]:.1f}" if (key := f"{name}/{modes['main']}") in shares else "" for name in ranked]
+        keys = [f"{name}/{MODES[law.task][0]}" for name in ranked]
+        cells += [f"{100 * shares[key]['excludes_0']:.1f}" if key in shares else "" for key in keys]
         lines.append(f"| {' | '.join(cells)} |")
-    power = records.get(f"{LAWS[-1].name}, bins")
-    if power is not None:
-        lines += [
-            "",
-            "The last row is not calibrated: its second system has the log-odds 1.3 z. There, the difference in NLL is "
-            f"significant in {power['found']['nll']:.1%} of the data sets.",
-        ]
+    lines += [
+        "",
+        "## Coverage and power",
+        "",
+        "Share of data sets in percent in which the 95% interval contains the difference beyond chance: the mean over "
+        "all data sets of the difference minus the difference of the noise floors; for NLL and Brier score, the mean "
+        "difference.",
+        "",
+        "| law | N | data sets | ECE | ESCE | MCE | RMSCE | NLL | Brier score |",
+        f"|---|{'---:|' * 8}",
+    ]
+    different = [law for law in LAWS if not law.is_calibrated]
+    for law in different:
+        lines.append(row_of_scores(law, by_kind.get((law, "bins")), "covered"))
+    lines += [
+        "",
+        "Share of data sets in percent in which the interval excludes 0:",
+        "",
+        *lines[-len(different) - 2 :][:2],
+    ]
+    for law in different:
+        lines.append(row_of_scores(law, by_kind.get((law, "bins")), "excludes_0"))
     return "\n".join(lines) + "\n"
+
+
+def row_of_scores(law: Law, record: Mapping[str, Any] | None, share: str) -> str:
+    """Return a row of shares of the errors over bins and of the scores."""
+    cells = [law.name, f"{law.n:,}", *both_modes(law, record, share)]
+    cells += ["" if record is None else f"{100 * record['found'][key][share]:.1f}" for key in ("nll", "brier")]
+    return f"| {' | '.join(cells)} |"
+
+
+def both_modes(law: Law, record: Mapping[str, Any] | None, share: str) -> list[str]:
+    """Return the number of data sets, and the share in percent of each error over bins, in both modes."""
+    if record is None:
+        return [""] * 5
+    found = record["found"]
+    cells = [f"{record['sets']:,}"]
+    for name in ("ece", "esce", "mce", "rmsce"):
+        # The class-wise ESCE is always 0.
+        keys = [key for mode in MODES[law.task] if (key := f"{name}/{mode}") in found and key != "esce/classwise"]
+        cells.append(" / ".join(f"{100 * found[key][share]:.1f}" for key in keys))
+    return cells
 
 
 def main() -> None:
@@ -279,15 +395,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for law in (LAWS[k] for k in arguments.laws):
-        for kind, n_sets in (("bins", arguments.sets), ("ranks", arguments.ranked_sets)):
+        for kind, n_sets in (("bins", arguments.sets), ("ranks", arguments.ranked_sets if law.has_ranks else 0)):
             if not n_sets:
                 continue
-            record = {"sets": n_sets, "found": verdicts(law, n_sets, kind == "ranks")}
+            record = {"sets": n_sets, "found": outcomes(law, n_sets, kind == "ranks")}
             records = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-            records[f"{law.name}, {kind}"] = record
+            records[f"{law.name}, n = {law.n}, {kind}"] = record
             RECORD.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
             RECORD.with_suffix(".md").write_text(table(records))
-            print(f"{law.name}, {kind}: {record}", flush=True)
+            print(f"{law.name}, n = {law.n}, {kind}: {record}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from typing import Any, Unpack
 
 from torchcalib.core.arguments import Task, check_positive, is_number
+from torchcalib.display.words import ONE_LOOK
 from torchcalib.io.errors import shown
 from torchcalib.reporting.options import ReportOptionsDict
 from torchcalib.results.conditions import ALPHA, MAX_ECE, Condition
@@ -25,7 +26,8 @@ def assert_calibrated(
 
     The assertion fails if the expected calibration error (ECE) has a p-value below `alpha` and is above `max_ece`. A
     large p-value alone is no proof of calibration: with few samples, the test detects large errors only. The error
-    message contains the verdict of the report and the values.
+    message contains the verdict of the report and the values. The p-value holds for one look at the data: a check of
+    new data every day gives more false alarms than a single check.
 
     Args:
         probs: probabilities, or logits with `from_logits=True`; see `torchcalib.report`.
@@ -64,5 +66,5 @@ def assert_calibrated(
     condition = Condition.parse(f"p(ece) < {alpha!r} and ece > {max_ece!r}")
     outcome = condition.outcome(found)
     if outcome.holds:
-        raise AssertionError(f"{found.sentence} The assertion fails if {condition.text}, and {outcome}.")
+        raise AssertionError(f"{found.sentence} The assertion fails if {condition.text}, and {outcome}. {ONE_LOOK}")
     return found

@@ -11,6 +11,7 @@ from processes import ROOT
 
 import torchcalib as tc
 from torchcalib.cli import main
+from torchcalib.display.words import ONE_LOOK
 from torchcalib.results.conditions import DEFAULT, Condition
 from torchcalib.testing import assert_calibrated
 
@@ -28,6 +29,7 @@ def test_check_fails_only_if_the_condition_holds(over_confident, capsys):
     assert main(["check", path]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith(f"FAILED: fail if {DEFAULT}\n")
+    assert printed.endswith(f"{ONE_LOOK}\n"), "the condition has a p-value"
     assert report.sentence in printed
     assert main(["check", path, "--fail-if", "p(ece) < 0.01 and ece > 0.9", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -65,7 +65,7 @@ def test_stated_confidences_have_the_values_of_loops(tmp_path):
     ece = loop_ece(*zip(*numbers_of(path), strict=True))
     assert metrics["ece"].value == pytest.approx(ece, rel=1e-9)
     brier = sum((p - y) ** 2 for p, y in expected) / 40
-    assert metrics["brier"].value == pytest.approx(brier, rel=1e-9)
+    assert metrics["correctness_brier"].value == pytest.approx(brier, rel=1e-9)
     assert 0 < metrics["ece_if_calibrated"].value < 0.5
     found = audit(path, **FAST)
     assert found["stated"].value("ece") == pytest.approx(ece, rel=1e-9)

@@ -38,7 +38,7 @@ metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
   - {metric: ece, aggregation: !function utils.ece, higher_is_better: false}
   - {metric: ece_if_calibrated, aggregation: !function utils.ece_if_calibrated, higher_is_better: false}
-  - {metric: brier, aggregation: !function utils.brier, higher_is_better: false}
+  - {metric: correctness_brier, aggregation: !function utils.correctness_brier, higher_is_better: false}
 """
 
 GENERATION = """
@@ -133,7 +133,7 @@ def test_ragged_options_have_the_values_of_loops_over_the_log(tmp_path, document
 
 
 def test_metrics_of_a_yaml_file_have_the_values_of_loops(tmp_path, documents):
-    names = "brier, choice_results, ece, ece_if_calibrated"
+    names = "choice_results, correctness_brier, ece, ece_if_calibrated"
     lines = [
         f"from torchcalib.integrations.lm_eval import {names}",
         'process_results = choice_results(lambda doc: doc["answer"])',
@@ -147,7 +147,7 @@ def test_metrics_of_a_yaml_file_have_the_values_of_loops(tmp_path, documents):
     assert results["acc,none"] == pytest.approx(np.mean(correct))
     assert results["ece,none"] == pytest.approx(loop_ece(confidences, correct), rel=1e-9)
     brier = np.mean([(c - y) ** 2 for c, y in zip(confidences, correct, strict=True)])
-    assert results["brier,none"] == pytest.approx(brier, rel=1e-9)
+    assert results["correctness_brier,none"] == pytest.approx(brier, rel=1e-9)
     assert 0 < results["ece_if_calibrated,none"] < 0.5
     assert audit(path, **FAST)["choices"].value("ece") == pytest.approx(results["ece,none"], rel=1e-9)
 

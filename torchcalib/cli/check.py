@@ -7,6 +7,7 @@ from pathlib import Path
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.messages import computing, output
 from torchcalib.cli.ranks import on_first
+from torchcalib.display.words import ONE_LOOK
 from torchcalib.io.errors import printable
 from torchcalib.results.conditions import Condition
 
@@ -24,6 +25,7 @@ def check(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
         print_json({**found, "sentence": report.sentence, "kind": report.decision.kind, "input": report.input_line})
     else:
         verdict = "FAILED" if outcome.holds else "passed"
-        lines = (f"{verdict}: fail if {condition.text}", f"with {outcome}", report.sentence, report.input_line)
+        lines = [f"{verdict}: fail if {condition.text}", f"with {outcome}", report.sentence, report.input_line]
+        lines += [ONE_LOOK] * any(term.function == "p" for term in condition.terms)
         output("\n".join(map(printable, lines)))
     return int(outcome.holds)

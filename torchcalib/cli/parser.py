@@ -369,7 +369,8 @@ COMMANDS: Mapping[str, Command] = {
         "check",
         "fail if predictions are miscalibrated, for continuous integration",
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
-        "By default, the error must be significant and large: sampling noise alone is no failure.",
+        "By default, the error must be significant and large: sampling noise alone is no failure.\n"
+        "p-values hold for one look at the data: repeated checks give more false alarms.",
         (options.add_files, _condition, options.add_input, options.add_clusters, options.add_bins),
         _found_for_check,
         _CHECK_EXAMPLES,

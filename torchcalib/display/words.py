@@ -58,6 +58,10 @@ def in_clauses(
     return ", ".join(clauses)
 
 
+ONE_LOOK = "p-values hold for one look at the data: repeated looks at growing data give more false alarms."
+"""Sentence beside p-values that people can look at repeatedly."""
+
+
 def p_words(p_value: float, equals: str = "") -> str:
     """Format a p-value as `"0.012"` with the prefix `equals`, or as `"< 0.001"`."""
     if p_value < 0.001:

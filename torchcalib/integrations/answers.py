@@ -53,7 +53,7 @@ METRICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ece": lambda confidence, correct: _ece(confidence, correct).compute(),
     "ece_if_calibrated": lambda confidence, correct: _ece(confidence, correct).test().noise_floor,
     "ece_p_value": lambda confidence, correct: _ece(confidence, correct).test().p_value,
-    "brier": lambda confidence, correct: brier_score(confidence, correct, task="binary"),
+    "correctness_brier": lambda confidence, correct: brier_score(confidence, correct, task="binary"),
     "correctness_auroc": lambda confidence, correct: correctness_auroc(confidence, correct, task="binary"),
 }
 """Metrics of the confidences that answers are right, with 15 equal-width bins for the expected calibration error."""

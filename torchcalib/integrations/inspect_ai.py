@@ -40,7 +40,7 @@ def calibration(name: str = "ece") -> Metric:
 
     Args:
         name: `"ece"` (15 equal-width bins), `"ece_if_calibrated"` (its expectation for a calibrated model),
-            `"ece_p_value"`, `"brier"` or `"correctness_auroc"`.
+            `"ece_p_value"`, `"correctness_brier"` or `"correctness_auroc"`.
 
     Returns:
         The metric, for the argument `metrics` of a scorer or task.
@@ -72,12 +72,12 @@ def ece_if_calibrated() -> Metric:
 
 
 @metric
-def brier() -> Metric:
-    """Return the Brier score of the confidences; see `calibration`."""
-    return calibration("brier")
+def correctness_brier() -> Metric:
+    """Return the binary Brier score of the confidence that the answer is right; see `calibration`."""
+    return calibration("correctness_brier")
 
 
-@scorer(metrics=[accuracy(), ece(), ece_if_calibrated(), brier()])
+@scorer(metrics=[accuracy(), ece(), ece_if_calibrated(), correctness_brier()])
 def with_stated_confidence(of: Scorer) -> Scorer:
     """Return a scorer that adds the confidence in the text of an answer, such as "Confidence: 85%", to another scorer.
 

@@ -66,7 +66,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     negative log-likelihood `nll`, its normalised form `nce` and the entropic calibration difference `ecd`. Calibration
     errors are `ece` (expected), `esce` (expected signed) and `mce` (maximum). Early stopping, checkpoints and
     schedulers can use these values. Loggers that accept images receive the reliability diagram. An increase of
-    over-confidence causes a warning.
+    over-confidence causes a warning. p-values hold for one look at the data: test the selected model once, on other
+    data.
 
     Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
     The sanity check before training is not recorded.

@@ -2,7 +2,7 @@
 
 `!function` of lm-eval reads Python files beside the YAML file. `utils.py` there has two lines:
 
-    from torchcalib.integrations.lm_eval import brier, choice_results, ece, ece_if_calibrated
+    from torchcalib.integrations.lm_eval import choice_results, correctness_brier, ece, ece_if_calibrated
     process_results = choice_results(lambda doc: doc["answer"])
 
 The task then has `process_results: !function utils.process_results`, and its `metric_list` has `acc`, and each metric
@@ -19,10 +19,18 @@ import torch
 from torchcalib.integrations.answers import Pair, value_of
 from torchcalib.io.logs.stated import stated_in
 
-__all__ = ["brier", "choice_results", "correctness_auroc", "ece", "ece_if_calibrated", "ece_p_value", "stated_results"]
+__all__ = [
+    "choice_results",
+    "correctness_auroc",
+    "correctness_brier",
+    "ece",
+    "ece_if_calibrated",
+    "ece_p_value",
+    "stated_results",
+]
 
 Document = Mapping[str, Any]
-_METRICS = ("ece", "ece_if_calibrated", "brier")
+_METRICS = ("ece", "ece_if_calibrated", "correctness_brier")
 
 
 def choice_results(
@@ -102,13 +110,16 @@ def ece_if_calibrated(items: Sequence[Pair]) -> float:
 
 
 def ece_p_value(items: Sequence[Pair]) -> float:
-    """Return the p-value of the test that the model is calibrated, with ECE as statistic."""
+    """Return the p-value of the test that the model is calibrated, with ECE as statistic, for one look at the data."""
     return value_of("ece_p_value", items)
 
 
-def brier(items: Sequence[Pair]) -> float:
-    """Return the Brier score of the confidences that answers are right."""
-    return value_of("brier", items)
+def correctness_brier(items: Sequence[Pair]) -> float:
+    """Return the binary Brier score of the confidence that the answer is right: the mean of (confidence - right)^2.
+
+    The metric `brier_score` of lm-eval is another score: it adds the squared errors of all options.
+    """
+    return value_of("correctness_brier", items)
 
 
 def correctness_auroc(items: Sequence[Pair]) -> float:

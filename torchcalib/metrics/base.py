@@ -361,7 +361,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
 
         The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
-        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method.
+        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method. The p-value
+        holds for one look at the data: a test after every batch or epoch gives more false alarms.
 
         Args:
             level: Level of the interval, in (0, 1).

@@ -266,7 +266,7 @@ def skce_test(
     """Test whether a model is calibrated in the strong sense, with the squared kernel calibration error (SKCE).
 
     The null hypothesis is P(Y = k | p) = p_k for all classes k jointly. The test is one-sided: a negative SKCE is never
-    significant.
+    significant. The p-value holds for one look at the data: repeated looks at growing data give more false alarms.
 
     Args:
         preds: Probabilities or logits; see `skce`.

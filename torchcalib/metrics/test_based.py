@@ -61,6 +61,8 @@ def tce(
     decisions as SciPy. Unlike a difference of probabilities, the test is equally strict for predictions of 0.001 and
     0.5.
 
+    The levels of the tests hold for one look at the data: repeated looks at growing data give more false alarms.
+
     Args:
         target: Labels. Soft targets are not supported.
         bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).

@@ -144,9 +144,10 @@ def difference_plot(
     axes have as many panels as fit: ECE, NLL, Brier score and accuracy first. A line
     at 0 marks the first system, and the better side is shaded. Each further system has a row:
 
-    - A mark at the difference, and a line for its interval. The mark is a blue circle for a better system, an orange
-      square for a worse system, and a hollow grey circle if the difference is not significant. Significance is not
-      adjusted for the number of differences; see `torchcalib.results.Difference`.
+    - A mark at the difference beyond chance, and a line for its interval. Scores have no noise floor: their mark is at
+      the difference. The mark is a blue circle for a better system, an orange square for a worse system, and a hollow
+      grey circle if the difference is not significant. Significance is not adjusted for the number of differences, as
+      in the sentences; see `torchcalib.results.Difference`.
     - A triangle instead of the mark, if the difference is beyond the end of the scale.
 
     Args:
@@ -179,7 +180,7 @@ def difference_plot(
     n_rows = math.ceil(len(drawn) / columns)
     names = [short_name(name) for name in others]
     if title is None:
-        title = f"Difference from {short_name(comparison.baseline)}, 95% intervals"
+        title = f"Difference from {short_name(comparison.baseline)} beyond chance, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
     canvas = Canvas.create(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
     # System names are the tick labels of the first column of panels, and apply to all columns.
@@ -233,9 +234,14 @@ def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
     if difference.interval is not None:
         ends = np.clip([difference.interval.low, difference.interval.high], low, high)
         panel.plot(ends, [row, row], color=edge, linewidth=1.8, solid_capstyle="butt", zorder=2)
-    marker = "<" if difference.value < low else ">" if difference.value > high else _MARKS.get(difference.verdict, "o")
-    mark = _mark(edge, face, [np.clip(difference.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
+    value = _drawn_value(difference)
+    marker = "<" if value < low else ">" if value > high else _MARKS.get(difference.verdict, "o")
+    mark = _mark(edge, face, [np.clip(value, low, high)], [row], marker=marker, markeredgewidth=1.2)
     panel.add_line(mark)
+
+
+def _drawn_value(difference: Difference) -> float:
+    return difference.value if difference.beyond_chance is None else difference.beyond_chance
 
 
 def _colors(verdict: str, style: Style) -> tuple[str, str]:
@@ -254,7 +260,7 @@ def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
     shown = [0.0]
     for difference in differences:
         ends = [] if difference.interval is None else [difference.interval.low, difference.interval.high]
-        shown += [x for x in (difference.value, *ends) if math.isfinite(x)]
+        shown += [x for x in (_drawn_value(difference), *ends) if math.isfinite(x)]
     low, high = min(shown), max(shown)
     room = 0.08 * (high - low) or 1e-3  # not 0 if all values are equal
     return low - room, high + room

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Literal
 
 from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
-from torchcalib.display.words import ends, listed, p_words, significant
+from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, significant
 from torchcalib.io.errors import printable, short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import (
@@ -17,6 +17,7 @@ from torchcalib.results.lines import (
     by_group,
     explanation_columns,
     interval_column,
+    is_significant,
     name_column,
 )
 
@@ -58,7 +59,7 @@ class Comparison(Results[ComparedLine]):
             "Intervals, p-values and the verdicts beside them are those of single metrics, chosen in advance: if no "
             f"system differed, up to {max(1, round(0.05 * n))} of {n} p-values would be at most 0.05, on average. "
             f"Adjusted p-values account for all {n} differences: the probability that one or more of them would be at "
-            "most 0.05 is at most 5%."
+            f"most 0.05 is at most 5%. {ONE_LOOK}"
         )
 
     @property
@@ -90,8 +91,8 @@ def compared_verdict(comparison: Comparison, name: str) -> str:
         return "baseline"
     words = []
     for line, what in ((comparison.line("ece"), "calibrated"), (comparison.line("nll"), "NLL")):
-        if line is not None and line.differences[name].adjusted_verdict != "not significant":
-            words.append(f"{line.differences[name].adjusted_verdict} {what}")
+        if line is not None and line.differences[name].verdict != "not significant":
+            words.append(f"{line.differences[name].verdict} {what}")
     if words:
         return ", ".join(words)
     has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
@@ -108,10 +109,13 @@ def system_table(comparison: Comparison) -> Table:
             found = line.differences.get(name)
             if found is None:
                 return Cell()
-            bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
-            return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
+            if found.interval is None or found.beyond_chance is None:
+                return Cell(significant(found.value).replace("-", "−"), found.value)
+            bounds = ends(found.interval.low, found.interval.high, 3)
+            return Cell(f"{significant(found.beyond_chance)} ({bounds})".replace("-", "−"), found.beyond_chance)
 
-        header = f"{line.name} difference (95% interval)"
+        has_chance = any(each.chance is not None for each in line.differences.values())
+        header = f"{line.name} difference{' beyond chance' if has_chance else ''} (95% interval)"
         return [
             Column(line.name, lambda name: number(line.values[name])),
             Column(header, difference, is_number=False, shown=shown),
@@ -174,11 +178,12 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
 
     header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
     return [
-        column(header, "value", partial(number, style="main"), data=key),
-        column("by chance", "chance", number, shown="page"),
+        column(header, "value", number, data=key, shown="wide"),
+        column("by chance", "chance", number, shown="wide"),
+        column("beyond chance", "beyond_chance", partial(number, style="main")),
         interval_column(of("interval"), f"{key}: "),
         column("p", "p_value", p_value, is_number=False),
-        column("adjusted p", "adjusted_p_value", p_value, is_number=False),
+        column("adjusted p", "adjusted_p_value", p_value, is_number=False, shown="wide"),
         Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
     ]
 
@@ -196,33 +201,39 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
     first, second = short_name(first, _NAME_LENGTH), short_name(second, _NAME_LENGTH)
     error = f"its ECE is {_in_words(ece)}"
-    sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
-    if ece.adjusted_verdict != "not significant":
-        sentences = [f"{second} is {ece.adjusted_verdict} calibrated than {first}: {error}"]
-    elif ece.interval is None:
+    if ece.interval is None:
         sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
-    elif ece.verdict == "not significant" and (ece.interval.low > _ROUNDING or ece.interval.high < -_ROUNDING):
-        sentences[0] += f", and {ece.chance:+.2g} is expected by sampling noise alone"
+    elif ece.verdict == "not significant":
+        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
+    else:
+        sentences = [f"{second} is {ece.verdict} calibrated than {first}: {error}"]
     for verdict in ("better", "worse"):
-        names = [
-            f"{name} ({_in_words(d, ', 95% interval {}, adjusted p {}')})"
-            for name, d in scores.items()
-            if d.adjusted_verdict == verdict
-        ]
+        names = [f"{name} ({_in_words(d, ', {}')})" for name, d in scores.items() if d.verdict == verdict]
         sentences += [f"It is {verdict} in {listed(names)}"] if names else []
-    undecided = [name for name, d in scores.items() if d.adjusted_verdict == "not significant" and d.interval]
+    undecided = [name for name, d in scores.items() if d.verdict == "not significant" and d.interval]
     sentences += [f"There is no significant difference in {listed(undecided)}"] if undecided else []
     return ". ".join(sentences) + "."
 
 
-def _in_words(difference: Difference, evidence: str = " (95% interval {}, adjusted p {})") -> str:
-    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, adjusted p = 0.005)"`."""
+def _in_words(difference: Difference, evidence: str = " ({})") -> str:
+    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, p = 0.005)"`.
+
+    Errors are followed by the difference beyond chance, to which the interval belongs. The adjusted p-value is added if
+    only p is at most 0.05.
+    """
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value if abs(difference.value) > _ROUNDING else 0.0
     words = f"{'higher' if value > 0 else 'lower'} by {abs(value):.3g}" if value else "equal"
-    interval, p = difference.interval, difference.adjusted_p_value
+    interval, p, adjusted = difference.interval, difference.p_value, difference.adjusted_p_value
     if interval is None or p is None or max(value, interval.high) - min(value, interval.low) <= _ROUNDING:
         return words
-    bounds = (interval.low, interval.high) if value >= 0 else (-interval.high, -interval.low)
-    return words + evidence.format(ends(*bounds, digits=3), p_words(p, "= "))
+    bounds = (interval.low, interval.high)
+    if difference.chance is not None:
+        words += f"; the difference beyond chance is {difference.beyond_chance:.3g}"
+    elif value < 0:
+        bounds = (-interval.high, -interval.low)
+    found = f"95% interval {ends(*bounds, digits=3)}, p {p_words(p, '= ')}"
+    if adjusted is not None and is_significant(p) and not is_significant(adjusted):
+        found += f", adjusted p {p_words(adjusted, '= ')}"
+    return words + evidence.format(found)

@@ -76,7 +76,7 @@ class Line(Quantity):
         noise_floor: expected value if the model were perfectly calibrated with these confidences; for a signed error,
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
-            multiple testing. None without `noise_floor`.
+            multiple testing, and for one look at the data. None without `noise_floor`.
         interval: 95% confidence interval of the expected value at this sample size; for debiased RMSCE, of the error
             without sampling noise. None if omitted. For the method of calibration errors, see
             `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC (uncertainty) and metrics of
@@ -101,33 +101,32 @@ class Difference:
 
     The hypothesis of the test is that the expected difference is 0 for scores. For calibration errors, to which
     sampling noise adds unequal amounts, it is between 0 and `chance`. This holds if both systems are calibrated, and
-    approximately if their gaps have the same pattern.
+    approximately if their gaps have the same pattern. `p_value`, `interval` and `verdict` agree: p is at most 0.05 if
+    and only if the interval excludes 0.
 
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
-        interval: 95% interval of the expected difference; None if omitted. For scores it is the percentile interval of
-            the paired bootstrap. For calibration errors it also contains the interval from the null replicates, in
-            which both systems are calibrated.
         chance: expected difference if both systems are calibrated: the noise floor of the system minus that of the
-            baseline. None for scores, and without an interval.
-        p_value: p-value of the hypothesis, from the replicates of `interval`: at most 0.05 if and only if the interval
-            excludes all values from 0 to `chance`. Not adjusted for other differences. None without an interval.
+            baseline. None for scores, which have no noise floor, and without an interval.
+        beyond_chance: `value` minus `chance`; for scores `value`. None without an interval.
+        interval: 95% interval of the difference beyond chance; None if omitted. For scores it is the percentile
+            interval of the paired bootstrap. For calibration errors it also contains the interval from the null
+            replicates, in which both systems are calibrated. Noise adds less to large gaps, so that the expected
+            difference contains an unknown part of `chance`: the interval allows for every part from none to all of it.
+        p_value: p-value of the hypothesis, from the replicates of `interval`. Not adjusted for other differences, and
+            for one look at the data. None without an interval.
         adjusted_p_value: p-value adjusted for all differences of a comparison (step-down max-T of Westfall and Young):
             the probability of one or more values of at most 0.05 is at most 5% if no system differs.
         verdict: `"better"` or `"worse"` if `p_value` is at most 0.05; otherwise `"not significant"`.
     """
 
     value: float
-    interval: LineInterval | None
     chance: float | None
+    beyond_chance: float | None
+    interval: LineInterval | None
     p_value: float | None
     adjusted_p_value: float | None
     verdict: Verdict
-
-    @property
-    def adjusted_verdict(self) -> Verdict:
-        """`verdict` if `adjusted_p_value` is at most 0.05, otherwise `"not significant"`."""
-        return self.verdict if is_significant(self.adjusted_p_value) else "not significant"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torchcalib.inference.simulation import OrderedSample
 from torchcalib.metrics.ranked import ks_from_sample
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
+from torchcalib.plots.canvas import LIGHT
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
 from torchcalib.reporting.comparison.null import (
     UNIFORM_STREAMS,
@@ -66,12 +68,21 @@ def test_pair_test_equals_a_slow_loop(shift, better):
     floors = [[sum(map(size, x)) / R for x in pair] for pair in nulls]
     chance = max(b for _, b in floors) - max(a for a, _ in floors)
     sets = [[size(b) - size(a) for a, b in zip(*bootstrap, strict=True)]]
+    centre = value
+    if better == "nearer to 0":
+        deviations = [float(x.std()) for x in bootstrap]
+
+        def folded(pair):
+            a, b = (stats.foldnorm(abs(float(x)) / s, scale=s).mean() for x, s in zip(pair, deviations, strict=True))
+            return b - a
+
+        sets, centre = [[folded(pair) for pair in zip(*bootstrap, strict=True)]], folded(values)
     for pair in nulls:
         drawn = [size(b) - size(a) for a, b in zip(*pair, strict=True)]
         sets.append([value + sum(drawn) / R - x for x in drawn])
     all_ends, p_values = [], []
     for drawn in sets:
-        low, high, corrected = slow_ends(value, drawn)
+        low, high, corrected = slow_ends(centre if drawn is sets[0] else value, drawn)
         all_ends.append((low, high))
         below = sum(x <= max(0.0, chance) + 1e-6 for x in corrected)
         above = sum(x >= min(0.0, chance) - 1e-6 for x in corrected)
@@ -79,8 +90,20 @@ def test_pair_test_equals_a_slow_loop(shift, better):
     assert float(found.value) == pytest.approx(value, abs=1e-12)
     assert float(found.chance) == pytest.approx(chance, abs=1e-12)
     assert float(found.p_value) == pytest.approx(max(p_values), abs=1e-12)
-    assert float(found.low) == pytest.approx(min(low for low, _ in all_ends), abs=1e-12)
-    assert float(found.high) == pytest.approx(max(high for _, high in all_ends), abs=1e-12)
+    # The interval of the difference beyond chance allows for every part of `chance`, from none to all of it.
+    ends = [(low - part, high - part) for low, high in all_ends for part in (0.0, chance)]
+    assert float(found.low) == pytest.approx(min(low for low, _ in ends), abs=1e-12)
+    assert float(found.high) == pytest.approx(max(high for _, high in ends), abs=1e-12)
+
+
+def test_replicate_sets_that_reject_on_different_sides_do_not_reject():
+    values = torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    drawn = 0.01 * normal(R)
+    # Around 2 after the bias is not subtracted (it is below a quarter of a wide standard error), and around -1.
+    bootstrap = drawn, torch.cat([1.5 + drawn[:-1], drawn[:1] - 20])
+    nulls = [(drawn, 0.01 * normal(R, seed=1) + torch.cat([torch.full((R - 1,), 2.0), torch.tensor([-80.0])]))]
+    found = pair_test(values, bootstrap, nulls, "lower")
+    assert (found.p_value <= 0.05) == ((found.low > 0) | (found.high < 0))
 
 
 def test_pair_tests_of_a_batch_equal_single_ones():
@@ -204,25 +227,22 @@ def assert_consistent(comparison):
     for line in comparison.lines:
         for found in line.differences.values():
             if found.interval is None:
-                assert (found.p_value, found.adjusted_p_value, found.chance) == (None, None, None)
-                assert (found.verdict, found.adjusted_verdict) == ("not significant", "not significant")
+                assert {found.p_value, found.adjusted_p_value, found.chance, found.beyond_chance} == {None}
+                assert found.verdict == "not significant"
                 continue
             n += 1
-            reach = [min(0.0, found.chance or 0.0), max(0.0, found.chance or 0.0)]
-            size = 1e-6 * max(1, *map(abs, line.values.values()))
-            excludes = found.interval.low > reach[1] + size or found.interval.high < reach[0] - size
+            assert found.beyond_chance == pytest.approx(found.value - (found.chance or 0.0), abs=1e-12)
+            assert (found.chance is None) == (line.group in ("scores", "selective prediction") or line.name == "DSC")
+            excludes = found.interval.low > 0 or found.interval.high < 0
             assert excludes == (found.verdict != "not significant") == (found.p_value <= 0.05 + 1e-9), line.key
             if excludes:
-                sign = 1 if line.better == "higher" else -1
-                assert (found.verdict == "better") == (sign * found.interval.low > 0)
+                assert (found.verdict == "better") == ((line.better == "higher") == (found.interval.low > 0))
             assert found.p_value <= found.adjusted_p_value <= 1
-            expected = found.verdict if found.adjusted_p_value <= 0.05 + 1e-9 else "not significant"
-            assert found.adjusted_verdict == expected
     return n
 
 
 @pytest.mark.parametrize("has_clusters", [False, True])
-def test_interval_p_value_and_verdict_agree(has_clusters, monkeypatch):
+def test_interval_beyond_chance_p_value_and_verdict_agree(has_clusters, monkeypatch):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.MAX_RANKED", 0)  # rank-based replicates are slow
     n = 0
     for seed in range(4):
@@ -249,8 +269,15 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
         comparison = tc.compare(logits, target, task="binary", from_logits=True, clusters=clusters, n_replicates=199)
         found[name] = comparison["ece/positive"].differences["noisy"]
         assert_consistent(comparison)
-    assert found["both"].interval.low == min(found[name].interval.low for name in ("rows", "signs"))
-    assert found["both"].interval.high == max(found[name].interval.high for name in ("rows", "signs"))
+    both = found.pop("both")
+    lows, highs = zip(*((x.interval.low, x.interval.high) for x in found.values()), strict=True)
+    # Chance differs between the sets: the larger noise floor of each system counts.
+    assert both.interval.low + max(both.chance, 0) == pytest.approx(
+        min(low + max(x.chance, 0) for low, x in zip(lows, found.values(), strict=True)), abs=1e-9
+    )
+    assert both.interval.high + min(both.chance, 0) == pytest.approx(
+        max(high + min(x.chance, 0) for high, x in zip(highs, found.values(), strict=True)), abs=1e-9
+    )
 
 
 def test_multilabel_comparisons_are_consistent():
@@ -262,43 +289,64 @@ def test_p_values_are_in_all_exports(capsys):
     comparison = compared("binary")
     found, frame = comparison["nll"].differences["sure"], comparison.to_pandas().loc["nll"]
     line = next(line for line in json.loads(comparison.to_json())["lines"] if line["key"] == "nll")
-    for name in ("p_value", "adjusted_p_value"):
+    for name in ("p_value", "adjusted_p_value", "beyond_chance"):
         assert line["differences"]["sure"][name] == frame[f"sure - calibrated: {name}"] == getattr(found, name)
     terminal.show_comparison(comparison, True)
     texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render(comparison)]
-    assert all("adjusted p" in text for text in (*texts, capsys.readouterr().out))
+    assert all("adjusted p" in text.lower() for text in (*texts, capsys.readouterr().out))
+    assert all("beyond chance" in text for text in texts)
     assert "Adjusted p-values account for all" in comparison.caution
     assert difference_plot(comparison)
 
 
-def test_sentences_and_short_verdicts_use_adjusted_p_values(monkeypatch):
+def test_sentences_marks_and_tables_use_the_verdict_of_the_line(monkeypatch):
     logits, target = systems("binary", n=1500)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.MAX_RANKED", 0)  # rank-based replicates are slow
     comparison = tc.compare(logits, target, task="binary", from_logits=True, n_replicates=199)
     found = comparison["ece/positive"].differences["sure"]
-    assert found.adjusted_verdict == "worse"
-    assert compared_verdict(comparison, "sure").startswith("worse calibrated")
-    assert "adjusted p = 0.01)" in comparison.sentences["sure"]
+    assert found.verdict == "worse"
 
-    lines = tuple(
-        replace(line, differences={k: replace(x, adjusted_p_value=0.3) for k, x in line.differences.items()})
-        for line in comparison.lines
-    )
-    assert compared_verdict(replace(comparison, lines=lines), "sure") == "no significant difference"
-    text = comparison_sentence(lines, "calibrated", "sure")
-    assert text.startswith("The calibration of sure and calibrated does not differ significantly: its ECE is higher by")
-    assert "adjusted p = 0.30" in text
-    assert "worse" not in text
+    def of_change(**changes):
+        """Return the comparison, and its sentence, if the differences in all lines are changed."""
+        lines = [
+            replace(line, differences={k: replace(x, **changes) for k, x in line.differences.items()})
+            for line in comparison.lines
+        ]
+        changed = replace(comparison, lines=tuple(lines))
+        return changed, comparison_sentence(lines, "calibrated", "sure")
+
+    ends = f"95% interval {found.interval}, p = 0.01"
+    words = f"its ECE is higher by {found.value:.3g}; the difference beyond chance is {found.beyond_chance:.3g} ({ends}"
+    for changes, start, mark in (
+        ({}, f"sure is worse calibrated than calibrated: {words})", LIGHT.below),
+        (
+            {"adjusted_p_value": 0.3},
+            f"sure is worse calibrated than calibrated: {words}, adjusted p = 0.30)",
+            LIGHT.below,
+        ),
+        (
+            {"verdict": "not significant", "p_value": 0.2},
+            f"The calibration of sure and calibrated does not differ significantly: {words.replace('0.01', '0.20')})",
+            LIGHT.muted,
+        ),
+    ):
+        changed, text = of_change(**changes)
+        assert text.startswith(start)
+        assert compared_verdict(changed, "sure").startswith("worse calibrated") == (mark == LIGHT.below)
+        panel = next(ax for ax in difference_plot(changed).child_axes if ax.get_title(loc="left") == "ECE")
+        marks = [line for line in panel.lines if line.get_marker() in ("o", "s") and 0 in line.get_ydata()]
+        assert mark in {line.get_markeredgecolor() for line in marks}
+        assert found.beyond_chance in {float(line.get_xdata()[0]) for line in marks}
 
 
 def test_differences_of_rounding_errors_read_as_no_difference():
     line = compared("binary")["ece"]
     for value, low, high, words in (
         (-1.39e-17, -2e-17, 0.0, "its ECE is equal."),
-        (-1.39e-17, -0.01, 0.02, "its ECE is equal (95% interval -0.01 to 0.02, adjusted p = 1.00)."),
-        (-0.015, -0.02, 0.01, "its ECE is lower by 0.015 (95% interval -0.01 to 0.02, adjusted p = 1.00)."),
+        (-1.39e-17, -0.01, 0.02, "its ECE is equal (95% interval -0.01 to 0.02, p = 1.00)."),
+        (-0.015, -0.02, 0.01, "its ECE is lower by 0.015 (95% interval -0.01 to 0.02, p = 1.00)."),
     ):
-        difference = Difference(value, LineInterval(low, high), 0.0, 1.0, 1.0, "not significant")
+        difference = Difference(value, None, value, LineInterval(low, high), 1.0, 1.0, "not significant")
         text = comparison_sentence([replace(line, differences={"b": difference})], "a", "b")
         assert text == f"The calibration of b and a does not differ significantly: {words}"
 
@@ -307,8 +355,21 @@ def test_differences_of_rounding_errors_read_as_no_difference():
 @pytest.mark.parametrize("constant", [True, False])
 def test_two_calibrated_systems_of_rare_events_are_rarely_called_different(constant):
     """The bootstrap alone gives false verdicts in 37% (RMSCE) and 77% (MCE) of such data sets."""
-    from benchmarks.comparisons import Law, beta_views, verdicts
+    from benchmarks.comparisons import Law, beta_views, outcomes
 
-    found = verdicts(Law("", "binary", lambda g: beta_views(0.5, 9.5, g, constant)), 300, ranked=False)
-    found.pop("nll")  # the systems differ in accuracy
+    law = Law("", "binary", partial(beta_views, 0.5, 9.5, constant=constant))
+    found = {key: each["excludes_0"] for key, each in outcomes(law, 300, ranked=False).items()}
+    found = {key: share for key, share in found.items() if key not in ("nll", "brier")}  # they differ in accuracy
     assert max(found.values()) <= 0.09, found  # 5% plus 3 standard errors
+
+
+@pytest.mark.extended
+def test_intervals_of_equal_sharpness_and_of_true_differences_have_their_coverage():
+    """The interval of the difference itself excludes 0 in up to 70% of pairs of calibrated systems."""
+    from benchmarks.comparisons import LAWS, outcomes
+
+    for name in ("normal log-odds, 1.5 and 0.5", "z and 2 z"):
+        law = next(law for law in LAWS if law.name == name and law.n == 500)
+        found = outcomes(law, 300, ranked=False)
+        assert min(each["covered"] for each in found.values()) >= 0.91, found  # 95% minus 3 standard errors
+        assert {each["agree"] for each in found.values()} == {1.0}

@@ -78,15 +78,16 @@ def compare(
     standard deviation is subtracted, also from intervals of values.
 
     Calibration errors contain sampling noise. `Difference.chance` is the difference of the noise floors: the expected
-    difference if both systems are calibrated. The hypothesis of the test is that the expected difference lies between 0
-    and this number. It holds approximately for two systems with the same pattern of gaps; see the guide on noise
-    floors. The p-value is the larger one of two: that of the bootstrap, and that of null replicates. In null
-    replicates, the outcomes of both systems are simulated from their confidences, with the dependence between the
-    systems. The interval contains those of both. The bootstrap alone is not valid for rare outcomes, because a bin
-    without events has no noise in the replicates.
+    difference if both systems are calibrated. `Difference.beyond_chance` is the rest, and the interval is that of the
+    rest. The hypothesis of the test is that the expected difference lies between 0 and `chance`. It holds approximately
+    for two systems with the same pattern of gaps; see the guide on noise floors. The p-value is the larger one of two:
+    that of the bootstrap, and that of null replicates. In null replicates, the outcomes of both systems are simulated
+    from their confidences, with the dependence between the systems. The interval contains those of both. The bootstrap
+    alone is not valid for rare outcomes, because a bin without events has no noise in the replicates.
 
-    The verdict is `"better"` or `"worse"` if p is at most 0.05. Adjusted p-values account for all differences of the
-    comparison. Sentences, and the verdicts in the table of systems, use adjusted p-values.
+    The verdict is `"better"` or `"worse"` if p is at most 0.05, which is the case if and only if the interval excludes
+    0. Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of
+    the comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
     are assigned to at most 8,192 random groups, which are resampled instead. For class-wise errors of 1,000 classes

@@ -5,15 +5,21 @@ replicates, in which both systems are calibrated (`torchcalib.reporting.comparis
 one of these sets (intersection-union test, Berger 1982). The interval contains those of all sets. The bootstrap
 alone has no valid level for rare outcomes, and null replicates alone have none for equally miscalibrated systems.
 
-The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. It holds
-approximately if the gaps of both systems have the same pattern, because noise adds little to large gaps. For equal
-errors with different patterns, the expected difference can lie outside by up to one noise floor.
+The noise floors of two systems can differ by c. Noise adds less to large gaps, so that an unknown part of c, from none
+(large gaps) to all of it (calibrated systems), is in the expected difference d. The hypothesis is that d lies between 0
+and c. It holds approximately if the gaps of both systems have the same pattern. For equal errors with different
+patterns, d can lie outside by up to one noise floor.
+
+The interval is that of the difference beyond chance, d minus the unknown part: if [l, h] is an interval of d, it is
+[l - max(c, 0), h - min(c, 0)], the union over all parts. Its coverage is at least that of [l, h], and it excludes 0 if
+and only if [l, h] excludes the hypothesis, which p <= 5% tests.
 
 Reference:
     Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;
     Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for the adjustment.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -47,9 +53,9 @@ class PairTest(NamedTuple):
     """Test of the difference of one line between two systems, `(...)`."""
 
     value: Tensor  # the difference; for a signed metric, the difference of absolute values
-    low: Tensor  # lower end of the 95% interval; NaN if undefined
-    high: Tensor
     chance: Tensor  # difference of the noise floors; 0 without null replicates
+    low: Tensor  # lower end of the 95% interval of the difference beyond chance; NaN if undefined
+    high: Tensor
     p_value: Tensor  # hypothesis: the expected difference is between 0 and `chance`; NaN if undefined
     distance: Tensor  # distance of the difference from the hypothesis in standard errors
     standardised: Tensor  # replicates minus their mean, divided by their standard deviation, `(R, ...)`
@@ -69,6 +75,14 @@ def pair_test(
     """
     value = _minus(values, better)
     sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
+    if better == "nearer to 0":
+        # The target is a difference of expected absolute values, of which absolute values of replicates are no sample.
+        deviations = [x.std(0) for x in bootstrap]
+        sizes, drawn = (
+            [_expected_size(x, deviation) for x, deviation in zip(pair, deviations, strict=True)]
+            for pair in (values, bootstrap)
+        )
+        sets = [Interval(sizes[1] - sizes[0], drawn[1] - drawn[0], LEVEL, n_clusters)]
     chance = torch.zeros_like(value)
     if nulls:
         floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
@@ -83,8 +97,13 @@ def pair_test(
     rounding = torch.finfo(torch.float32).eps * size
     least, most = chance.clamp(max=0) - rounding, chance.clamp(min=0) + rounding
     low, high = (torch.stack(ends) for ends in zip(*(each.without_bias for each in sets), strict=True))
-    low, high = low.amin(0), high.amax(0)  # NaN if one of the sets has no interval
-    p_values = torch.stack([each.p_value(least, most) for each in sets])
+    # NaN if one of the sets has no interval
+    ends = [low.amin(0) - chance.clamp(min=0), high.amax(0) - chance.clamp(max=0)]
+    low, high = (end.masked_fill(end.abs() <= rounding, 0) for end in ends)
+    # All sets must reject on the same side, as their union does.
+    above = torch.stack([each.p_value(-torch.inf, most) for each in sets])
+    below = torch.stack([each.p_value(least, torch.inf) for each in sets])
+    p_values = torch.where(above.amax(0) < below.amax(0), above, below)
     distances = torch.stack([_distance(each, least, most) for each in sets])
     # Select the set with the largest p-value; of equal ones, that with the smallest distance.
     weakest = (p_values - 1e-9 * distances / (1 + distances).clamp(max=1e9)).nan_to_num(2).argmax(0, keepdim=True)
@@ -94,9 +113,9 @@ def pair_test(
     )
     return PairTest(
         value,
+        chance,
         low,
         high,
-        chance,
         p_values.amax(0).masked_fill(low.isnan() | high.isnan(), torch.nan),
         distances.gather(0, weakest).squeeze(0),
         standardised.gather(0, weakest.unsqueeze(1).expand(1, *standardised.shape[1:])).squeeze(0),
@@ -108,6 +127,13 @@ def _minus(pair: Pair, better: Better) -> Tensor:
     """Return b - a for a pair (a, b), or |b| - |a| for signed metrics."""
     a, b = pair
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
+
+
+def _expected_size(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the expected absolute value of a normal variable (folded normal distribution)."""
+    z = (mean / deviation).nan_to_num(0, torch.inf, -torch.inf)
+    density = deviation * math.sqrt(2 / math.pi) * torch.exp(-z.square() / 2)
+    return density + mean * torch.erf(z / math.sqrt(2))
 
 
 def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
@@ -187,13 +213,14 @@ def _tested(
 def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: float | None) -> Difference:
     """Return the result of a test as numbers, with its verdict."""
     if test is None:
-        return Difference(float(_minus(values, better)), None, None, None, None, "not significant")
+        return Difference(float(_minus(values, better)), None, None, None, None, None, "not significant")
     interval = LineInterval(float(test.low), float(test.high))
     verdict: Verdict = "not significant"
     if is_significant(float(test.p_value)):
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
     chance = float(test.chance) if test.has_null else None
-    return Difference(float(test.value), interval, chance, float(test.p_value), adjusted, verdict)
+    beyond = float(test.value - test.chance)
+    return Difference(float(test.value), chance, beyond, interval, float(test.p_value), adjusted, verdict)
 
 
 def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:

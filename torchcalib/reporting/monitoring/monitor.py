@@ -75,6 +75,9 @@ class Monitor:
     `torch.distributed` is initialized, `end_epoch` synchronises all ranks in two collectives. Every rank must call it,
     including ranks without data.
 
+    The values of every epoch are looks at the same validation data. p-values hold for one look at the data: test the
+    selected model once, on other data.
+
     Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference. A warning is issued if it exceeds
     its lowest value so far by more than a threshold; see
     `torchcalib.reporting.monitoring.over_confidence.crossings`. Under-confidence causes no warning, because models are

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import count, gain, p_words, percent, significant
+from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable, short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
@@ -30,7 +30,7 @@ EVIDENCE_WORDS = (
     "confidences. Errors and noise do not add: the value minus its noise floor is on average smaller than the error of "
     "a very large sample. p-value: probability of a value at least as large if the model were perfectly calibrated. It "
     "assumes independent rows or clusters, and predictions that were not fitted to these labels. It is not corrected "
-    "for multiple testing."
+    f"for multiple testing. {ONE_LOOK}"
 )
 """Explanation of noise floors and p-values."""
 
@@ -52,12 +52,12 @@ CLASS_WORDS = (
 
 DIFFERENCE_WORDS = (
     "Difference: value of a system minus value of the first system. For signed metrics, absolute values are compared. "
-    "95% interval: paired bootstrap with the same replicates for all systems. For calibration errors, it also contains "
-    "the interval from simulated outcomes of calibrated systems. By chance: expected difference if both systems are "
-    "calibrated, the difference of their noise floors. p-value: for the hypothesis that the expected difference is "
-    "between 0 and this number. Better or worse: p is at most 0.05. Adjusted p: for all differences of the comparison "
-    "(step-down max-T of Westfall and Young 1993, with the bootstrap replicates, which are as dependent as the "
-    "metrics). The verdicts in sentences and in the table of systems use it."
+    "By chance: expected difference if both systems are calibrated, the difference of their noise floors. Beyond "
+    "chance: difference minus by chance; scores have no noise floor. 95% interval: of the difference beyond chance, by "
+    "the paired bootstrap. For calibration errors, it also contains the interval from simulated outcomes of calibrated "
+    "systems, and allows for noise that adds less to large gaps. p-value: at most 0.05 if the interval excludes 0. All "
+    "verdicts, sentences and marks use it. Adjusted p: for all differences of the comparison (step-down max-T of "
+    "Westfall and Young 1993)."
 )
 """Explanation of the differences, intervals and p-values of a comparison."""
 

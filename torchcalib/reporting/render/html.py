@@ -23,7 +23,7 @@ except ImportError as error:
 
 from torchcalib.core.events import NamedMode
 from torchcalib.display.tables import to_html
-from torchcalib.display.words import count, listed, significant
+from torchcalib.display.words import ONE_LOOK, count, listed, significant
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 from torchcalib.plots.comparison import difference_plot
@@ -146,6 +146,7 @@ def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
         and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
         rcl_source=RCL_SOURCE,
         training_curve=both_themes(drawn["training"], "training", training) if report.history else None,
+        one_look=ONE_LOOK,
         tables=tables,
         tests=[_test_values(report, name, drawn[f"test_{name}"]) for name in report.tests],
         classes=class_table(report, _MAX_CLASSES),

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Literal
@@ -172,12 +173,12 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
 
 
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table and notes below it. Columns with `shown="wide"` are omitted on a narrow terminal."""
+    """Print a table and notes below it. Columns with `shown="wide"` are omitted on a terminal where they do not fit."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
-    table = table.shown_on("always", *["wide"] * is_wide)
-    drawn = _drawn(table, is_wide)
-    if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum > console.width:
-        drawn = _drawn(table, is_wide, wraps_names=True)
+    for has_wide, wraps_names in product([True, False] if is_wide else [False], [False, True]):
+        drawn = _drawn(table.shown_on("always", *["wide"] * has_wide), is_wide, wraps_names)
+        if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
+            break
     console.print(drawn)
     _print_notes(console, notes)
 
