@@ -74,6 +74,8 @@ class Calibrator(nn.Module, ABC):
 
     Absent classes are those without samples in the fit. A probability of 0 can make the NLL of new data infinite.
     """
+    state_format: ClassVar[int] = 1
+    """Number of the meaning of the parameters in a `state_dict`. Files of another number raise an error."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the arguments of the constructor, which are attributes."""
     initial: ClassVar[Mapping[str, object]] = {}
@@ -358,7 +360,8 @@ class Calibrator(nn.Module, ABC):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""
-        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in (*_KIND, *self.settings)}}
+        values = {name: getattr(self, name) for name in (*_KIND, *self.settings)}
+        return {"kind": type(self).__name__, "format": self.state_format, **values}
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the result of `get_extra_state`, after a check, because the file may be malicious."""
@@ -378,6 +381,11 @@ class Calibrator(nn.Module, ABC):
             raise ValueError(
                 f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "
                 "Load it with an instance of that class, or with load_calibrator."
+            )
+        if state.get("format", 1) != self.state_format:
+            raise ValueError(
+                f"`state_dict` must be of format {self.state_format} of {type(self).__name__}, got format "
+                f"{shown(state.get('format', 1))}, whose parameters have another meaning. Fit and save it again."
             )
         type(self)(**{name: state[name] for name in self.settings})  # the constructor checks the settings
         classes = state["positive_classes"]
