@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.calibration.calibrator import Zeros, sample_weights
+from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
@@ -49,7 +49,7 @@ class IsotonicCalibration(OneAgainstRest):
     """
 
     name = "isotonic calibration"
-    zeros: ClassVar[Zeros] = "any class"
+    assigns_zero: ClassVar[bool] = True
     whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 

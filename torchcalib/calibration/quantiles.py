@@ -22,7 +22,7 @@ _EPS = 2.0**-52  # smallest probability of spline recalibration
 class _OfProbabilities(IsotonicCalibration):
     """Calibrator whose map is linear between probabilities, also for logits."""
 
-    zeros = "never"
+    assigns_zero = False
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return calibrated probabilities, or their log-odds."""
@@ -77,8 +77,8 @@ class BayesianBinning(_OfProbabilities):
     name = "Bayesian binning into quantiles"
     settings = ("prior_size", "factor")
 
-    def __init__(self, prior_size: float = 2.0, factor: float = 10.0) -> None:
-        super().__init__()
+    def __init__(self, prior_size: float = 2.0, factor: float = 10.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_positive("prior_size", prior_size)
         check_positive("factor", factor, at_least=1)
         self.prior_size, self.factor = prior_size, factor
@@ -210,8 +210,8 @@ class SplineCalibration(_OfProbabilities):
     settings = ("n_knots",)
     state_format = 2
 
-    def __init__(self, n_knots: int = 6) -> None:
-        super().__init__()
+    def __init__(self, n_knots: int = 6, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_count("n_knots", n_knots, at_least=2)
         self.n_knots = n_knots
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torchcalib.calibration.likelihood import (
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit
 from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, smoothed_log_probs
@@ -78,8 +78,9 @@ class VectorScaling(_MultiClass):
     - **Separable data**: the likelihood rises without bound for some direction of (a, b). This is common with few
       samples per class: it suffices that the score of one class separates its samples from the others. The result is
       then temperature scaling (equal scales, no bias), and `converged` is False.
-    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood. Samples
-      of probability 0 or 1 do not count.
+    - **A class without samples** gets the mean scale and bias of the other classes. The likelihood would be largest for
+      probability 0, which makes the log loss of new data infinite. Samples of probability 0 or 1 do not count. If all
+      samples have the same class, predictions are left unchanged.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL. The fit leaves such samples out.
       Probabilities of 0 and 1 are unchanged.
     - **No data**: calibrated predictions are NaN.
@@ -89,7 +90,7 @@ class VectorScaling(_MultiClass):
 
     Attributes:
         scale: scale a of each class `(..., C)`, where `...` is the batch shape of the fit.
-        bias: bias b of each class `(..., C)`; sum 0 over classes with samples.
+        bias: bias b of each class `(..., C)`, with sum 0.
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
@@ -105,8 +106,14 @@ class VectorScaling(_MultiClass):
     """
 
     name = "vector scaling"
-    zeros = "absent classes"
-    initial: ClassVar = {"scale": [1.0, 1.0], "bias": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
+    largest_fit = 1, 2**22
+    initial: ClassVar = {
+        "scale": [1.0, 1.0],
+        "bias": [0.0, 0.0],
+        "absent": [False, False],
+        "lost": 0.0,
+        "outcome": CONVERGED,
+    }
     problems: ClassVar = {
         SEPARABLE: (
             "no finite scales are best: some labels can be separated without error. Only the temperature is fitted. "
@@ -115,37 +122,41 @@ class VectorScaling(_MultiClass):
     }
 
     scale: Tensor
+    absent: Tensor
     lost: Tensor
 
     def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
         """Return the scales, the biases and the weight of samples with infinite NLL."""
         temperature = temperature_fit()
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
-        return {"scale": scale, "bias": bias, "grad_norm": grad_norm, "outcome": outcome, "lost": temperature.lost}
+        # Classes without samples get the mean scale and bias of the others. One class alone determines neither.
+        absent = bias == -torch.inf
+        is_single = (absent.sum(-1) == absent.shape[-1] - 1).unsqueeze(-1)
+        mean = scale.masked_fill(absent, torch.nan).nanmean(-1, keepdim=True)
+        return {
+            "scale": torch.where(absent, mean, scale).masked_fill(is_single, 1),
+            "bias": bias.masked_fill(absent | is_single, 0),
+            "absent": absent,
+            "grad_norm": grad_norm,
+            "outcome": outcome,
+            "lost": temperature.lost,
+        }
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         log_q = self.log_probs_of(values, from_logits)
         scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
         z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else softmax(z)
 
     def n_parameters(self, num_classes: int) -> float:
         """Return the number of scales and biases, without the constant that the biases share."""
         return 2 * num_classes - 1
 
-    def with_mean_bias_of_absent_classes(self) -> Self:
-        """Give absent classes the mean bias and scale; see `Calibrator.with_mean_bias_of_absent_classes`."""
-        is_absent = self.bias == -torch.inf
-        is_single = (is_absent.sum(-1) == self.bias.shape[-1] - 1).unsqueeze(-1)
-        present = self.scale.masked_fill(is_absent, torch.nan)
-        scale = torch.where(is_absent, present.nanmean(-1, keepdim=True), self.scale).masked_fill(is_single, 1)
-        return self._with_buffers({"scale": scale, "bias": self.bias.masked_fill(is_absent | is_single, 0)})
-
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         consequence = "their NLL is infinite, and the fit leaves them out."
-        return remarks_of_fits_with_biases(self.outcome, self.problems, self.bias, self.lost, consequence)
+        return remarks_of_fits_with_biases(self.outcome, self.problems, self.absent, self.lost, consequence)
 
     def shown_parameters(self) -> list[str]:
         """Return the scales and biases as text, for `repr`."""
@@ -193,7 +204,7 @@ class _LogLinear(_MultiClass):
 
     def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
         z = z + self.bias.to(z)[..., None, :]
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else softmax(z)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         scale = self.matrix.diagonal(dim1=-2, dim2=-1) if self.full else self.scale
@@ -217,8 +228,8 @@ class _Structured(_LogLinear):
     alpha: Tensor
     smoothing: Tensor
 
-    def __init__(self, penalty: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, penalty: float = 1.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_positive("penalty", penalty)
         self.penalty = penalty
 
@@ -315,6 +326,7 @@ class StructuredVectorScaling(_Structured):
     """
 
     name = "structured vector scaling"
+    largest_fit = 1, 2**22
     full = False
     initial: ClassVar = {**_Structured.initial, "scale": [1.0, 1.0]}
 
@@ -359,6 +371,7 @@ class StructuredMatrixScaling(_Structured):
     """
 
     name = "structured matrix scaling"
+    largest_fit = 2, 2**23
     full = True
     initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
@@ -379,7 +392,10 @@ class DirichletCalibration(_LogLinear):
     optimum exists for all data. Probabilities are smoothed by 2.2e-16 before the logarithm, so that log 0 is finite.
     The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The fit
     is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
-    computed by conjugate gradients.
+    computed by conjugate gradients. The penalties hardly limit the C (C + 1) parameters if there are few rows, and many
+    such steps are then needed. `fit` therefore raises a ValueError for N rows if N C^3 > 2^36, which is about half a
+    minute of processor time: 68,719 rows of 100 classes, 2,545 rows of 300, and 68 rows of 1,000.
+    `StructuredVectorScaling` is the alternative.
 
     - **Separable data**: the diagonal becomes large, and calibrated probabilities are close to 0 and 1.
     - **Classes without samples** have small positive calibrated probabilities, which depend on the prediction.
@@ -396,7 +412,7 @@ class DirichletCalibration(_LogLinear):
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
 
     Raises:
-        TypeError, ValueError: for invalid penalties.
+        TypeError, ValueError: for invalid penalties, and in `fit` for too many classes.
 
     Reference:
         Kull, Perello-Nieto, Kängsepp, Silva Filho, Song, Flach: Beyond temperature scaling: Obtaining well-calibrated
@@ -411,13 +427,14 @@ class DirichletCalibration(_LogLinear):
     """
 
     name = "Dirichlet calibration"
+    largest_fit = 3, 2**36
     full = True
     settings = ("off_diagonal", "intercept")
     initial: ClassVar = {"matrix": [[1.0, 0.0], [0.0, 1.0]], "bias": [0.0, 0.0], "outcome": CONVERGED}
     problems: ClassVar = {}
 
-    def __init__(self, off_diagonal: float = 1.0, intercept: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, off_diagonal: float = 1.0, intercept: float = 1.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_positive("off_diagonal", off_diagonal)
         check_positive("intercept", intercept)
         self.off_diagonal, self.intercept = off_diagonal, intercept
@@ -431,6 +448,17 @@ class DirichletCalibration(_LogLinear):
         log_q = self.log_probs_of(values, from_logits)
         of_fits = self.bias[..., 0].to(log_q)
         return smoothed_log_probs(log_q, torch.ones_like(of_fits), torch.full_like(of_fits, _SMOOTHING))
+
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return the fitted parameters, or raise a ValueError if the fit would take too long."""
+        if self.is_slow_for(p):
+            n, n_classes = p.target.numel(), p.num_classes
+            raise ValueError(
+                f"`preds` must have at most {self.largest_fit[1]:,} = N * C^3 for N rows and C classes for "
+                f"DirichletCalibration, which fits C (C + 1) parameters, got {n:,} rows and {n_classes:,} classes. "
+                "Use StructuredVectorScaling, or StructuredMatrixScaling for a penalised matrix."
+            )
+        return super().parameters_for(p, weights)
 
     def shown_parameters(self) -> list[str]:
         """Return the matrix and the biases as text, for `repr`."""

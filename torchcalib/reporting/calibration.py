@@ -175,7 +175,7 @@ def _stage(
             float(contributions(in_sample, p).sum()),
             n_samples,
             calibrator.n_parameters(p.num_classes),
-            is_advisable(calibrator, p, score),
+            is_advisable(calibrator, score),
         )
         for remark in last.remarks():
             names_by_remark[remark].append(calibrator.name)
@@ -241,7 +241,6 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
         yield slice(None), copies.with_values(torch.cat(parts, -1).to(p.dtype))
         return
-    fits = fits.with_mean_bias_of_absent_classes()
     for first, by_fold in _folds_by_piece(splits.cpu(), n_folds, max(1, _AT_ONCE // p.num_classes)):
         # One call calibrates the samples of all folds. Shorter folds are padded.
         padded = pad_sequence(by_fold, batch_first=True, padding_value=-1)
