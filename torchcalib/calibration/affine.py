@@ -135,7 +135,8 @@ class _Affine(Calibrator):
         absent = fit.beta == -torch.inf
         is_single = absent.sum(-1) == absent.shape[-1] - 1
         beta = fit.beta.masked_fill(absent | is_single.unsqueeze(-1), 0)
-        fit = fit._replace(alpha=fit.alpha.masked_fill(is_single, 1), beta=beta)
+        outcome = fit.outcome.masked_fill(is_single, CONVERGED)
+        fit = fit._replace(alpha=fit.alpha.masked_fill(is_single, 1), beta=beta, outcome=outcome)
         return flat.parameters(**fit._asdict(), absent=absent)
 
 

@@ -12,7 +12,7 @@ from torchcalib.calibration.isotonic import IsotonicCalibration, sorted_counts
 from torchcalib.core.arguments import check_count, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import largest
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import inside, wide_dtype
 from torchcalib.ops.sorting import end_of_ties
 
 _PIECE = 2**20  # number of float64 values of basis functions in memory
@@ -28,7 +28,7 @@ class _OfProbabilities(IsotonicCalibration):
         """Return calibrated probabilities, or their log-odds."""
         wide = values.to(wide_dtype(values.device))
         p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
-        return (p.logit() if from_logits else p).to(values.dtype)
+        return p.logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
 
     def counts_of_probabilities(self, p: Predictions, weights: Tensor | None) -> tuple[Tensor, ...]:
         """Return `sorted_counts` with probabilities in at least float32 as scores, whatever the predictions are."""

@@ -138,7 +138,7 @@ class VectorScaling(_MultiClass):
             "bias": bias.masked_fill(absent | is_single, 0),
             "absent": absent,
             "grad_norm": grad_norm,
-            "outcome": outcome,
+            "outcome": outcome.masked_fill(is_single.squeeze(-1), CONVERGED),
             "lost": temperature.lost,
         }
 

@@ -108,5 +108,10 @@ def softmax(logits: Tensor, dim: int = -1) -> Tensor:
 def sigmoid(log_odds: Tensor) -> Tensor:
     """Return the sigmoid, in which only infinite log-odds give 0 and 1."""
     p = log_odds.sigmoid()
+    return torch.where(log_odds.isinf(), p, inside(p))
+
+
+def inside(p: Tensor) -> Tensor:
+    """Move probabilities that were rounded to 0 or 1 to the nearest number between."""
     limits = torch.finfo(p.dtype)
-    return torch.where(log_odds.isinf(), p, p.clamp(limits.tiny, 1 - limits.eps / 2))
+    return p.clamp(limits.tiny, 1 - limits.eps / 2)
