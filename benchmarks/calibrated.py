@@ -2,9 +2,8 @@
 
     python -m benchmarks.calibrated --share 0.1    a tenth of the data sets; prints only
 
-Labels are drawn from the probabilities of the model. A calibrator that is fitted to them can only do harm. Its excess is
-the mean of |f(q) - q|^2 on new predictions q, which is the expected change of the Brier score on new data, without
-the noise of labels. The lost accuracy is the mean of max q - q_k for the top class k after calibration.
+Labels are drawn from the probabilities of the model. A calibrator that is fitted to them can only do harm. Its excess
+is the mean of |f(q) - q|^2 on new predictions q: the expected change of the Brier score, without noise of labels. The lost accuracy is the mean of max q - q_k for the top class k after calibration.
 """
 
 import argparse
@@ -159,12 +158,16 @@ def main() -> None:
     lines = [
         "# Calibrators of calibrated models",
         "",
-        "Labels are drawn from the predicted probabilities, so every change is a loss. Excess: mean |f(q) - q|^2 on new "
-        "predictions, the expected increase of the Brier score (of P(y = 1) for two classes) x 1e4, with its standard "
-        "error. Ratio: excess divided by that of isotonic calibration. Accuracy: expected loss x 1e4 on new data. Zeros: "
-        "number of probabilities of exactly 0 where the prediction is positive. 2,000 rows for 2 and 10 classes, and "
-        "3,000 for 100. Goal: a ratio of at most 1, and of 3.5 for binning methods and full matrices. "
+        "Labels are drawn from the predicted probabilities, so every change is a loss. Excess: mean |f(q) - q|^2 on "
+        "new predictions, the expected increase of the Brier score (of P(y = 1) for two classes) x 1e4, with its "
+        "standard error. Ratio: excess divided by that of isotonic calibration. Accuracy: expected loss x 1e4 on new "
+        "data. Zeros: probabilities of exactly 0 where the prediction is positive. 2,000 rows for 2 and 10 classes, "
+        "and 3,000 for 100. Goal: a ratio of at most 1, and of 3.5 for binning methods and full matrices. "
         "Computed by `python -m benchmarks.calibrated`.",
+        "",
+        "A binning method replaces all predictions in a bin by one value. This error does not vanish for many rows, "
+        "unlike that of isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the "
+        "smallest ones of many classes add up.",
         "",
         "| classes | predictions | sets | calibrator | excess | ratio | accuracy | zeros | missed |",
         "|---:|---|---:|---|---:|---:|---:|---:|---|",

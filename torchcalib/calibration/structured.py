@@ -390,8 +390,8 @@ class DirichletCalibration(_LogLinear):
 
     for C classes. The diagonal is free in the publication. Here 1e-6 / C sum_k (W_kk - 1)^2 is added, so that a finite
     optimum exists for all data. Probabilities are smoothed by 2.2e-16 before the logarithm, so that log 0 is finite.
-    The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The fit
-    is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
+    The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The
+    default penalties are those of `StructuredMatrixScaling`, which decrease with the number of samples. The fit is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
     computed by conjugate gradients. The penalties hardly limit the C (C + 1) parameters if there are few rows, and many
     such steps are then needed. `fit` therefore raises a ValueError for N rows if N C^3 > 2^36, which is about half a
     minute of processor time: 68,719 rows of 100 classes, 2,545 rows of 300, and 68 rows of 1,000.
@@ -403,8 +403,9 @@ class DirichletCalibration(_LogLinear):
     - **No data**: calibrated predictions are NaN, and `fit` warns.
 
     Args:
-        off_diagonal: factor of the penalty of the off-diagonal entries, positive.
-        intercept: factor of the penalty of the biases, positive.
+        off_diagonal: factor of the penalty of the off-diagonal entries, positive; None for C^2 (C - 1)^2 / N with N
+            samples. For weighted samples, N is the sum of the weights.
+        intercept: factor of the penalty of the biases, positive; None for C^2 / N.
 
     Attributes:
         matrix: W `(..., C, C)`; row k has the factors of the score of class k.
@@ -433,10 +434,17 @@ class DirichletCalibration(_LogLinear):
     initial: ClassVar = {"matrix": [[1.0, 0.0], [0.0, 1.0]], "bias": [0.0, 0.0], "outcome": CONVERGED}
     problems: ClassVar = {}
 
-    def __init__(self, off_diagonal: float = 1.0, intercept: float = 1.0, *, from_logits: bool | None = None) -> None:
+    def __init__(
+        self,
+        off_diagonal: float | None = None,
+        intercept: float | None = None,
+        *,
+        from_logits: bool | None = None,
+    ) -> None:
         super().__init__(from_logits=from_logits)
-        check_positive("off_diagonal", off_diagonal)
-        check_positive("intercept", intercept)
+        for name, value in (("off_diagonal", off_diagonal), ("intercept", intercept)):
+            if value is not None:
+                check_positive(name, value)
         self.off_diagonal, self.intercept = off_diagonal, intercept
 
     def n_parameters(self, num_classes: int) -> float:
@@ -469,9 +477,12 @@ class DirichletCalibration(_LogLinear):
         n_classes, start = flat.scores.shape[-1], temperature_fit().alpha
         start = start.nan_to_num(1).clamp(1e-3, 1e2)
         alpha = torch.ones_like(start)
+        total = flat.weights.sum(-1).to(alpha)
+        per_row = alpha / total.masked_fill(~(total > 0), 1)
         n_others = max(1, n_classes * (n_classes - 1))
-        penalties = (_DIAGONAL / n_classes, self.off_diagonal / n_others, self.intercept / n_classes)
-        ridge = torch.tensor(penalties, dtype=alpha.dtype, device=alpha.device).expand(*alpha.shape, 3)
+        of_others = n_others * per_row if self.off_diagonal is None else alpha * self.off_diagonal / n_others
+        of_biases = n_classes * per_row if self.intercept is None else alpha * self.intercept / n_classes
+        ridge = torch.stack((alpha * _DIAGONAL / n_classes, of_others, of_biases), -1)
         smoothing = torch.full_like(alpha, _SMOOTHING)
         fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, smoothing, ridge, start, self.full)
         return {"matrix": fit.weight, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
