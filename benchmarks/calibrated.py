@@ -3,7 +3,8 @@
     python -m benchmarks.calibrated --share 0.1    a tenth of the data sets; prints only
 
 Labels are drawn from the probabilities of the model. A calibrator that is fitted to them can only do harm. Its excess
-is the mean of |f(q) - q|^2 on new predictions q: the expected change of the Brier score, without noise of labels. The lost accuracy is the mean of max q - q_k for the top class k after calibration.
+is the mean of |f(q) - q|^2 on new predictions q: the expected change of the Brier score, without noise of labels. The
+lost accuracy is the mean of max q - q_k for the top class k after calibration.
 """
 
 import argparse

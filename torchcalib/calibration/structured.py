@@ -391,11 +391,13 @@ class DirichletCalibration(_LogLinear):
     for C classes. The diagonal is free in the publication. Here 1e-6 / C sum_k (W_kk - 1)^2 is added, so that a finite
     optimum exists for all data. Probabilities are smoothed by 2.2e-16 before the logarithm, so that log 0 is finite.
     The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The
-    default penalties are those of `StructuredMatrixScaling`, which decrease with the number of samples. The fit is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
-    computed by conjugate gradients. The penalties hardly limit the C (C + 1) parameters if there are few rows, and many
-    such steps are then needed. `fit` therefore raises a ValueError for N rows if N C^3 > 2^36, which is about half a
-    minute of processor time: 68,719 rows of 100 classes, 2,545 rows of 300, and 68 rows of 1,000.
-    `StructuredVectorScaling` is the alternative.
+    default penalties are those of `StructuredMatrixScaling`, which decrease with the number of samples.
+
+    The fit is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps
+    are computed by conjugate gradients. Each of their iterations takes time proportional to N C^2, and their number
+    increases with C (C + 1) / N. `fit` therefore raises a ValueError for N rows if N C^3 > 2^36, as for more than
+    68,719 rows of 100 classes, 2,545 of 300, or 68 of 1,000. Use `StructuredVectorScaling` instead. Small penalties
+    take many times as long as the default ones.
 
     - **Separable data**: the diagonal becomes large, and calibrated probabilities are close to 0 and 1.
     - **Classes without samples** have small positive calibrated probabilities, which depend on the prediction.
