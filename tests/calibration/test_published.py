@@ -115,7 +115,7 @@ def test_ensemble_temperature_scaling_has_the_least_log_loss_of_its_mixture():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("calibrator", [*ALL, *OF_CLASSES], ids=name)
 def test_only_least_squares_and_frequencies_give_probability_0(calibrator, dtype, scale):
-    """Predictions in (0, 1) stay there, for probabilities near 0 and 1, separable labels, and a class without samples."""
+    """Predictions in (0, 1) stay there: near 0 and 1, for separable labels, and for classes without samples."""
     fits = []
     with warnings.catch_warnings(action="ignore"):
         if "binary" in calibrator.tasks:
