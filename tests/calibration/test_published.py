@@ -78,7 +78,8 @@ def test_curves_have_the_least_log_loss_of_their_published_formula(calibrator, c
 
     def loss(theta):
         q = curve(p, *theta)
-        return -(w.numpy() * np.log(np.where(target == 1, q, 1 - q))).sum() / w.sum().item()
+        own = np.where(target == 1, q, 1 - q).clip(1e-300)
+        return -(w.numpy() * np.log(own)).sum() / w.sum().item()
 
     start = [1.0 if bound is POSITIVE else 0.0 for bound in bounds]
     best = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}).x
