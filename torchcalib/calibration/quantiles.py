@@ -28,7 +28,7 @@ class _OfProbabilities(IsotonicCalibration):
         """Return calibrated probabilities, or their log-odds."""
         wide = values.to(wide_dtype(values.device))
         p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
-        return p.logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
+        return inside(p).logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
 
     def counts_of_probabilities(self, p: Predictions, weights: Tensor | None) -> tuple[Tensor, ...]:
         """Return `sorted_counts` with probabilities in at least float32 as scores, whatever the predictions are."""
