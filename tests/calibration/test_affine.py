@@ -180,17 +180,18 @@ def test_negated_logits_are_calibrated_to_the_class_frequencies(calibrator):
     assert fitted(logits).softmax(-1)[7].tolist() == pytest.approx(shares.tolist(), abs=1e-9)
 
 
-def test_a_class_without_samples_gets_probability_0():
+def test_a_class_without_samples_gets_the_mean_bias_of_the_others():
     logits, target = data(200, 3)
     present = target != 1
     with pytest.warns(UserWarning, match="no samples of class 1"):
         fitted = fresh(D).fit(logits[present], target[present], **multi)
-    q = fitted(logits).softmax(-1)
-    assert (q[:, 1] == 0).all()
     others = fresh(D).fit(logits[present][:, ::2], target[present] // 2, **multi)
-    assert q[:, ::2].allclose(others(logits[:, ::2]).softmax(-1), atol=1e-12)
+    bias = torch.stack((others.beta[0], torch.zeros((), dtype=torch.float64), others.beta[1]))
+    assert fitted(logits).allclose((others.alpha * logits + bias).log_softmax(-1), atol=1e-9)
     certain = torch.tensor([[-math.inf, 0.0, -math.inf]], dtype=torch.float64)
-    assert fitted(certain).tolist() == certain.tolist()  # class 1 cannot get probability: the row is unchanged
+    assert fitted(certain).tolist() == certain.tolist()
+    with pytest.warns(UserWarning, match="no samples of class 1, 2"):
+        assert fresh(D).fit(logits[target == 0], target[target == 0], **multi)(logits).allclose(logits.log_softmax(-1))
     assert fresh(T).fit(logits[present], target[present], **multi).converged
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.calibration.calibrator import Calibrator, Zeros, format_values, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
 from torchcalib.calibration.likelihood import (
     FlatFits,
     check_class_count,
@@ -26,7 +26,7 @@ from torchcalib.core.checks import HiddenRule, LabelRule, enforce
 from torchcalib.core.linear_logits import LinearLogits, linear_logits
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import listed
-from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
+from torchcalib.ops.logs import binary_log_probs, safe_log, sigmoid, softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import fit_affine, fit_bias
 from torchcalib.ops.newton.mixture import fit_mixture
@@ -49,20 +49,26 @@ _SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
 class _Affine(Calibrator):
     """Calibrator that maps probabilities q to softmax(alpha log q + beta).
 
-    A probability of 0 stays 0 for every alpha. A prediction is unchanged if beta is -inf for all its possible classes.
+    A probability of 0 stays 0 for every alpha.
     """
 
     in_log_odds = True
-    initial: ClassVar = {"alpha": 1.0, "beta": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
+    initial: ClassVar = {
+        "alpha": 1.0,
+        "beta": [0.0, 0.0],
+        "absent": [False, False],
+        "lost": 0.0,
+        "outcome": CONVERGED,
+    }
 
     contains_identity: ClassVar[bool] = True
-    zeros: ClassVar[Zeros] = "absent classes"
     with_scale: ClassVar[bool] = True
     with_bias: ClassVar[bool] = True
     lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
 
     alpha: Tensor
     beta: Tensor
+    absent: Tensor
     outcome: Tensor
     lost: Tensor
 
@@ -81,27 +87,20 @@ class _Affine(Calibrator):
             alpha, beta = self.alpha.to(log_odds), self.beta.to(log_odds)
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
-            return log_odds if from_logits else log_odds.sigmoid()
+            return log_odds if from_logits else sigmoid(log_odds)
         alpha, beta = self.alpha, self.beta
         check_class_count(values, beta.shape[-1])
         log_q = log_scores(values, from_logits)
         alpha, beta = alpha.to(log_q)[..., None, None], beta.to(log_q)[..., None, :]
         z = scaled_and_shifted(log_q, log_q, alpha, beta)
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else softmax(z)
 
     def n_parameters(self, num_classes: int) -> float:
         """Return 1 for the temperature plus C - 1 for the biases, if they are fitted."""
         return self.with_scale + self.with_bias * (num_classes - 1)
 
-    def with_mean_bias_of_absent_classes(self) -> Self:
-        """Replace biases of -inf by 0, the mean of the others; see `Calibrator.with_mean_bias_of_absent_classes`."""
-        is_absent = self.beta == -torch.inf
-        is_single = is_absent.sum(-1) == self.beta.shape[-1] - 1
-        beta = self.beta.masked_fill(is_absent | is_single.unsqueeze(-1), 0)
-        return self._with_buffers({"alpha": self.alpha.masked_fill(is_single, 1), "beta": beta})
-
     def remarks(self) -> list[str]:
-        return remarks_of_fits_with_biases(self.outcome, _REMARKS, self.beta, self.lost, self.lost_consequence)
+        return remarks_of_fits_with_biases(self.outcome, _REMARKS, self.absent, self.lost, self.lost_consequence)
 
     def shown_parameters(self) -> list[str]:
         scale = [f"temperature={format_values(self.temperature)}"] if self.with_scale else []
@@ -112,7 +111,7 @@ class _Affine(Calibrator):
         if self.with_scale:
             words.append(temperature_in_words(float(self.temperature)))
         if self.with_bias and self.task == "multiclass":
-            order = self.beta.abs().nan_to_num(0).masked_fill(self.beta.isinf(), 0).argsort(descending=True).tolist()
+            order = self.beta.abs().nan_to_num(0).argsort(descending=True).tolist()
             names = class_names or [f"class {k}" for k in range(len(order))]
             shown = [f"{float(self.beta[k]):+.2g} for {names[k]}" for k in order[:_SHOWN_BIASES]]
             words.append(f"{'largest biases' if len(order) > _SHOWN_BIASES else 'biases'} {listed(shown)}")
@@ -133,7 +132,13 @@ class _Affine(Calibrator):
             fit = fit_biases(flat.scores, flat.target.long(), flat.weights)
         else:
             fit = temperature_fit(p, flat, weights)
-        return flat.parameters(**fit._asdict())
+        # A class without samples gets the mean bias of the others, which is 0. One class alone determines no bias.
+        absent = fit.beta == -torch.inf
+        is_single = absent.sum(-1) == absent.shape[-1] - 1
+        beta = fit.beta.masked_fill(absent | is_single.unsqueeze(-1), 0)
+        outcome = fit.outcome.masked_fill(is_single, CONVERGED)
+        fit = fit._replace(alpha=fit.alpha.masked_fill(is_single, 1), beta=beta, outcome=outcome)
+        return flat.parameters(**fit._asdict(), absent=absent)
 
 
 class TemperatureScaling(_Affine):
@@ -163,7 +168,6 @@ class TemperatureScaling(_Affine):
     """
 
     name = "temperature scaling"
-    zeros = "never"
     with_bias = False
 
     def fit_from_hidden(
@@ -240,7 +244,7 @@ class TemperatureScaling(_Affine):
         beta = torch.zeros(p.num_classes, dtype=alpha.dtype, device=alpha.device)
         beta = beta.masked_fill(outcome == NO_DATA, torch.nan)
         found = {"alpha": alpha, "beta": beta, "grad_norm": grad_norm, "outcome": outcome, "lost": lost}
-        return {**found, "converged": converged}
+        return {**found, "absent": torch.zeros_like(beta, dtype=torch.bool), "converged": converged}
 
 
 class AffineScaling(_Affine):
@@ -255,8 +259,9 @@ class AffineScaling(_Affine):
     - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
       `TemperatureScaling`). This is the optimum, and `converged` is True. Predictions of probability 1 are unchanged,
       and do not count in the frequencies.
-    - **A class without samples** has beta = -inf and calibrated probability 0, which maximises the likelihood. Samples
-      of probability 0 or 1 do not count.
+    - **A class without samples** gets the mean bias of the other classes, 0. The likelihood would be largest for
+      probability 0, which makes the log loss of new data infinite. Samples of probability 0 or 1 do not count. If all
+      samples have the same class, predictions are left unchanged.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
       such samples out. A label of probability 1 has an NLL of 0 for all parameters, and does not affect the fit.
     - **No data**: calibrated predictions are NaN.
@@ -279,14 +284,15 @@ class AffineScaling(_Affine):
     """
 
     name = "affine scaling"
+    largest_fit = 2, 2**31
 
 
 class BiasCorrection(_Affine):
     """Bias correction: softmax(logits + beta) with one bias beta per class, for shifted class frequencies.
 
     The fit minimises the negative log-likelihood (NLL) by damped Newton steps in float64. At the optimum, the mean
-    calibrated probability of each class is its frequency. For probabilities q, logits are log q. A class without
-    samples has beta = -inf. See `AffineScaling` for samples whose label has probability 0, and for no data.
+    calibrated probability of each class is its frequency. For probabilities q, logits are log q. See `AffineScaling`
+    for classes without samples, samples whose label has probability 0, and for no data.
 
     Attributes:
         beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
@@ -305,6 +311,7 @@ class BiasCorrection(_Affine):
     """
 
     name = "bias correction"
+    largest_fit = 2, 2**31
     with_scale = False
     lost_consequence = "their NLL is infinite, and the fit leaves them out."
 
@@ -345,6 +352,7 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     """
 
     name = "ensemble temperature scaling"
+    largest_fit = 1, 2**25
     lost_consequence = "the fit of the temperature leaves them out."
     initial: ClassVar = {**TemperatureScaling.initial, "weights": [1.0, 0.0, 0.0]}
 
@@ -366,11 +374,13 @@ class EnsembleTemperatureScaling(TemperatureScaling):
                 _log_mixture(log_weights.unsqueeze(-2), logsigmoid(x), logsigmoid(y), 2) for x, y in ((z, s), (-z, -s))
             )
             log_odds = torch.where(given.isinf() & without_uniform, given, log_p - log_not_p)
-            return (log_odds if from_logits else log_odds.sigmoid()).to(values.dtype)
+            log_odds = log_odds.to(values.dtype)
+            return log_odds if from_logits else sigmoid(log_odds)
         log_q = wide.log_softmax(-1) if from_logits else safe_log(wide)
         found = _log_mixture(log_weights[..., None, None, :], scaled(log_q, True), log_q, values.shape[-1])
         found = found.masked_fill((log_q == -torch.inf) & without_uniform.unsqueeze(-1), -torch.inf)
-        return (found if from_logits else found.exp()).to(values.dtype)
+        found = found.to(values.dtype)
+        return found if from_logits else softmax(found)
 
     def shown_parameters(self) -> list[str]:
         """Return the temperature and the weights as text, for `repr`."""

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.calibrator import Calibrator, format_values
 from torchcalib.calibration.likelihood import FlatFits, remarks_of_fits
-from torchcalib.core.arguments import is_number
+from torchcalib.core.arguments import check_choice, is_number
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import sigmoid, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
-from torchcalib.ops.newton.regression import fit_logistic_regression
+from torchcalib.ops.newton.regression import RegressionFit, fit_logistic_regression
 
 _REMARKS = {
     AT_ZERO: "the fitted curve is constant: no increasing curve improves on predictions that ignore the input.",
@@ -29,18 +29,21 @@ _REMARKS = {
 _EPS = 2.0**-52  # as in the authors' code of beta calibration; the log-odds of 2^-52 are -36
 
 
+_COMMON = {"absent": [False, False], "lost": 0.0, "outcome": CONVERGED}
+
+Parameters = Literal["abm", "am", "ab", "a"]
+
+
 class _Curve(Calibrator):
     """Calibrator that maps log-odds s to log-odds linear in parameters a, b and c. Infinite logits are unchanged."""
 
     tasks = ("binary", "multilabel")
     contains_identity = True
-    zeros = "absent classes"
-    constant: ClassVar[str]
-    """Name of the constant term of the log-odds, which is infinite if a class has no samples."""
 
     a: Tensor
     b: Tensor
     c: Tensor
+    absent: Tensor
     outcome: Tensor
     lost: Tensor
 
@@ -62,15 +65,15 @@ class _Curve(Calibrator):
         s = _log_odds(values, from_logits)
         certain = s.isinf()
         s = torch.where(certain, s, self.curve(s.masked_fill(certain, 0))).to(values.dtype)
-        return s if from_logits else s.sigmoid()
+        return s if from_logits else sigmoid(s)
 
     def remarks(self) -> list[str]:
         found = remarks_of_fits(self.outcome, _REMARKS)
-        for k, limit in enumerate((torch.inf, -torch.inf)):
-            if bool((getattr(self, self.constant) == limit).any()):
+        for k in (0, 1):
+            if bool(self.absent[..., k].any()):
                 found.append(
-                    f"`target` has no samples of class {k}: its calibrated probability is 0. Calibrate on samples of "
-                    "every class."
+                    f"`target` has no samples of class {k}: the predictions are left unchanged. Calibrate on samples "
+                    "of every class."
                 )
         if bool((self.lost > 0).any()):
             found.append(
@@ -78,13 +81,6 @@ class _Curve(Calibrator):
                 ": their NLL is infinite, and the fit leaves them out."
             )
         return found
-
-    def with_mean_bias_of_absent_classes(self) -> Self:
-        """Leave predictions unchanged after fits to one class; see `Calibrator.with_mean_bias_of_absent_classes`."""
-        is_single = getattr(self, self.constant).isinf()
-        return self._with_buffers(
-            {name: getattr(self, name).masked_fill(is_single, self.initial[name]) for name in "abc"}
-        )
 
     def shown_parameters(self) -> list[str]:
         return [f"{name}={format_values(getattr(self, name))}" for name in "abc"]
@@ -102,8 +98,14 @@ class _Curve(Calibrator):
         s, target, w = flat.scores, flat.target, flat.weights
         is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)
         lost = w.masked_fill(~is_wrong, 0).sum(-1)
-        fit = self.fit_curve(s.nan_to_num(0, 0, 0), target, w.masked_fill(s.isinf(), 0))
-        return flat.parameters(**dict(zip(("a", "b", "c", "grad_norm", "outcome"), fit, strict=True)), lost=lost)
+        used = w.masked_fill(s.isinf(), 0)
+        a, b, c, grad_norm, outcome = self.fit_curve(s.nan_to_num(0, 0, 0), target, used)
+        # A single class determines no curve: its likelihood is largest for the probability 0 of the other one.
+        absent = torch.stack([((used > 0) & (target == k)).sum(-1) == 0 for k in (0, 1)], -1)
+        absent = absent & (outcome != NO_DATA).unsqueeze(-1)
+        unchanged = absent.any(-1) | (outcome == SEPARABLE)
+        a, b, c = (torch.where(unchanged, self.initial[name], x) for name, x in zip("abc", (a, b, c), strict=True))
+        return flat.parameters(a=a, b=b, c=c, absent=absent, grad_norm=grad_norm, outcome=outcome, lost=lost)
 
 
 class BetaCalibration(_Curve):
@@ -119,11 +121,17 @@ class BetaCalibration(_Curve):
       left unchanged, and `converged` is False.
     - **No increasing curve is optimal**: a and b are 0, and predictions become the frequency of class 1. This is the
       optimum, and `converged` is True.
-    - **A class without samples** has calibrated probability 0: a and b are 0, and c is infinite.
+    - **All samples have the same class**: predictions are left unchanged. The likelihood would be largest for
+      probability 0 of the other class, which makes the log loss of new data infinite.
     - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
     - **No data**: calibrated predictions are NaN.
 
     Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
+
+    Args:
+        parameters: the fitted parameters, as in the package betacal: `"abm"` for all three; `"am"` for a = b, which is
+            affine scaling (Platt scaling of the log-odds); `"ab"` for a curve through (1/2, 1/2), with
+            c = (a - b) log 2; and `"a"` for both, which is temperature scaling.
 
     Attributes:
         a: coefficient of log p, of the batch shape of the fit `(...)`.
@@ -132,9 +140,12 @@ class BetaCalibration(_Curve):
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
 
+    Raises:
+        TypeError, ValueError: for unknown parameters.
+
     Reference:
         Kull, Silva Filho, Flach: Beta calibration: a well-founded and easily implemented improvement on logistic
-        calibration for binary classifiers (AISTATS 2017), eq. 1 and sec. 4.
+        calibration for binary classifiers (AISTATS 2017), eq. 1 and sec. 4; with m = 1/2 in sec. 3.
 
     Example:
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
@@ -144,8 +155,18 @@ class BetaCalibration(_Curve):
     """
 
     name = "beta calibration"
-    initial: ClassVar = {"a": 1.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
-    constant = "c"
+    settings = ("parameters",)
+    attribute_of: ClassVar = {"parameters": "form"}
+    initial: ClassVar = {"a": 1.0, "b": 1.0, "c": 0.0, **_COMMON}
+
+    def __init__(self, parameters: Parameters = "abm", *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
+        check_choice("parameters", parameters, get_args(Parameters))
+        self.form = parameters
+
+    def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
+        """Return the number of fitted parameters."""
+        return len(self.form)
 
     def curve(self, s: Tensor) -> Tensor:
         """Return a log p - b log(1 - p) + c for log-odds s."""
@@ -159,30 +180,57 @@ class BetaCalibration(_Curve):
         Fit without the constraint first. If a coefficient is negative, a or b is 0 at the optimum of the convex
         problem. Then use the better one of the fits with a = 0 and with b = 0.
         """
+        if "b" not in self.form:  # a = b: log-odds a s + c
+            fit = self._increasing(s, target, weights)
+            return fit.slope, fit.slope, fit.intercept, fit.grad_norm, fit.outcome
         # a log p - b log(1 - p) = m s + d (v - 2 log 2), with m = (a + b) / 2, d = (a - b) / 2 and
         # v = -2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly differ by a constant only.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
-        fit = fit_logistic_regression(torch.stack((s, v), -2), target, weights)
+        fit = self._regression(torch.stack((s, v), -2), target, weights)
         m, d = fit.coefficients.unbind(-1)
-        a, b, c = m + d, m - d, fit.intercept + d * 2 * math.log(2)
+        a, b, intercept = m + d, m - d, fit.intercept
         grad_norm, outcome = fit.grad_norm, fit.outcome
         negative = (a < 0) | (b < 0) | ((a == 0) & (b == 0))
         if value_if_available(negative.any()) is not False:
-            only_a = _increasing(logsigmoid(s), target, weights)
-            only_b = _increasing(-logsigmoid(-s), target, weights)
+            only_a = self._increasing(logsigmoid(s) + math.log(2), target, weights)
+            only_b = self._increasing(-logsigmoid(-s) - math.log(2), target, weights)
             # The NLL of separable data is that of the last iteration: for a threshold, both fits are separable.
             has_a = only_a.nll < only_b.nll
-            slope, intercept, _, edge_norm, edge_outcome = (
+            slope, constant, _, edge_norm, edge_outcome = (
                 torch.where(has_a, x, y) for x, y in zip(only_a, only_b, strict=True)
             )
             a = torch.where(negative, slope.masked_fill(~has_a, 0), a)
             b = torch.where(negative, slope.masked_fill(has_a, 0), b)
-            c = torch.where(negative, intercept, c)
+            intercept = torch.where(negative, constant, intercept)
             grad_norm = torch.where(negative, edge_norm, grad_norm)
             outcome = torch.where(negative, edge_outcome, outcome)
-        unchanged = outcome == SEPARABLE
-        a, b = (torch.where(unchanged, 1, x) for x in (a, b))
-        return a, b, c.masked_fill(unchanged, 0), grad_norm, outcome
+        return a, b, intercept + (a - b) * math.log(2), grad_norm, outcome
+
+    def _regression(self, x: Tensor, target: Tensor, weights: Tensor) -> RegressionFit:
+        """Fit a logistic regression to features `(S, D, N)`, without intercept if `parameters` has no "m"."""
+        if "m" in self.form:
+            return fit_logistic_regression(x, target, weights)
+        # The likelihood of (-x, 1 - y) is that of (x, y) without intercept. So the intercept of both is 0.
+        both = torch.cat((x, -x), -1), torch.cat((target, 1 - target), -1), torch.cat((weights, weights), -1)
+        fit = fit_logistic_regression(*both)
+        return fit._replace(intercept=torch.zeros_like(fit.intercept))
+
+    def _increasing(self, x: Tensor, target: Tensor, weights: Tensor) -> "_Increasing":
+        """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
+        fit = self._regression(x.unsqueeze(-2), target, weights)
+        # Without the feature, the optimal probability is the frequency of class 1, or 1/2 without intercept.
+        frequency = weights.masked_fill(target != 1, 0).sum(-1) / weights.sum(-1)
+        frequency = frequency if "m" in self.form else torch.full_like(frequency, 0.5)
+        entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
+        slope = fit.coefficients.squeeze(-1)
+        at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
+        return _Increasing(
+            slope.clamp(min=0),
+            torch.where(at_zero, frequency.logit(), fit.intercept),
+            torch.where(at_zero, entropy, fit.nll),
+            fit.grad_norm.masked_fill(at_zero, 0),
+            fit.outcome.masked_fill(at_zero, AT_ZERO),
+        )
 
 
 class QuadraticScaling(_Curve):
@@ -196,7 +244,8 @@ class QuadraticScaling(_Curve):
 
     - **Separable data**: some parameters give every label a probability above 1/2, and no finite parameters are
       optimal. Predictions are then left unchanged, and `converged` is False.
-    - **A class without samples** has calibrated probability 0: b and c are 0, and a is infinite.
+    - **All samples have the same class**: predictions are left unchanged. The likelihood would be largest for
+      probability 0 of the other class, which makes the log loss of new data infinite.
     - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
     - **No data**: calibrated predictions are NaN.
 
@@ -227,11 +276,10 @@ class QuadraticScaling(_Curve):
 
     name = "quadratic scaling"
     settings = ("ridge",)
-    initial: ClassVar = {"a": 0.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
-    constant = "a"
+    initial: ClassVar = {"a": 0.0, "b": 1.0, "c": 0.0, **_COMMON}
 
-    def __init__(self, ridge: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, ridge: float = 0.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         if not is_number(ridge):
             raise TypeError(f"`ridge` must be a number, got {shown(ridge)}.")
         if not 0 <= ridge < math.inf:
@@ -246,10 +294,7 @@ class QuadraticScaling(_Curve):
     def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """Fit a, b and c; see `_Curve.fit_curve`."""
         fit = fit_logistic_regression(torch.stack((s, s.square()), -2), target, weights, (self.ridge, 0.0, self.ridge))
-        unchanged = fit.outcome == SEPARABLE
-        b, c = fit.coefficients.unbind(-1)
-        a, c = (x.masked_fill(unchanged, 0) for x in (fit.intercept, c))
-        return a, torch.where(unchanged, 1, b), c, fit.grad_norm, fit.outcome
+        return fit.intercept, *fit.coefficients.unbind(-1), fit.grad_norm, fit.outcome
 
 
 def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
@@ -269,20 +314,3 @@ class _Increasing(NamedTuple):
     nll: Tensor
     grad_norm: Tensor
     outcome: Tensor
-
-
-def _increasing(x: Tensor, target: Tensor, weights: Tensor) -> _Increasing:
-    """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
-    fit = fit_logistic_regression(x.unsqueeze(-2), target, weights)
-    # Without the feature, the optimal probability is the frequency of class 1.
-    frequency = weights.masked_fill(target != 1, 0).sum(-1) / weights.sum(-1)
-    entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
-    slope = fit.coefficients.squeeze(-1)
-    at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
-    return _Increasing(
-        slope.clamp(min=0),
-        torch.where(at_zero, frequency.logit(), fit.intercept),
-        torch.where(at_zero, entropy, fit.nll),
-        fit.grad_norm.masked_fill(at_zero, 0),
-        fit.outcome.masked_fill(at_zero, AT_ZERO),
-    )

@@ -5,12 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, is_int, task_of, with_own_names
+from torchcalib.core.arguments import Task, check_flag, is_int, task_of, with_own_names
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
@@ -20,15 +20,14 @@ from torchcalib.core.tasks import infer_from_logits, prepare
 from torchcalib.io.errors import shown, warn
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
-from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
-
-Zeros = Literal["never", "absent classes", "any class"]
+from torchcalib.ops.logs import sigmoid, softmax, spread_infinite_logits, wide_dtype
 
 
 class Calibrator(nn.Module, ABC):
     """Base class of calibrators, which are modules that map predictions to calibrated predictions of the same kind.
 
-    The arguments of the constructor are the settings of the method. `fit` estimates the parameters. They are buffers:
+    The arguments of the constructor are the settings of the method, and `from_logits`, which is used by every fit that
+    does not state it. `fit` estimates the parameters. They are buffers:
     an optimizer does not train them, `.to(device)` moves them, and they stay float64 under `.half()` and `.to(dtype)`.
     The `state_dict` contains the parameters, the settings, the task and `from_logits`. A new calibrator of the same
     class can load it.
@@ -73,13 +72,19 @@ class Calibrator(nn.Module, ABC):
     contains_identity: ClassVar[bool] = False
     """Whether the fit is that of maximum likelihood in a family that contains the identity, as for `likelihood_ratio`
     of `torchcalib.calibration.selection`."""
-    zeros: ClassVar[Zeros] = "never"
-    """Classes to which the method can assign probability 0 although the prediction is positive.
+    assigns_zero: ClassVar[bool] = False
+    """Whether the method can assign probability 0 although the prediction is positive.
 
-    Absent classes are those without samples in the fit. A probability of 0 can make the NLL of new data infinite.
+    A probability of 0 can make the NLL of new data infinite. Fits by a proper score never do this.
     """
+    largest_fit: ClassVar[tuple[int, float]] = 0, math.inf
+    """Exponent k, and the largest N * C^k for N samples and C > 2 classes of which fits are not slow."""
+    state_format: ClassVar[int] = 1
+    """Number of the meaning of the parameters in a `state_dict`. Files of another number raise an error."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the arguments of the constructor, which are attributes."""
+    attribute_of: ClassVar[Mapping[str, str]] = {}
+    """Attributes of settings that have the name of a method of `torch.nn.Module`."""
     initial: ClassVar[Mapping[str, object]] = {}
     """Values of the parameters before the fit."""
 
@@ -94,8 +99,11 @@ class Calibrator(nn.Module, ABC):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def __init__(self) -> None:
+    def __init__(self, *, from_logits: bool | None = None) -> None:
         super().__init__()
+        if from_logits is not None:
+            check_flag("from_logits", from_logits)
+        self.declared_from_logits = from_logits
         self.task, self.from_logits, self.class_axis, self.positive_classes = None, False, -1, None
         for name, value in {"grad_norm": 0.0, "converged": False, **self.initial}.items():
             buffer = torch.tensor(value)
@@ -123,7 +131,8 @@ class Calibrator(nn.Module, ABC):
             preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
             target: Labels, one per sample (multi-label: of the shape of `preds`), class names, or soft targets.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
-            from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
+            from_logits: `preds` are logits. None uses the argument of the constructor. If that is None too, it infers
+                True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
@@ -143,6 +152,7 @@ class Calibrator(nn.Module, ABC):
             task = task_of(task, **options)
         if "sample_weight" in options:
             options = with_own_names(options)
+        from_logits = self.declared_from_logits if from_logits is None else from_logits
         given = prepare(
             preds, target, task, class_names=class_names, positive_classes=positive_classes, from_logits=from_logits
         )
@@ -164,6 +174,8 @@ class Calibrator(nn.Module, ABC):
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         """Check predictions and labels, and return them as `Predictions` for `fit_to`."""
         whole = self.whole_weights
+        if self.declared_from_logits is not None:
+            options = {"from_logits": self.declared_from_logits, **options}
         p = read_input(task, preds, target, options, hard_targets=whole, whole_weights=whole, needs_rows=False)
         if not p.has_labels and p.n_annotators is None and not p.soft and _are_labels(p):
             p = p.with_integer_labels()
@@ -213,14 +225,6 @@ class Calibrator(nn.Module, ABC):
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the fitted parameters and `converged` by name. For the arguments see `fit_to`."""
 
-    def with_mean_bias_of_absent_classes(self) -> Self:
-        """Return a copy that gives classes without samples the mean bias of the others instead of probability 0.
-
-        Fits to a single class leave predictions unchanged. Cross-validation uses it, because a training part may lack
-        a rare class. Methods that give such classes a positive probability return themselves.
-        """
-        return self
-
     @abstractmethod
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
@@ -232,6 +236,11 @@ class Calibrator(nn.Module, ABC):
     @abstractmethod
     def remarks(self) -> list[str]:
         """Return one sentence for each problem of the fit."""
+
+    def is_slow_for(self, p: Predictions) -> bool:
+        """Return whether a fit to predictions is slow; see `largest_fit`. Reports omit such calibrators."""
+        exponent, most = self.largest_fit
+        return p.task == "multiclass" and p.target.numel() * p.num_classes**exponent > most
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         """Return the number of fitted parameters for C classes (2 if binary); infinite if it grows with the data."""
@@ -261,7 +270,7 @@ class Calibrator(nn.Module, ABC):
         """
         values, from_logits, dtype = self._canonical(preds)
         values = self.calibrated(values, from_logits)
-        return self._as_given(values.sigmoid() if from_logits and not self.from_logits else values, dtype)
+        return self._as_given(sigmoid(values) if from_logits and not self.from_logits else values, dtype)
 
     def _canonical(self, preds: Tensor) -> tuple[Tensor, bool, torch.dtype]:
         """Check predictions, and return them with classes last and labels before samples.
@@ -358,7 +367,7 @@ class Calibrator(nn.Module, ABC):
         values: Tensor = self(preds)
         if not self.from_logits:
             return values
-        return values.softmax(self.class_axis) if self.task == "multiclass" else values.sigmoid()
+        return softmax(values, self.class_axis) if self.task == "multiclass" else sigmoid(values)
 
     def part(self, index: int | slice) -> Self:
         """Return the calibrator at an index of the first batch axis."""
@@ -366,13 +375,14 @@ class Calibrator(nn.Module, ABC):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""
-        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in (*_KIND, *self.settings)}}
+        values = {name: getattr(self, self.attribute_of.get(name, name)) for name in (*_KIND, *self.settings)}
+        return {"kind": type(self).__name__, "format": self.state_format, **values}
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the result of `get_extra_state`, after a check, because the file may be malicious."""
         self._check_extra_state(state)
         for name in (*_KIND, *self.settings):
-            setattr(self, name, state[name])
+            setattr(self, self.attribute_of.get(name, name), state[name])
 
     def _check_extra_state(self, state: Any) -> None:
         """Raise unless `state` is an extra state of this class with valid values."""
@@ -387,6 +397,11 @@ class Calibrator(nn.Module, ABC):
                 f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "
                 "Load it with an instance of that class, or with load_calibrator."
             )
+        if state.get("format", 1) != self.state_format:
+            raise ValueError(
+                f"`state_dict` must be of format {self.state_format} of {type(self).__name__}, got format "
+                f"{shown(state.get('format', 1))}, whose parameters have another meaning. Fit and save it again."
+            )
         type(self)(**{name: state[name] for name in self.settings})  # the constructor checks the settings
         classes = state["positive_classes"]
         is_set = classes is None or (isinstance(classes, tuple) and all(map(is_int, classes)))
@@ -397,7 +412,7 @@ class Calibrator(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return the settings, and after the fit the parameters and the task, for `repr`."""
-        shown = [f"{name}={getattr(self, name)!r}" for name in self.settings]
+        shown = [f"{name}={getattr(self, self.attribute_of.get(name, name))!r}" for name in self.settings]
         if self.task is not None:
             shown += [*self.shown_parameters(), f"task={self.task!r}", f"from_logits={self.from_logits}"]
         return ", ".join(shown)

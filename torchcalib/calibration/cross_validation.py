@@ -170,7 +170,7 @@ def weights_of_training_parts(p: Predictions, splits: Tensor, n_folds: int) -> T
 
 def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int, first: int = 0) -> Tensor:
     """Calibrate each sample with the fit to the other folds; `first` is the index of the fit for fold 0."""
-    values, fits = p.values, fits.with_mean_bias_of_absent_classes()
+    values = p.values
     for f in range(n_folds):
         fit = fits.part(first + f)
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.calibration.calibrator import Zeros, sample_weights
+from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import augmented_means, block_ends
 from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.log_odds import log_odds
-from torchcalib.ops.logs import safe_log, wide_dtype
+from torchcalib.ops.logs import inside, safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import with_same_batch
 from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
@@ -49,7 +49,7 @@ class IsotonicCalibration(OneAgainstRest):
     """
 
     name = "isotonic calibration"
-    zeros: ClassVar[Zeros] = "any class"
+    assigns_zero: ClassVar[bool] = True
     whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
@@ -237,8 +237,11 @@ class VennAbersCalibration(OneAgainstRest):
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return p1 / (1 - p0 + p1), or its log-odds log p1 - log(1 - p0)."""
         p0, p1 = self._interval(values)
-        found = p1.log() - (1 - p0).log() if from_logits else p1 / (1 - p0 + p1)
-        return torch.where(values.isnan(), values, found.to(values.dtype))
+        if from_logits:
+            found = (p1.log() - (1 - p0).log()).to(values.dtype)
+        else:
+            found = inside((p1 / (1 - p0 + p1)).to(values.dtype))
+        return torch.where(values.isnan(), values, found)
 
     def _interval(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1 for values `(..., N)`, NaN for NaN."""

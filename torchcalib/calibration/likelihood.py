@@ -104,19 +104,19 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
 
 
 def remarks_of_fits_with_biases(
-    outcome: Tensor, words: Mapping[int, str], bias: Tensor, lost: Tensor, consequence: str
+    outcome: Tensor, words: Mapping[int, str], absent: Tensor, lost: Tensor, consequence: str
 ) -> list[str]:
     """Return `remarks_of_fits`, and sentences on classes without samples and on labels with probability 0.
 
-    Classes without samples have a bias `(..., C)` of -inf. Such labels have the total weight `lost` `(...)`.
+    `absent` `(..., C)` is True for classes without samples. Such labels have the total weight `lost` `(...)`.
     """
     found = remarks_of_fits(outcome, words)
-    absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
-    if absent:
-        shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
+    classes = absent.any(tuple(range(absent.dim() - 1))).nonzero().flatten().tolist()
+    if classes:
+        shown = ", ".join([*map(str, classes[:_SHOWN_CLASSES]), *["..."] * (len(classes) > _SHOWN_CLASSES)])
         found.append(
-            f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
-            "probability is 0, unless it is predicted with certainty. Calibrate on samples of every class."
+            f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: it gets the mean "
+            "bias of the other classes. Calibrate on samples of every class."
         )
     if bool((lost > 0).any()):
         weight = f"{float(lost.max()):g}"

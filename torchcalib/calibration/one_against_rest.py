@@ -35,6 +35,7 @@ class OneAgainstRest(Calibrator):
         sec. 5.
     """
 
+    largest_fit: ClassVar = 1, 2**22
     no_data_remark: ClassVar[str] = NO_DATA_REMARK
 
     @abstractmethod
@@ -90,7 +91,8 @@ class HistogramBinning(OneAgainstRest):
     """Histogram binning: replaces a probability by the frequency of positives in its equal-width bin.
 
     Multi-class tasks calibrate one class against the rest and normalise. The fit is in closed form, also for separable
-    data, a single class and infinite logits. Frequencies of 0 and 1 are possible. A multi-class row whose calibrated
+    data, a single class and infinite logits. The frequencies 0 and 1 are possible. The NLL of new data may therefore be
+    infinite. A multi-class row whose calibrated
     probabilities are all 0 becomes uniform. The gradient is 0 in bins with samples.
 
     Args:
@@ -117,15 +119,17 @@ class HistogramBinning(OneAgainstRest):
     """
 
     name = "histogram binning"
-    zeros = "any class"
+    assigns_zero = True
     settings = ("n_bins", "right", "empty")
     initial: ClassVar = {"rate": [torch.nan]}
     no_data_remark = "there are no samples of positive weight: predictions are left unchanged."
 
     rate: Tensor
 
-    def __init__(self, n_bins: int = 15, right: bool = False, empty: Empty = "keep") -> None:
-        super().__init__()
+    def __init__(
+        self, n_bins: int = 15, right: bool = False, empty: Empty = "keep", *, from_logits: bool | None = None
+    ) -> None:
+        super().__init__(from_logits=from_logits)
         check_count("n_bins", n_bins)
         check_flag("right", right)
         check_choice("empty", empty, get_args(Empty))

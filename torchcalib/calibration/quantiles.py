@@ -8,17 +8,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.calibration.isotonic import IsotonicCalibration, finite, sorted_counts
+from torchcalib.calibration.isotonic import IsotonicCalibration, sorted_counts
 from torchcalib.core.arguments import check_count, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import largest
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import inside, wide_dtype
 from torchcalib.ops.sorting import end_of_ties
 
 _PIECE = 2**20  # number of float64 values of basis functions in memory
+_EPS = 2.0**-52  # smallest probability of spline recalibration
 
 
-class BayesianBinning(IsotonicCalibration):
+class _OfProbabilities(IsotonicCalibration):
+    """Calibrator whose map is linear between probabilities, also for logits."""
+
+    assigns_zero = False
+
+    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return calibrated probabilities, or their log-odds."""
+        wide = values.to(wide_dtype(values.device))
+        p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
+        return inside(p).logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
+
+    def counts_of_probabilities(self, p: Predictions, weights: Tensor | None) -> tuple[Tensor, ...]:
+        """Return `sorted_counts` with probabilities in at least float32 as scores, whatever the predictions are."""
+        p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
+        score, *rest = sorted_counts(p, weights)
+        return score.clamp(0, 1).to(wide_dtype(score.device)), *rest
+
+
+class BayesianBinning(_OfProbabilities):
     """Bayesian binning into quantiles (BBQ): the mean of many equal-mass histograms, weighted by their evidence.
 
     A model has B bins of about N / B samples each. A bin has n samples, k of them positive. Let m be the midpoint of
@@ -56,20 +75,13 @@ class BayesianBinning(IsotonicCalibration):
     """
 
     name = "Bayesian binning into quantiles"
-    zeros = "never"
     settings = ("prior_size", "factor")
 
-    def __init__(self, prior_size: float = 2.0, factor: float = 10.0) -> None:
-        super().__init__()
+    def __init__(self, prior_size: float = 2.0, factor: float = 10.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_positive("prior_size", prior_size)
         check_positive("factor", factor, at_least=1)
         self.prior_size, self.factor = prior_size, factor
-
-    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated probabilities, or their log-odds; steps are intervals of probabilities."""
-        wide = values.to(wide_dtype(values.device))
-        p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
-        return (p.logit() if from_logits else p).to(values.dtype)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of steps as a clause; see `Calibrator.in_words`."""
@@ -81,10 +93,8 @@ class BayesianBinning(IsotonicCalibration):
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
-        p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
-        score, positives, n, size, unknown = sorted_counts(p, weights)
-        wide = wide_dtype(score.device)
-        score, size = score.clamp(0, 1).to(wide), size.unsqueeze(-1)
+        score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
+        wide, size = score.dtype, size.unsqueeze(-1)
         n_elements = score.shape[-1]
         place = torch.arange(n_elements, device=score.device)
         # Edge i is halfway between elements i - 1 and i. The first bin starts at 0, and the last one ends at 1.
@@ -147,24 +157,40 @@ class BayesianBinning(IsotonicCalibration):
         return (positives + a) / (n + size), log_evidence.masked_fill(n == 0, 0).sum(-1)
 
 
-class SplineCalibration(IsotonicCalibration):
-    """Spline recalibration: the slope of a cubic spline of the cumulative frequency of positives.
+class SplineCalibration(_OfProbabilities):
+    """Spline recalibration: adds the slope of a spline of the cumulated difference of outcome and probability.
 
-    Let h(t) be the number of positives among the fraction t of samples with the smallest predictions, divided by the
-    number N of all samples. A natural cubic spline s with equidistant knots and s(0) = 0 is fitted to h by least
-    squares. Its slope at t is the frequency of positives at this quantile. The calibrated probability of a sample is
-    the mean slope over all samples with the same prediction, limited to [0, 1]. It need not increase. Between two
-    predictions of the fit the result is linear, and beyond the first and the last one it is constant. Every task is
-    supported; multi-class tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated
-    probabilities are all 0 becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole
-    numbers. (The paper evaluates the slope at the sample, and does not require s(0) = 0. The difference vanishes
-    for many samples with different predictions.)
+    Let D(t) be the sum of y - p over the fraction t of samples with the smallest probabilities p, divided by the number
+    N of all samples. A natural cubic spline s with equidistant knots is fitted to D by least squares. Its slope at t
+    is the difference of frequency and probability at this quantile. The calibrated probability of a sample is p plus
+    the mean slope over all samples with the same prediction. So predictions of a calibrated model hardly change. The
+    result need not increase. Between two probabilities of the fit it is linear, and beyond the first and the last one
+    it is constant.
+
+    Let S be the sum of the probabilities of the fit. Calibrated probabilities are at least p / (1 + S), and at most
+    1 - (1 - p) / (1 + N - S). The first limit is the posterior mean of a frequency r p if none of the S expected events
+    occurred, where the number of events has a Poisson distribution and r the prior Gamma(1, 1). Probabilities and the
+    limits are clipped to [2^-52, 1 - 2^-52]. So the negative log-likelihood (NLL) of new data is finite.
+
+    Every task is supported; multi-class tasks calibrate one class against the rest and normalise. For two classes this
+    equals the binary fit, because exchanging the classes exchanges the result. Without data, calibrated predictions are
+    NaN. `weights` must be whole numbers. The gradient is the slope between probabilities of the fit.
+
+    Differences from the authors' code:
+
+    - Sample i of N ends at t = i / N, and D(0) = 0 is part of the fit. In the code, sample i is at (i - 1) / (N - 1).
+    - Samples with the same prediction share the mean slope. In the code, each sample has the slope at its own t.
+    - Between two samples the code exchanges the weights of the linear interpolation.
+    - Results are limited as above. In the code, they are limited to [0, 1].
+    - The authors calibrate the largest probability of each row. Here, every class is calibrated.
+
+    The first three differences vanish for many samples with different predictions.
 
     Args:
         n_knots: number of knots of the spline, at least 2; 6 as published.
 
     Attributes:
-        knots: scores of the fit `(..., K)`, ascending, in the units of the predictions. Multi-class: `(..., C, K)`.
+        knots: probabilities of the fit `(..., K)`, ascending. Multi-class: `(..., C, K)`.
         rates: calibrated probabilities at the knots, of the shape of `knots`.
 
     Raises:
@@ -172,7 +198,7 @@ class SplineCalibration(IsotonicCalibration):
 
     Reference:
         Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of Neural Networks using Splines (ICLR
-        2021), arXiv 2006.12800.
+        2021), arXiv 2006.12800, sec. 4; the authors' code `spline-calibration`, `get_recalibration_function`.
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
@@ -182,9 +208,10 @@ class SplineCalibration(IsotonicCalibration):
 
     name = "spline recalibration"
     settings = ("n_knots",)
+    state_format = 2
 
-    def __init__(self, n_knots: int = 6) -> None:
-        super().__init__()
+    def __init__(self, n_knots: int = 6, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_count("n_knots", n_knots, at_least=2)
         self.n_knots = n_knots
 
@@ -196,53 +223,54 @@ class SplineCalibration(IsotonicCalibration):
         """Return the number of knots of the spline as a clause; see `Calibrator.in_words`."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
-        return f"the slope of a spline with {self.n_knots} knots"
+        return f"the probability plus the slope of a spline with {self.n_knots} knots"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
-        score, positives, n, size, unknown = sorted_counts(p, weights)
-        size = size.unsqueeze(-1)
-        wide = wide_dtype(score.device)
+        score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
+        score, size = score.clamp(_EPS, 1 - _EPS), size.unsqueeze(-1)
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
-        # First and one after the last element with the same score
+        total = n.sum(-1, keepdim=True).clamp(min=1).to(score)
+        # t and D(t) before each element, and after the last one
+        t = pad(n.cumsum(-1), (1, 0)) / total
+        cumulated = pad((positives - n * score).cumsum(-1), (1, 0)) / total
+        # First and one after the last element with the same score. D within such a group depends on its order, and has
+        # no weight. Trapezoidal weights treat both ends of the groups in the same way.
         first, after = torch.searchsorted(score, score), end_of_ties(score, place + 1)
-        total = n.sum(-1, keepdim=True).clamp(min=1).to(wide)
-        t_before, h_before = pad(torch.stack((n, positives)).cumsum(-1), (1, 0)) / total
-        t, h = t_before.gather(-1, after), h_before.gather(-1, after)
-        s = _fitted_spline(t, h, n / total, self.n_knots)
-        # The spline at the end of the previous group is its value there, or s(0) = 0.
-        rates = ((s - pad(s, (1, 0)).gather(-1, first)) / (t - t_before.gather(-1, first))).clamp(0, 1)
+        share = t.gather(-1, after) - t.gather(-1, first)
+        half = share.masked_fill(after != place + 1, 0) / 2
+        s = _fitted_spline(t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half), self.n_knots)
+        slope = (s.gather(-1, after) - s.gather(-1, first)) / share
+        expected = (n * score).sum(-1, keepdim=True)
+        lowest, highest = score / (1 + expected), 1 - (1 - score) / (1 + total - expected)
+        rates = (score + slope).clamp(lowest, highest).clamp(_EPS, 1 - _EPS)
 
         empty = unknown | (size == 0)
         used = pad(place, (0, 1), value=score.shape[-1]).minimum((size - 1).clamp(min=0))  # at least two knots
-        knots = finite(score.to(wide)).gather(-1, used).masked_fill(empty, torch.nan)
         return {
-            "knots": knots,
+            "knots": score.gather(-1, used).masked_fill(empty, torch.nan),
             "rates": rates.gather(-1, used).masked_fill(empty, torch.nan),
             "converged": ~empty.squeeze(-1),
         }
 
 
-def _fitted_spline(t: Tensor, h: Tensor, share: Tensor, n_knots: int) -> Tensor:
-    """Return the values at t `(..., M)` of the spline with s(0) = 0 that is fitted to h with the weights `share`.
+def _fitted_spline(t: Tensor, heights: Tensor, weights: Tensor, n_knots: int) -> Tensor:
+    """Return the values at t `(..., M)` of the spline that is fitted to `heights` with weights.
 
     The basis functions are computed twice, in pieces, because they need K times the memory of t.
     """
     n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
-    pieces, heights, shares = (torch.split(x, n_rows, -1) for x in (t, h, share))
+    pieces = [torch.split(x, n_rows, -1) for x in (t, heights, weights)]
 
-    def basis(piece: Tensor) -> Tensor:
-        return _natural_spline(piece, n_knots)[..., 1:]  # s(0) = 0: without the basis function of the first knot
-
-    matrix = t.new_zeros((*t.shape[:-1], n_knots - 1, n_knots - 1))
+    matrix = t.new_zeros((*t.shape[:-1], n_knots, n_knots))
     right = matrix[..., :1]
-    for piece, of_h, weight in zip(pieces, heights, shares, strict=True):
-        values = basis(piece)
+    for piece, height, weight in zip(*pieces, strict=True):
+        values = _natural_spline(piece, n_knots)
         weighted = (values * weight.unsqueeze(-1)).mT
-        matrix, right = matrix + weighted @ values, right + weighted @ of_h.unsqueeze(-1)
+        matrix, right = matrix + weighted @ values, right + weighted @ height.unsqueeze(-1)
     # The smallest solution of the normal equations, because few different scores determine no unique spline.
     solution = torch.linalg.pinv(matrix, hermitian=True) @ right
-    return torch.cat([(basis(piece) @ solution).squeeze(-1) for piece in pieces], -1)
+    return torch.cat([(_natural_spline(piece, n_knots) @ solution).squeeze(-1) for piece in pieces[0]], -1)
 
 
 def _natural_spline(t: Tensor, n_knots: int) -> Tensor:

@@ -19,7 +19,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting, fitted, flat_input, input_options
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
-from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest
+from torchcalib.calibration.one_against_rest import HistogramBinning
 from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.selection import (
     Candidate,
@@ -27,7 +27,6 @@ from torchcalib.calibration.selection import (
     RowScore,
     candidate_of,
     choose,
-    class_counts,
     contributions,
     design_effect,
     has_one_class,
@@ -67,14 +66,6 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration, DirichletCalibration)
 """Calibrators that are compared only if they are passed, because their fits take long or need
 selected penalties."""
-
-_LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
-    ((AffineScaling, BiasCorrection), 2, 2**31),
-    ((StructuredMatrixScaling, DirichletCalibration), 2, 2**23),
-    ((EnsembleTemperatureScaling,), 1, 2**25),
-    ((VectorScaling, StructuredVectorScaling, OneAgainstRest), 1, 2**22),
-)
-"""Calibrators, exponent k, and the largest (number of samples) * (number of classes)^k, which limits their run time."""
 
 
 @dataclass(frozen=True)
@@ -257,15 +248,13 @@ def _candidate(
         if groups is not None:
             effect = design_effect(p, *nll, groups)
     before = contributions(row_scores(score, p, p.values), p, groups)
-    advisable = is_advisable(calibrator, p, score)
+    advisable = is_advisable(calibrator, score)
     return before, candidate_of(calibrator, p, parts, in_sample, nll, is_advisable=advisable, effect=effect)
 
 
-def is_advisable(calibrator: Calibrator, p: Predictions, score: str) -> bool:
-    """Return whether the expected score of new data is finite after a fit to these predictions."""
-    if score != "nll" or calibrator.zeros == "never":
-        return True
-    return calibrator.zeros == "absent classes" and not bool((class_counts(p) == 0).any())
+def is_advisable(calibrator: Calibrator, score: str) -> bool:
+    """Return whether the expected score of new data is finite after a fit."""
+    return score != "nll" or not calibrator.assigns_zero
 
 
 def recommendation_of(
@@ -323,7 +312,7 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
             continue
         if calibrator.whole_weights and not counts:
             fractional.append(calibrator.name)
-        elif _is_slow(calibrator, p):
+        elif calibrator.is_slow_for(p):
             slow.append(calibrator.name)
         else:
             found.append(calibrator)
@@ -337,13 +326,6 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
             "Call torchcalib.calibration.relative_calibration_loss to compute their gain."
         )
     return found, tuple(notes)
-
-
-def _is_slow(calibrator: Calibrator, p: Predictions) -> bool:
-    if p.task != "multiclass":
-        return False
-    n, n_classes = p.target.numel(), p.num_classes
-    return any(isinstance(calibrator, kinds) and n * n_classes**exponent > most for kinds, exponent, most in _LIMITS)
 
 
 def _name_of_score(score: Score) -> str:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torchcalib.calibration.likelihood import (
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit
 from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, smoothed_log_probs
@@ -78,8 +78,9 @@ class VectorScaling(_MultiClass):
     - **Separable data**: the likelihood rises without bound for some direction of (a, b). This is common with few
       samples per class: it suffices that the score of one class separates its samples from the others. The result is
       then temperature scaling (equal scales, no bias), and `converged` is False.
-    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood. Samples
-      of probability 0 or 1 do not count.
+    - **A class without samples** gets the mean scale and bias of the other classes. The likelihood would be largest for
+      probability 0, which makes the log loss of new data infinite. Samples of probability 0 or 1 do not count. If all
+      samples have the same class, predictions are left unchanged.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL. The fit leaves such samples out.
       Probabilities of 0 and 1 are unchanged.
     - **No data**: calibrated predictions are NaN.
@@ -89,7 +90,7 @@ class VectorScaling(_MultiClass):
 
     Attributes:
         scale: scale a of each class `(..., C)`, where `...` is the batch shape of the fit.
-        bias: bias b of each class `(..., C)`; sum 0 over classes with samples.
+        bias: bias b of each class `(..., C)`, with sum 0.
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
@@ -106,8 +107,14 @@ class VectorScaling(_MultiClass):
 
     name = "vector scaling"
     contains_identity = True
-    zeros = "absent classes"
-    initial: ClassVar = {"scale": [1.0, 1.0], "bias": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
+    largest_fit = 1, 2**22
+    initial: ClassVar = {
+        "scale": [1.0, 1.0],
+        "bias": [0.0, 0.0],
+        "absent": [False, False],
+        "lost": 0.0,
+        "outcome": CONVERGED,
+    }
     problems: ClassVar = {
         SEPARABLE: (
             "no finite scales are best: some labels can be separated without error. Only the temperature is fitted. "
@@ -116,37 +123,41 @@ class VectorScaling(_MultiClass):
     }
 
     scale: Tensor
+    absent: Tensor
     lost: Tensor
 
     def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
         """Return the scales, the biases and the weight of samples with infinite NLL."""
         temperature = temperature_fit()
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
-        return {"scale": scale, "bias": bias, "grad_norm": grad_norm, "outcome": outcome, "lost": temperature.lost}
+        # Classes without samples get the mean scale and bias of the others. One class alone determines neither.
+        absent = bias == -torch.inf
+        is_single = (absent.sum(-1) == absent.shape[-1] - 1).unsqueeze(-1)
+        mean = scale.masked_fill(absent, torch.nan).nanmean(-1, keepdim=True)
+        return {
+            "scale": torch.where(absent, mean, scale).masked_fill(is_single, 1),
+            "bias": bias.masked_fill(absent | is_single, 0),
+            "absent": absent,
+            "grad_norm": grad_norm,
+            "outcome": outcome.masked_fill(is_single.squeeze(-1), CONVERGED),
+            "lost": temperature.lost,
+        }
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         log_q = self.log_probs_of(values, from_logits)
         scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
         z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else softmax(z)
 
     def n_parameters(self, num_classes: int) -> float:
         """Return the number of scales and biases, without the constant that the biases share."""
         return 2 * num_classes - 1
 
-    def with_mean_bias_of_absent_classes(self) -> Self:
-        """Give absent classes the mean bias and scale; see `Calibrator.with_mean_bias_of_absent_classes`."""
-        is_absent = self.bias == -torch.inf
-        is_single = (is_absent.sum(-1) == self.bias.shape[-1] - 1).unsqueeze(-1)
-        present = self.scale.masked_fill(is_absent, torch.nan)
-        scale = torch.where(is_absent, present.nanmean(-1, keepdim=True), self.scale).masked_fill(is_single, 1)
-        return self._with_buffers({"scale": scale, "bias": self.bias.masked_fill(is_absent | is_single, 0)})
-
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         consequence = "their NLL is infinite, and the fit leaves them out."
-        return remarks_of_fits_with_biases(self.outcome, self.problems, self.bias, self.lost, consequence)
+        return remarks_of_fits_with_biases(self.outcome, self.problems, self.absent, self.lost, consequence)
 
     def shown_parameters(self) -> list[str]:
         """Return the scales and biases as text, for `repr`."""
@@ -194,7 +205,7 @@ class _LogLinear(_MultiClass):
 
     def normalised(self, z: Tensor, from_logits: bool) -> Tensor:
         z = z + self.bias.to(z)[..., None, :]
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else softmax(z)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         scale = self.matrix.diagonal(dim1=-2, dim2=-1) if self.full else self.scale
@@ -218,8 +229,8 @@ class _Structured(_LogLinear):
     alpha: Tensor
     smoothing: Tensor
 
-    def __init__(self, penalty: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, penalty: float = 1.0, *, from_logits: bool | None = None) -> None:
+        super().__init__(from_logits=from_logits)
         check_positive("penalty", penalty)
         self.penalty = penalty
 
@@ -316,6 +327,7 @@ class StructuredVectorScaling(_Structured):
     """
 
     name = "structured vector scaling"
+    largest_fit = 1, 2**22
     full = False
     initial: ClassVar = {**_Structured.initial, "scale": [1.0, 1.0]}
 
@@ -360,6 +372,7 @@ class StructuredMatrixScaling(_Structured):
     """
 
     name = "structured matrix scaling"
+    largest_fit = 2, 2**23
     full = True
     initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
@@ -378,9 +391,14 @@ class DirichletCalibration(_LogLinear):
 
     for C classes. The diagonal is free in the publication. Here 1e-6 / C sum_k (W_kk - 1)^2 is added, so that a finite
     optimum exists for all data. Probabilities are smoothed by 2.2e-16 before the logarithm, so that log 0 is finite.
-    The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The fit
-    is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps are
-    computed by conjugate gradients.
+    The publication selects the penalties by cross-validation: compare `cross_val_calibrate` for several values. The
+    default penalties are those of `StructuredMatrixScaling`, which decrease with the number of samples.
+
+    The fit is a damped Newton search in float64 to a gradient norm below 1e-9. For more than 22 classes, Newton steps
+    are computed by conjugate gradients. Each of their iterations takes time proportional to N C^2, and their number
+    increases with C (C + 1) / N. `fit` therefore raises a ValueError for N rows if N C^3 > 2^36, as for more than
+    68,719 rows of 100 classes, 2,545 of 300, or 68 of 1,000. Use `StructuredVectorScaling` instead. Small penalties
+    take many times as long as the default ones.
 
     - **Separable data**: the diagonal becomes large, and calibrated probabilities are close to 0 and 1.
     - **Classes without samples** have small positive calibrated probabilities, which depend on the prediction.
@@ -388,8 +406,9 @@ class DirichletCalibration(_LogLinear):
     - **No data**: calibrated predictions are NaN, and `fit` warns.
 
     Args:
-        off_diagonal: factor of the penalty of the off-diagonal entries, positive.
-        intercept: factor of the penalty of the biases, positive.
+        off_diagonal: factor of the penalty of the off-diagonal entries, positive; None for C^2 (C - 1)^2 / N with N
+            samples. For weighted samples, N is the sum of the weights.
+        intercept: factor of the penalty of the biases, positive; None for C^2 / N.
 
     Attributes:
         matrix: W `(..., C, C)`; row k has the factors of the score of class k.
@@ -397,7 +416,7 @@ class DirichletCalibration(_LogLinear):
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
 
     Raises:
-        TypeError, ValueError: for invalid penalties.
+        TypeError, ValueError: for invalid penalties, and in `fit` for too many classes.
 
     Reference:
         Kull, Perello-Nieto, Kängsepp, Silva Filho, Song, Flach: Beyond temperature scaling: Obtaining well-calibrated
@@ -412,15 +431,23 @@ class DirichletCalibration(_LogLinear):
     """
 
     name = "Dirichlet calibration"
+    largest_fit = 3, 2**36
     full = True
     settings = ("off_diagonal", "intercept")
     initial: ClassVar = {"matrix": [[1.0, 0.0], [0.0, 1.0]], "bias": [0.0, 0.0], "outcome": CONVERGED}
     problems: ClassVar = {}
 
-    def __init__(self, off_diagonal: float = 1.0, intercept: float = 1.0) -> None:
-        super().__init__()
-        check_positive("off_diagonal", off_diagonal)
-        check_positive("intercept", intercept)
+    def __init__(
+        self,
+        off_diagonal: float | None = None,
+        intercept: float | None = None,
+        *,
+        from_logits: bool | None = None,
+    ) -> None:
+        super().__init__(from_logits=from_logits)
+        for name, value in (("off_diagonal", off_diagonal), ("intercept", intercept)):
+            if value is not None:
+                check_positive(name, value)
         self.off_diagonal, self.intercept = off_diagonal, intercept
 
     def n_parameters(self, num_classes: int) -> float:
@@ -433,6 +460,17 @@ class DirichletCalibration(_LogLinear):
         of_fits = self.bias[..., 0].to(log_q)
         return smoothed_log_probs(log_q, torch.ones_like(of_fits), torch.full_like(of_fits, _SMOOTHING))
 
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return the fitted parameters, or raise a ValueError if the fit would take too long."""
+        if self.is_slow_for(p):
+            n, n_classes = p.target.numel(), p.num_classes
+            raise ValueError(
+                f"`preds` must have at most {self.largest_fit[1]:,} = N * C^3 for N rows and C classes for "
+                f"DirichletCalibration, which fits C (C + 1) parameters, got {n:,} rows and {n_classes:,} classes. "
+                "Use StructuredVectorScaling, or StructuredMatrixScaling for a penalised matrix."
+            )
+        return super().parameters_for(p, weights)
+
     def shown_parameters(self) -> list[str]:
         """Return the matrix and the biases as text, for `repr`."""
         return [f"{name}={format_values(getattr(self, name))}" for name in ("matrix", "bias")]
@@ -442,9 +480,12 @@ class DirichletCalibration(_LogLinear):
         n_classes, start = flat.scores.shape[-1], temperature_fit().alpha
         start = start.nan_to_num(1).clamp(1e-3, 1e2)
         alpha = torch.ones_like(start)
+        total = flat.weights.sum(-1).to(alpha)
+        per_row = alpha / total.masked_fill(~(total > 0), 1)
         n_others = max(1, n_classes * (n_classes - 1))
-        penalties = (_DIAGONAL / n_classes, self.off_diagonal / n_others, self.intercept / n_classes)
-        ridge = torch.tensor(penalties, dtype=alpha.dtype, device=alpha.device).expand(*alpha.shape, 3)
+        of_others = n_others * per_row if self.off_diagonal is None else alpha * self.off_diagonal / n_others
+        of_biases = n_classes * per_row if self.intercept is None else alpha * self.intercept / n_classes
+        ridge = torch.stack((alpha * _DIAGONAL / n_classes, of_others, of_biases), -1)
         smoothing = torch.full_like(alpha, _SMOOTHING)
         fit = fit_structured(flat.scores, flat.target, flat.weights, alpha, smoothing, ridge, start, self.full)
         return {"matrix": fit.weight, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}

@@ -97,3 +97,21 @@ def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
     return log_q, torch.log1p(-q.scatter(-1, top, 0)).scatter(-1, top, log_rest)
+
+
+def softmax(logits: Tensor, dim: int = -1) -> Tensor:
+    """Return the softmax, in which only logits of -inf give 0: smaller results than the smallest number become it."""
+    q = logits.softmax(dim)
+    return torch.where(logits == -torch.inf, q, q.clamp(min=torch.finfo(q.dtype).tiny))
+
+
+def sigmoid(log_odds: Tensor) -> Tensor:
+    """Return the sigmoid, in which only infinite log-odds give 0 and 1."""
+    p = log_odds.sigmoid()
+    return torch.where(log_odds.isinf(), p, inside(p))
+
+
+def inside(p: Tensor) -> Tensor:
+    """Move probabilities that were rounded to 0 or 1 to the nearest number between."""
+    limits = torch.finfo(p.dtype)
+    return p.clamp(limits.tiny, 1 - limits.eps / 2)

@@ -189,7 +189,7 @@ def _stage(
             contributions(found.scores[_FIELDS[score]], p, groups),
             contributions(in_sample, p, groups),
             (p.cross_entropy, nll),
-            is_advisable=is_advisable(calibrator, p, score),
+            is_advisable=is_advisable(calibrator, score),
             effect=effect,
         )
         for remark in last.remarks():
@@ -256,7 +256,6 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
         yield slice(None), copies.with_values(torch.cat(parts, -1).to(p.dtype))
         return
-    fits = fits.with_mean_bias_of_absent_classes()
     for first, by_fold in _folds_by_piece(splits.cpu(), n_folds, max(1, _AT_ONCE // p.num_classes)):
         # One call calibrates the samples of all folds. Shorter folds are padded.
         padded = pad_sequence(by_fold, batch_first=True, padding_value=-1)

@@ -150,7 +150,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
             self.calibrator_ = calibrator.fit(preds, target, task, **options)
             return self
         p = calibrator.read(preds, target, task=task, options=options)
-        self.calibrator_ = with_warning(calibrator.fit_to(p), p).with_mean_bias_of_absent_classes()
+        self.calibrator_ = with_warning(calibrator.fit_to(p), p)
         return self
 
     def predict_proba(self, X: Any) -> Any:
