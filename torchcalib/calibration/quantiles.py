@@ -31,7 +31,8 @@ class BayesianBinning(IsotonicCalibration):
     probabilities. The calibrated probability is the mean of the posterior means, weighted by the evidence. It is a step
     function of the prediction, in (0, 1), and need not increase. Equal predictions are in the same bin, and bins meet
     halfway between two predictions. Every task is supported; multi-class tasks calibrate one class against the rest and
-    normalise. Without data, calibrated predictions are NaN. `weights` must be whole numbers. The gradient is 0.
+    normalise. Without data, calibrated predictions are NaN. `weights` must be whole numbers, because the models and
+    their evidence depend on the number of samples. The gradient is 0.
 
     Args:
         prior_size: equivalent sample size s of the prior of all bins of a model, positive; 2 as published.
@@ -56,6 +57,7 @@ class BayesianBinning(IsotonicCalibration):
     """
 
     name = "Bayesian binning into quantiles"
+    whole_weights = True
     zeros = "never"
     settings = ("prior_size", "factor")
 
@@ -83,7 +85,7 @@ class BayesianBinning(IsotonicCalibration):
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
         score, positives, n, size, unknown = sorted_counts(p, weights)
-        wide = wide_dtype(score.device)
+        positives, n, wide = positives.long(), n.long(), wide_dtype(score.device)
         score, size = score.clamp(0, 1).to(wide), size.unsqueeze(-1)
         n_elements = score.shape[-1]
         place = torch.arange(n_elements, device=score.device)
@@ -156,9 +158,9 @@ class SplineCalibration(IsotonicCalibration):
     the mean slope over all samples with the same prediction, limited to [0, 1]. It need not increase. Between two
     predictions of the fit the result is linear, and beyond the first and the last one it is constant. Every task is
     supported; multi-class tasks calibrate one class against the rest and normalise. A multi-class row whose calibrated
-    probabilities are all 0 becomes uniform. Without data, calibrated predictions are NaN. `weights` must be whole
-    numbers. (The paper evaluates the slope at the sample, and does not require s(0) = 0. The difference vanishes
-    for many samples with different predictions.)
+    probabilities are all 0 becomes uniform. Without data, calibrated predictions are NaN. (The paper evaluates the
+    slope at the sample, and does not require s(0) = 0. The difference vanishes for many samples with different
+    predictions.)
 
     Args:
         n_knots: number of knots of the spline, at least 2; 6 as published.
@@ -206,7 +208,8 @@ class SplineCalibration(IsotonicCalibration):
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
         # First and one after the last element with the same score
         first, after = torch.searchsorted(score, score), end_of_ties(score, place + 1)
-        total = n.sum(-1, keepdim=True).clamp(min=1).to(wide)
+        total = n.sum(-1, keepdim=True)
+        total = torch.where(total > 0, total, 1)
         t_before, h_before = pad(torch.stack((n, positives)).cumsum(-1), (1, 0)) / total
         t, h = t_before.gather(-1, after), h_before.gather(-1, after)
         s = _fitted_spline(t, h, n / total, self.n_knots)
