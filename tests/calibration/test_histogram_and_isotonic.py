@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.fits import CIR, ISO, VA, H, data, fresh, name, single, turns
+from helpers.fits import BBQ, CIR, ISO, VA, H, data, fresh, name, single, turns
 from helpers.refusals import assert_refused
 from sklearn.isotonic import IsotonicRegression
 
@@ -141,5 +141,5 @@ def test_wrong_options_and_weights_raise_errors():
         for option, value in {"n_bins": 0, "right": 1, "empty": "mean"}.items()
     ]
     preds = torch.tensor([0.2, 0.7])
-    copies = partial(ISO.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
+    copies = partial(BBQ.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
     assert_refused([*rows, ("copies", copies, ValueError, ["`weights` must be whole numbers"])])

@@ -13,7 +13,6 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import augmented_means, block_ends
 from torchcalib.ops.labelled import sort_labelled
-from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import with_same_batch
@@ -229,8 +228,7 @@ class VennAbersCalibration(OneAgainstRest):
         if self.task != "multiclass":
             p0, p1 = self._interval(values)
         else:
-            scores = (log_odds(values) if from_logits else values).transpose(-1, -2)
-            p0, p1 = (p.transpose(-1, -2) for p in self._interval(scores))
+            p0, p1 = (p.transpose(-1, -2) for p in self._interval(self.scores_of_classes(values, from_logits)))
         return self._as_given(p0, dtype), self._as_given(p1, dtype)
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
