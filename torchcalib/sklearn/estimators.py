@@ -79,9 +79,10 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
     `(N, C)` with one column for each class. Decision scores count as logits. To fit a classifier too, use
     `CalibratedClassifier`.
 
-    Calibrated probabilities are positive wherever those of scikit-learn are. Calibrators of log-odds use probabilities
-    of at least 1e-12, as in scikit-learn. For separable data, no finite temperature is optimal. The temperature is then
-    fitted to Platt's smoothed labels (see `PlattScaling`), so that N certain labels do not become certain predictions.
+    Calibrators of log-odds use probabilities of at least 1e-12, as scikit-learn does for `"temperature"`. So a
+    probability of 0 does not remain 0. Decision scores have no unit, and if they separate the classes of N samples, no
+    finite temperature is optimal. The temperature is then fitted to labels of the probability (N + 1) / (N + 2), by
+    Laplace's rule of succession.
 
     Args:
         calibrator: Name of a calibrator, or an unfitted calibrator such as `torchcalib.HistogramBinning(n_bins=10)`.
@@ -162,7 +163,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         task: Task = "multiclass" if preds.dim() > 1 else "binary"
         p = calibrator.read(preds, target, task=task, options={"from_logits": from_logits, "weights": weights})
         fit = calibrator.fit_to(p)
-        if type(fit) is TemperatureScaling and bool(fit.outcome == SEPARABLE):
+        if from_logits and type(fit) is TemperatureScaling and bool(fit.outcome == SEPARABLE):
             fit.alpha, fit.converged = _alpha_of_smoothed_labels(p), ~fit.converged
             fit.outcome = torch.full_like(fit.outcome, CONVERGED)
         if is_fold:
@@ -585,21 +586,19 @@ def _check_test_parts(cv: Any, splits: list[Any]) -> None:
 
 
 def _alpha_of_smoothed_labels(p: Predictions) -> Tensor:
-    """Return the factor alpha of the log-probabilities with the smallest NLL for Platt's smoothed labels, a scalar.
+    """Return the factor alpha of separable scores with the smallest NLL for smoothed labels, a scalar.
 
-    The label of a class with the weight n has the probability (n + 1) / (n + 2), and the others share the rest. The
-    derivative of the NLL in alpha increases, and has a root: the label has the largest score.
+    By Laplace's rule of succession, the label has the probability (N + 1) / (N + 2), and the other classes share the
+    rest. The derivative of the NLL in alpha increases, and has a root, because each label has the largest score.
     """
-    log_p, log_not_p = p.binary_log_probs if p.task == "binary" else (p.log_probs, None)
-    s = log_p if log_not_p is None else torch.stack((log_not_p, log_p), -1)
-    s = (s - s.amax(-1, keepdim=True)).to(wide_dtype(s.device))
-    target, w = p.target.long(), sample_weights(p)
-    of_class = w.new_zeros(s.shape[-1]).index_add(0, target, w)[target]
-    share = (of_class + 1) / (of_class + 2)
-    of_label = s.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    s = p.values.to(wide_dtype(p.values.device))
+    s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
+    s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
+    share = (w.sum() + 1) / (w.sum() + 2)
+    of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
     of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
     low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
-    for _ in range(100):
+    for _ in range(100):  # bisection of log alpha
         middle = (low + high) / 2
         excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
         low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
