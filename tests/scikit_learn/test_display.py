@@ -87,7 +87,8 @@ def test_arrays_of_scikit_learn_give_a_curve():
     true, mean = calibration.calibration_curve(Y == 1, X[:, 0].clip(0, 1))
     display = CalibrationDisplay(true, mean, X[:, 0].clip(0, 1), estimator_name="given").plot()
     assert display.line_.get_xydata() == pytest.approx(np.stack([mean, true], 1))
-    assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["given"]
+    words = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert words == ["Perfectly calibrated", "given"]  # as in scikit-learn
 
 
 def test_cross_validated_predictions():

@@ -94,7 +94,6 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
             canvas = unit_square(place, LIGHT, None)
             canvas.label("Mean predicted probability", "Fraction of positives")
             canvas.curve(self.prob_pred, self.prob_true, name or "", marked=True, **line)
-            canvas.curve_legend()
         else:
             data = dict(zip(name, several, strict=True)) if several else self.table
             is_top_label = np.ndim(self.y_prob[0] if several else self.y_prob) > 1
@@ -106,6 +105,9 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
         if not ref_line:
             for drawn in [drawn for drawn in canvas.ax.lines if drawn.get_label() == DIAGONAL]:
                 drawn.remove()
+        if self.table is None and canvas.ax.get_legend_handles_labels()[1]:
+            for text in canvas.ax.legend(loc="lower right").get_texts():
+                text.set_parse_math(False)
         self.ax_, self.figure_ = canvas.ax, canvas.ax.figure
         self.line_ = canvas.curves[-len(several) :] if several else canvas.curves[-1]
         return self

@@ -159,6 +159,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         self.classes_, self.from_logits_ = classes, from_logits
         calibrator = calibrator_of(self.calibrator)
         self._in_logs = not isinstance(calibrator, OneAgainstRest)
+        self._two_columns = "binary" not in calibrator.tasks  # also for two classes
         preds = self._canonical(preds)
         task: Task = "multiclass" if preds.dim() > 1 else "binary"
         p = calibrator.read(preds, target, task=task, options={"from_logits": from_logits, "weights": weights})
@@ -175,7 +176,8 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
 
     def _keep(self, classes: NDArray[Any], from_logits: bool) -> Self:
         """Leave predictions unchanged, because there are no rows for a fit."""
-        self.classes_, self.from_logits_, self._in_logs, self.calibrator_ = classes, from_logits, True, None
+        self.classes_, self.from_logits_, self.calibrator_ = classes, from_logits, None
+        self._in_logs, self._two_columns = True, False
         return self
 
     def predict_proba(self, X: Any) -> Any:
@@ -226,9 +228,10 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
             preds = preds.clamp(smallest, 1 - smallest if len(self.classes_) == 2 else 1)
         if len(self.classes_) > 2:
             return preds
-        if preds.shape[1] == 1:
-            return preds[:, 0]
-        return preds[:, 1] - preds[:, 0] if self.from_logits_ else preds[:, 1]
+        last = preds[:, -1] - (preds[:, 0] if self.from_logits_ and preds.shape[1] == 2 else 0)
+        if self._two_columns:
+            return torch.stack([torch.zeros_like(last) if self.from_logits_ else 1 - last, last], -1)
+        return last
 
     def _predictions(self, X: Any, *, reset: bool) -> Tensor:
         """Check predictions, and return them as a tensor `(N, K)`. Arrays of other libraries stay on their device."""

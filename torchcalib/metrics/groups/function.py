@@ -15,6 +15,7 @@ from torchcalib.core.tasks import infers_task
 from torchcalib.io.errors import first_of, shown
 from torchcalib.ops.host_values import constant
 
+
 class GroupValues(Tensor):
     """Values for named groups: a tensor `(G, ...)` with the names of the groups.
 
