@@ -11,8 +11,8 @@ SCORES = torch.randn(80, generator=torch.Generator().manual_seed(0), dtype=torch
 NOISE = torch.rand(80, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 WEIGHTS = torch.rand(80, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 LABELS = {
-    "noisy": (NOISE < SCORES.sigmoid()).long(),
-    "inverse": (NOISE > SCORES.sigmoid()).long(),
+    "noisy": (SCORES.sigmoid() > NOISE).long(),
+    "inverse": (SCORES.sigmoid() < NOISE).long(),
     "separable": (SCORES > 0).long(),
     "one class": torch.zeros(80, dtype=torch.int64),
 }

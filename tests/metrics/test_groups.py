@@ -1,8 +1,8 @@
 """Metrics and functions by group: every value equals that of the rows of the group alone, for any batches."""
 
-import copy
 import itertools
 import pickle
+from copy import deepcopy
 from functools import partial
 from statistics import NormalDist
 
@@ -422,8 +422,8 @@ def test_values_of_text_groups_are_a_tensor_with_names():
         assert type(operation(values)) is torch.Tensor
     gradients = [torch.autograd.grad(each.sum(), preds)[0] for each in (values, expected)]
     assert torch.equal(*gradients)
-    assert copy.deepcopy(values.detach()).tolist() == expected.tolist()
-    assert copy.deepcopy(F.by_group(F.brier_score, preds.detach(), target, groups)).group_names == ("f", "m")
+    assert deepcopy(values.detach()).tolist() == expected.tolist()
+    assert deepcopy(F.by_group(F.brier_score, preds.detach(), target, groups)).group_names == ("f", "m")
     of_parts = F.by_group(F.corp, preds.detach(), target, groups, num_groups=3)
     assert of_parts.mcb.group_names == ("f", "m", "2")
 

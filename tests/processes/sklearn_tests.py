@@ -23,7 +23,7 @@ from sklearn.utils import column_or_1d
 
 from torchcalib import PlattScaling
 from torchcalib.core.arrays import as_tensor, is_foreign_array
-from torchcalib.sklearn import CalibratedClassifier, CalibrationDisplay
+from torchcalib.sklearn import CalibratedClassifier, CalibrationDisplay  # noqa: F401 - imported by the tests
 from torchcalib.sklearn.conversion import like
 from torchcalib.sklearn.estimators import CalibratedPair
 
@@ -86,7 +86,7 @@ class CalibratedClassifierCV(CalibratedClassifier):
         return self
 
 
-def _sigmoid_calibration(predictions, y, sample_weight=None, max_abs_prediction_threshold=30):  # noqa: ARG001
+def _sigmoid_calibration(predictions, y, sample_weight=None, max_abs_prediction_threshold=30):
     """Return A and B of sigmoid(-(A F + B)) by `PlattScaling`."""
     scores, labels = torch.from_numpy(column_or_1d(predictions)), torch.from_numpy(column_or_1d(y) > 0).long()
     fit = PlattScaling().fit(scores.double(), labels, "binary", from_logits=True, weights=sample_weight)

@@ -171,7 +171,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
             fit = with_warning(fit, p).with_mean_bias_of_absent_classes()
         else:
             fit.warn()
-        self.calibrator_ = fit
+        self.calibrator_: Calibrator | None = fit
         return self
 
     def _keep(self, classes: NDArray[Any], from_logits: bool) -> Self:
@@ -221,7 +221,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         return torch.stack([(-values).sigmoid(), values.sigmoid()], -1)
 
     def _canonical(self, preds: Tensor) -> Tensor:
-        """Return predictions `(N, C)`, or those of the last of two classes, `(N,)`; limited if they enter logarithms."""
+        """Return predictions `(N, C)`, or those of the last of two classes, `(N,)`. Limit values of logarithms."""
         preds = preds.to(wide_dtype(preds.device))
         if self._in_logs and not self.from_logits_:
             smallest = max(_SMALLEST, torch.finfo(preds.dtype).eps)

@@ -53,7 +53,7 @@ class GroupValues(Tensor):
             index = self.group_names.index(index)
         return self.as_subclass(Tensor)[index]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Return one line for each group."""
         values = self.as_subclass(Tensor)
         rows = [f"{x:.4g}" if values.dim() == 1 else str(x) for x in values.tolist()]
@@ -190,6 +190,6 @@ def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int, names: Sequ
 
 def _named(values: Tensor, names: Sequence[str]) -> GroupValues:
     """Return values with the names of the groups."""
-    named = values.as_subclass(GroupValues)  # type: ignore[arg-type]
+    named = values.as_subclass(GroupValues)
     named.group_names = tuple(names)
     return named

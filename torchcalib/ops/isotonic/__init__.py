@@ -62,10 +62,10 @@ def block_ends(
       the group would exceed `n_min` and the group has a higher mean.
 
     `begins` is True at the first element of each tied group. `positives` and `n` are bool or integer `(..., M)`; for
-    "pava" also floating-point, as sums of weights. Elements with 0 samples belong to the previous block. By default, `n_min` is max(1, N // 20) in a row of N samples,
-    and `n_max` is max(1, N // 5). ValueError if `n_min` exceeds `n_max` in a row, or a row has no more than the given
-    `n_min` samples. All backends give the same blocks; those requested explicitly, except "python", are limited to 3e9
-    samples.
+    "pava" also floating-point, as sums of weights. Elements with 0 samples belong to the previous block. By default,
+    `n_min` is max(1, N // 20) in a row of N samples, and `n_max` is max(1, N // 5). ValueError if `n_min` exceeds
+    `n_max` in a row, or a row has no more than the given `n_min` samples. All backends give the same blocks; those
+    requested explicitly, except "python", are limited to 3e9 samples.
 
     Sources: [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023), Algorithms 2,
     3; Ayer et al.: An empirical distribution function for sampling with incomplete information (1955).
@@ -140,8 +140,8 @@ def augmented_means(
     are padded with +inf, and repeat their last mean. A row without samples has the means 0 and 1.
 
     Columns `(..., M)` are in the order of the scores, with samples (positive `n`) in the first `size` elements. Counts
-    may be sums of weights; the test sample has weight 1. `begins` is True at the first element of each tied group. The loops run on the CPU, which synchronises other
-    devices.
+    may be sums of weights; the test sample has weight 1. `begins` is True at the first element of each tied group. The
+    loops run on the CPU, which synchronises other devices.
 
     Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
     Algorithms 1 to 4.
