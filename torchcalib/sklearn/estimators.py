@@ -212,7 +212,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
             if calibrator is None:
                 return values.softmax(-1) if self.from_logits_ else values / values.sum(-1, keepdim=True)
             return calibrator.predict_proba(values)
-        if not self._in_logs and not self.from_logits_:
+        if calibrator is not None and not self._in_logs and not self.from_logits_:
             probs = calibrator(values)
             return torch.stack([1 - probs, probs], -1)
         # Log-odds, because the difference from a probability of nearly 1 would be 0.

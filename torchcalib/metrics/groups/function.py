@@ -53,7 +53,7 @@ class GroupValues(Tensor):
             index = self.group_names.index(index)
         return self.as_subclass(Tensor)[index]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         """Return one line for each group."""
         values = self.as_subclass(Tensor)
         rows = [f"{x:.4g}" if values.dim() == 1 else str(x) for x in values.tolist()]
