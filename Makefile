@@ -10,6 +10,7 @@
 #   make coverage   measure line and branch coverage of `make test`
 #   make pages | test-engines | test-logs   test pages on MONAI and Evidently; Ray, Spark and Dask; lm-eval and Inspect,
 #                   in environments of their own
+#   make test-sklearn   run scikit-learn's own tests of calibration on torchcalib.sklearn
 #   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
 
 PYTHON ?= python3
@@ -37,7 +38,7 @@ METRICS ?= tests/metrics  # run by `lowest`
 # The tests start many processes, which share their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint types extended matrix lowest test-engines test-logs wheel-test pages speed docs dist coverage soak fuzz statistics mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest test-engines test-logs test-sklearn wheel-test pages speed docs dist coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -49,7 +50,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test-all: types extended matrix lowest test-engines test-logs wheel-test
+test-all: types extended matrix lowest test-engines test-logs test-sklearn wheel-test
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -81,6 +82,10 @@ test-engines: $(ENGINES)/.installed
 # Logs that lm-eval and Inspect write, and their metrics
 test-logs: $(LOGS)/.installed
 	$(LOGS)/bin/python -m pytest $(QUIET) -W ignore tests/logs
+
+# The tests are those in the installed package of scikit-learn.
+test-sklearn: $(VENV)/.dev
+	$(BIN)/python tests/processes/sklearn_tests.py
 
 # A short benchmark that lists ratios of times above the stored ones, and never fails
 speed: $(VENV)/.dev

@@ -27,6 +27,7 @@ from torchcalib.calibration.isotonic import CentredIsotonicCalibration as Centre
 from torchcalib.calibration.isotonic import IsotonicCalibration as IsotonicCalibration
 from torchcalib.calibration.isotonic import VennAbersCalibration as VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning as HistogramBinning
+from torchcalib.calibration.one_against_rest import PlattScaling as PlattScaling
 from torchcalib.calibration.quantiles import BayesianBinning as BayesianBinning
 from torchcalib.calibration.quantiles import SplineCalibration as SplineCalibration
 from torchcalib.calibration.recommendation import Recommendation as Recommendation

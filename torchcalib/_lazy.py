@@ -107,7 +107,6 @@ SYNONYMS = {
     "MulticlassCalibrationError": "torchmetrics.MulticlassCalibrationError",
     "negative_log_likelihood": "nll",
     "NegativeLogLikelihood": "NLL",
-    "PlattScaling": "AffineScaling",
     "plot_reliability": "reliability_diagram",
     "plot_reliability_diagram": "reliability_diagram",
     "reliability_curve": "calibration_curve",

@@ -11,7 +11,7 @@ from torchcalib.metrics.canonical import canonical_error
 from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_cost
 from torchcalib.metrics.estimation_error import estimation_error, near_optimal_bins, optimal_bins
 from torchcalib.metrics.gaussian import Density, nees, nees_interval
-from torchcalib.metrics.groups.function import by_group
+from torchcalib.metrics.groups.function import GroupValues, by_group
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.metrics.hidden import from_hidden
 from torchcalib.metrics.integrated_index import ici
@@ -49,6 +49,7 @@ __all__ = [
     "CORPDecomposition",
     "Density",
     "GroupTable",
+    "GroupValues",
     "InputOptions",
     "RiskCoverageCurve",
     "TCETable",

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.fits import CIR, ISO, VA, H, data, fresh, name, single, turns
+from helpers.fits import BBQ, CIR, ISO, SPLINE, VA, H, data, fresh, name, single, turns
 from helpers.refusals import assert_refused
 from sklearn.isotonic import IsotonicRegression
 
@@ -116,6 +116,36 @@ def test_classes_are_calibrated_against_the_rest_and_normalised(calibrator, from
         assert found[folds == f].allclose(expected(folds != f)[folds == f], atol=1e-13)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1, 1e9])
+def test_isotonic_fits_with_fractional_weights_equal_scikit_learn(scale):
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        p = torch.randint(0, 40, (1 + 9 * seed,), generator=g).double() / 40
+        y, w = (torch.rand(len(p), generator=g) < p).long(), scale * torch.rand(len(p), generator=g).double()
+        w[torch.rand(len(p), generator=g) < 0.1] = 0
+        w[0] = scale
+        new, used = torch.linspace(0, 1, 97, dtype=torch.float64), w > 0
+        reference = IsotonicRegression(out_of_bounds="clip").fit(p[used].numpy(), y[used].numpy(), w[used].numpy())
+        found = fresh(ISO).fit(p, y, task="binary", from_logits=False, weights=w)(new)
+        assert found.numpy() == pytest.approx(reference.predict(new.numpy()), abs=1e-10)
+        whole = fresh(CIR).fit(p, y, task="binary", from_logits=False, weights=w)(new)
+        scaled = fresh(CIR).fit(p, y, task="binary", from_logits=False, weights=7.3 * w)(new)
+        torch.testing.assert_close(whole, scaled, rtol=0, atol=1e-10)
+
+
+def test_whole_and_fractional_weights_are_one_method():
+    """Weights of 3 are three copies, and weights of 1.5 twice half of them, for methods that depend on proportions."""
+    logits, target = single()
+    copies = fresh(CIR).fit(logits.repeat(3), target.repeat(3), task="binary", from_logits=True)(logits)
+    for calibrator, weight in ((CIR, 3.0), (CIR, 1.5), (SPLINE, 1.5)):
+        expected = (
+            copies if calibrator is CIR else fresh(SPLINE).fit(logits, target, task="binary", from_logits=True)(logits)
+        )
+        weights = torch.full((len(target),), weight)
+        found = fresh(calibrator).fit(logits, target, task="binary", from_logits=True, weights=weights)(logits)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_rows_of_zeros_become_uniform(from_logits):
     """Without samples of class 2, high confidence in it gives probability 0 for every class."""
@@ -141,5 +171,5 @@ def test_wrong_options_and_weights_raise_errors():
         for option, value in {"n_bins": 0, "right": 1, "empty": "mean"}.items()
     ]
     preds = torch.tensor([0.2, 0.7])
-    copies = partial(ISO.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
+    copies = partial(BBQ.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
     assert_refused([*rows, ("copies", copies, ValueError, ["`weights` must be whole numbers"])])

@@ -54,6 +54,24 @@ def test_interval_equals_refits_with_the_test_sample_added(from_logits):
         assert fitted.predict_proba(new).tolist() == pytest.approx(expected, abs=1e-14)
 
 
+@pytest.mark.parametrize("factor", [1e-9, 0.37, 1e3])
+def test_interval_with_fractional_weights_equals_refits(factor):
+    for seed in range(8):
+        scores, target, weights, new = sample(seed)
+        weights = factor * weights
+        p0, p1 = fresh(VA).fit(scores, target, task="binary", from_logits=True, weights=weights).predict_interval(new)
+        given = [x[weights > 0].tolist() for x in (scores, target, weights)]
+        assert p0.tolist() == pytest.approx([refitted(*given, x, 0) for x in new.tolist()], abs=1e-10)
+        assert p1.tolist() == pytest.approx([refitted(*given, x, 1) for x in new.tolist()], abs=1e-10)
+
+
+def test_huge_weights_leave_a_test_sample():
+    huge = torch.full((20,), 1e20, dtype=torch.float64)
+    scores, target = torch.arange(20.0), torch.arange(20) % 2
+    p0, p1 = fresh(VA).fit(scores, target, task="binary", from_logits=True, weights=huge).predict_interval(scores)
+    assert bool(((p0 >= 0) & (p0 <= p1 + 1e-9) & (p1 <= 1)).all())
+
+
 @pytest.mark.parametrize("backend", [*["numba"] * bool(NUMBA), "python"])
 def test_all_backends_give_the_same_steps(backend):
     g = torch.Generator().manual_seed(1)

@@ -45,7 +45,7 @@ def test_unsuitable_data_and_names_are_errors(data, capsys):
     for arguments, words in (
         (["b.npz"], "`--calibrator` must be named if none is recommended for the data."),
         (["a.npz", "--calibrator", "temperature"], "Did you mean `TemperatureScaling`?"),
-        (["a.npz", "--calibrator", "PlattScaling"], "Did you mean `AffineScaling`?"),
+        (["a.npz", "--calibrator", "LogisticCalibration"], "Did you mean `AffineScaling`?"),
         (["a.npz", "--calibrator", "BetaCalibration"], "must support the data"),
     ):
         assert main(["calibrate", *arguments, "--out", "c.pt"]) == 2

@@ -219,7 +219,7 @@ CALLS = [
         "Did you mean `torchcalib.sklearn.CalibrationDisplay`",
     ),
     ("sklearn", "curve", "tc.calibration_curve(y, P, n_bins=10)", REMEDY, "Pass the predictions first"),
-    ("sklearn", "Platt", "tc.PlattScaling().fit(P, y)", REMEDY, "`torchcalib.AffineScaling`"),
+    ("sklearn", "Platt", "tc.PlattScaling().fit(P, y)", WORKS, "bool(found.converged)"),
     ("sklearn", "isotonic", "tc.IsotonicRegression().fit(P, y)", REMEDY, "`torchcalib.IsotonicCalibration`"),
     ("sklearn", "Brier", "tc.brier_score_loss(y, P)", REMEDY, "`torchcalib.brier_score` (predictions first)"),
     (

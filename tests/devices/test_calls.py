@@ -199,6 +199,7 @@ FITS = {
     "TemperatureScaling": (16, NEWTON),
     "AffineScaling": (34, f"temperature, then biases: {NEWTON}"),
     "BiasCorrection": (26, NEWTON),
+    "PlattScaling": (24, NEWTON),
     "BetaCalibration": (24, NEWTON),
     "QuadraticScaling": (25, NEWTON),
     "VectorScaling": (62, "2 per Newton step: its length, and convergence"),

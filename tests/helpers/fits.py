@@ -14,6 +14,7 @@ from torchcalib.calibration import (
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
+    PlattScaling,
     QuadraticScaling,
     SplineCalibration,
     StructuredMatrixScaling,
@@ -26,11 +27,11 @@ from torchcalib.calibration import (
 T, D, B = TemperatureScaling(), AffineScaling(), BiasCorrection()
 H, ISO = HistogramBinning(n_bins=5), IsotonicCalibration()
 CIR, VA = CentredIsotonicCalibration(), VennAbersCalibration()
-BBQ, SPLINE = BayesianBinning(), SplineCalibration()
+BBQ, SPLINE, PLATT = BayesianBinning(), SplineCalibration(), PlattScaling()
 BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTemperatureScaling()
 SCALED = [T, D]  # with a fitted temperature
 AFFINE = [*SCALED, B]
-ALL = [*AFFINE, H, ISO, CIR, VA, BBQ, SPLINE, BETA, QUADRATIC, ENSEMBLE]
+ALL = [*AFFINE, PLATT, H, ISO, CIR, VA, BBQ, SPLINE, BETA, QUADRATIC, ENSEMBLE]
 OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling(), DirichletCalibration()]
 """Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from copy import deepcopy
 from functools import partial
 from statistics import NormalDist
 
@@ -217,7 +218,9 @@ def test_text_groups_are_numbered_in_sorted_order_or_by_the_given_names(convert)
     texts = convert(TEXTS[[0, 1, 2] * 30])
     preds = torch.linspace(0, 1, 90)
     target = (preds > 0.4).long()
-    torch.testing.assert_close(F.by_group(F.ece, preds, target, texts), F.by_group(F.ece, preds, target, numbers))
+    values, expected = F.by_group(F.ece, preds, target, texts), F.by_group(F.ece, preds, target, numbers)
+    torch.testing.assert_close(values, expected)
+    assert values.group_names == ("site a", "site b")
     metric = tc.ByGroup(tc.ECE(task="binary"), group_names=["site a", "site b"])
     metric.update(preds, target, groups=texts)
     torch.testing.assert_close(metric.compute().float(), F.by_group(F.ece, preds, target, numbers))
@@ -396,6 +399,33 @@ def data():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(300, 3, generator=g, dtype=torch.float64)
     return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(300) % 4
+
+
+def test_values_of_text_groups_are_a_tensor_with_names():
+    preds = torch.tensor([0.9, 0.2, 0.6, 0.3], requires_grad=True)
+    target, groups = torch.tensor([1, 0, 0, 1]), ["f", "m", "f", ""]
+    values = F.by_group(F.brier_score, preds, target, groups)
+    expected = F.by_group(F.brier_score, preds, target, torch.tensor([0, 1, 0, -1]))
+    assert type(expected) is torch.Tensor
+    assert repr(values) == "f: 0.185\nm: 0.04"
+    assert torch.equal(values["m"], expected[1])
+    assert values.to_pandas().to_dict() == pytest.approx({"f": 0.185, "m": 0.04})
+    with pytest.raises(KeyError, match="must be one of the groups 'f', 'm', got 'x'"):
+        values["x"]
+    for operation in (
+        torch.sum,
+        torch.Tensor.mean,
+        lambda x: x[0],
+        lambda x: x.double() + 1,
+        torch.stack((expected,)).add,
+    ):
+        assert type(operation(values)) is torch.Tensor
+    gradients = [torch.autograd.grad(each.sum(), preds)[0] for each in (values, expected)]
+    assert torch.equal(*gradients)
+    assert deepcopy(values.detach()).tolist() == expected.tolist()
+    assert deepcopy(F.by_group(F.brier_score, preds.detach(), target, groups)).group_names == ("f", "m")
+    of_parts = F.by_group(F.corp, preds.detach(), target, groups, num_groups=3)
+    assert of_parts.mcb.group_names == ("f", "m", "2")
 
 
 def test_by_group_supports_tuples_batches_class_axes_and_weights():

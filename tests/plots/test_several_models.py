@@ -52,7 +52,7 @@ def test_legend_of_a_single_model_has_the_shade_of_its_band_and_adds_no_data():
     band, box = handles["95% of bins if calibrated"], ax.patches[0]
     assert (band.get_color(), band.get_alpha()) == (LIGHT.bar, box.get_alpha())
     assert not texts(ax)
-    assert all(len(line.get_xdata()) == 0 for line in ax.lines if line.get_label() != "diagonal")
+    assert all(len(line.get_xdata()) == 0 for line in ax.lines if line.get_label() != "Perfectly calibrated")
 
 
 @pytest.mark.parametrize("smooth", [False, True])

@@ -132,7 +132,7 @@ def test_every_model_on_one_ax_has_a_curve_and_a_legend_entry():
     for name, probs in models.items():
         plots.reliability_diagram(probs, TARGET, ax, label=name)
     found = curves(ax)
-    assert len([line for line in ax.lines if line.get_label() == "diagonal"]) == 1
+    assert len([line for line in ax.lines if line.get_label() == "Perfectly calibrated"]) == 1
     assert len({line.get_color() for line in ax.lines}) == 3
     for (name, points), (other, same), (model, probs) in zip(
         found.items(), curves(at_once).items(), models.items(), strict=True

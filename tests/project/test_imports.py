@@ -87,7 +87,7 @@ def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_
         (tc.functional, "expected_calibration_error", "ece"),
         (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"),
-        (tc.calibration, "PlattScaling", "AffineScaling"),
+        (tc.calibration, "LogisticCalibration", "AffineScaling"),
         (tc.losses, "ece", "ece"),
         (tc, "ClasswiseECE", "ECE"),
     ],

@@ -37,10 +37,9 @@ from torchcalib.reporting.render.html import render
 CALIBRATORS = {kind.name: kind() for kind in applicability.CALIBRATORS}
 
 
-def names_of(task, whole_weights=True):
-    """Return the names of the calibrators that support a task, and fractional weights if not `whole_weights`."""
-    kinds = CALIBRATORS.values()
-    return tuple(each.name for each in kinds if task in each.tasks and (whole_weights or not each.whole_weights))
+def names_of(task):
+    """Return the names of the calibrators that support a task."""
+    return tuple(each.name for each in CALIBRATORS.values() if task in each.tasks)
 
 
 def report_of(preds, target, **given):
@@ -162,10 +161,8 @@ def test_gains_with_counts_and_real_weights():
     check_against_functions(report, preds, target, weights=counts, **given)
     weights = counts + 0.5
     report = report_of(preds, target, weights=weights, **given)
-    check_against_functions(report, preds, target, names_of("binary", whole_weights=False), weights=weights, **given)
-    (note,) = report.calibration.notes
-    omitted = "isotonic calibration, centred isotonic calibration and Venn-Abers calibration"
-    assert note == f"Omitted, because weights are not whole numbers: {omitted}."
+    check_against_functions(report, preds, target, names_of("binary"), weights=weights, **given)
+    assert report.calibration.notes == ()
     builder = ReportBuilder(**given, with_intervals=False)
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])

@@ -37,7 +37,8 @@ def test_attributes_equal_those_of_scikit_learn(pos_label):
     assert found.figure_ is found.ax_.figure
     assert found.figure_.number in plt.get_fignums()
     assert found.line_.get_xydata() == pytest.approx(np.stack([expected.prob_pred, expected.prob_true], 1))
-    assert found.ax_.get_xlabel().endswith(f"of class {expected.pos_label}")
+    assert found.ax_.get_xlabel() == expected.ax_.get_xlabel()
+    assert found.ax_.get_ylabel() == expected.ax_.get_ylabel()
     assert bool(found.table.band_low[found.table.n > 0].isfinite().all())
     probs = MODEL.predict_proba(X[300:])
     again = CalibrationDisplay.from_predictions(BINARY[300:], probs, labels=MODEL.classes_, **how)
@@ -67,16 +68,27 @@ def test_several_displays_share_axes():
     words = [text.get_text().partition("\n")[0] for text in first.ax_.get_legend().get_texts()]
     assert {"first", "second"} <= set(words)
     alone = CalibrationDisplay.from_estimator(MODEL, X, BINARY, ref_line=False)
-    assert "diagonal" not in [line.get_label() for line in alone.ax_.lines]
+    assert "Perfectly calibrated" not in [line.get_label() for line in alone.ax_.lines]
     axes = plt.figure().subplots(1, 2)
     assert alone.plot(ax=axes[1], name="other").ax_ is axes[1]
+
+
+@pytest.mark.parametrize("names", [("c", "lw", "ls", "ds"), ("color", "linewidth", "linestyle", "drawstyle")])
+@pytest.mark.parametrize("several", [False, True])
+def test_options_of_the_curve_are_those_of_matplotlib(names, several):
+    given = dict(zip(names, ("red", 2, "-.", "steps"), strict=True))
+    ax = CalibrationDisplay.from_estimator(MODEL, X, BINARY).ax_ if several else None
+    line = CalibrationDisplay.from_estimator(MODEL, X, BINARY, ax=ax, label="mine", marker="s", **given).line_
+    assert (line.get_color(), line.get_linewidth(), line.get_linestyle()) == ("red", 2, "-.")
+    assert (line.get_drawstyle(), line.get_label(), line.get_marker()) == ("steps", "mine", "s")
 
 
 def test_arrays_of_scikit_learn_give_a_curve():
     true, mean = calibration.calibration_curve(Y == 1, X[:, 0].clip(0, 1))
     display = CalibrationDisplay(true, mean, X[:, 0].clip(0, 1), estimator_name="given").plot()
     assert display.line_.get_xydata() == pytest.approx(np.stack([mean, true], 1))
-    assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["given"]
+    words = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert words == ["Perfectly calibrated", "given"]  # as in scikit-learn
 
 
 def test_cross_validated_predictions():

@@ -22,6 +22,7 @@ from sklearn.model_selection import (
     GridSearchCV,
     GroupKFold,
     KFold,
+    LeaveOneOut,
     PredefinedSplit,
     ShuffleSplit,
     cross_val_predict,
@@ -32,6 +33,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import torchcalib as tc
@@ -151,6 +153,99 @@ def test_temperature_is_that_of_scikit_learn():
     reference = CalibratedClassifierCV(LINEAR(), method="temperature", cv=3).fit(X, TEXT)
     found = CalibratedClassifier(LINEAR(), "temperature", cv=3).fit(X, TEXT)
     assert found.predict_proba(X) == pytest.approx(reference.predict_proba(X), abs=1e-4)
+
+
+@pytest.mark.parametrize("ensemble", [True, False])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
+@pytest.mark.parametrize("model", [LinearSVC(), GaussianNB()], ids=["scores", "probabilities"])
+@pytest.mark.parametrize(
+    ("method", "y", "tolerance"), [("sigmoid", BINARY, 2e-5), ("sigmoid", TEXT, 5e-5), ("isotonic", BINARY, 1e-10)]
+)
+def test_methods_are_those_of_scikit_learn(method, y, tolerance, model, weights, ensemble):
+    how = {"cv": 3, "ensemble": ensemble}
+    reference = CalibratedClassifierCV(model, method=method, **how).fit(X, y, weights).predict_proba(X)
+    found = CalibratedClassifier(model, method, **how).fit(X, y, weights).predict_proba(X)
+    assert found == pytest.approx(reference, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "temperature"])
+@pytest.mark.parametrize("y", [NUMBERS, BINARY], ids=["multiclass", "binary"])
+def test_probabilities_of_trees_and_of_separable_scores_are_positive(name, y):
+    """Trees predict 0 and 1. Large scores separate the classes, so that no finite temperature is optimal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = CalibratedClassifier(DecisionTreeClassifier(random_state=0), name, cv=3).fit(X, y).predict_proba(X)
+    codes = np.unique(y, return_inverse=True)[1]
+    scores = 1e6 * np.eye(codes.max() + 1)[codes] + X[:, : codes.max() + 1]
+    separable = Calibration(name, from_logits=True).fit(scores, y).predict_proba(scores)
+    for probs in (tree, separable):
+        assert ((probs > 0) & (probs < 1)).all()
+        assert probs.sum(1) == pytest.approx(1, abs=1e-9)
+    assert (separable.argmax(1) == codes).all()
+    if name == "temperature":  # the rule of succession
+        assert separable.max(1).mean() == pytest.approx((len(y) + 1) / (len(y) + 2), abs=1e-4)
+
+
+SITE = np.arange(200) // 40
+OF_FOLDS = {
+    "one site has all rows of a class": np.where(SITE == 0, 2, np.arange(200) % 2),
+    "each site is a class": SITE,
+    "some rows of one class": np.where((SITE == 0) & (np.arange(200) % 3 > 0), 2, np.arange(200) % 2),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("y", OF_FOLDS.values(), ids=list(OF_FOLDS))
+@pytest.mark.parametrize("cv", [KFold(5), PredefinedSplit(SITE)], ids=["rows", "sites"])
+@pytest.mark.parametrize("ensemble", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_folds_that_lack_a_class_give_probabilities(ensemble, cv, y, name):
+    if "multiclass" not in NAMES[name].tasks:
+        return
+    model = DecisionTreeClassifier(max_depth=3, random_state=0)
+    found = CalibratedClassifier(model, name, cv=cv, ensemble=ensemble).fit(X[:200], y).predict_proba(X[:200])
+    assert np.isfinite(found).all()
+    assert found.sum(1) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:`sample_weight` is used only")
+@pytest.mark.parametrize(("ensemble", "n_pairs"), [(True, 5), (False, 1)])
+def test_pairs_without_usable_rows_keep_the_probabilities_of_their_classifiers(ensemble, n_pairs):
+    how = {"cv": KFold(5), "ensemble": ensemble}
+    with pytest.warns(UserWarning, match=f"got none for {n_pairs} of {n_pairs} calibrators") as warned:
+        found = CalibratedClassifier(LINEAR(), **how).fit(X[:200], SITE)
+    assert len(warned) == 1
+    expected = np.zeros((200, 5))
+    for pair in found.calibrated_classifiers_:
+        expected[:, pair.estimator.classes_] += pair.estimator.predict_proba(X[:200]) / n_pairs
+    assert found.predict_proba(X[:200]) == pytest.approx(expected, abs=1e-9)
+    weights = (SITE == 0).astype(float)  # the other test parts have weight 0
+    with pytest.warns(UserWarning, match="got none for 4 of 5"):
+        found = CalibratedClassifier(KNeighborsClassifier(), cv=KFold(5)).fit(X[:200], np.arange(200) % 2, weights)
+    assert np.isfinite(found.predict_proba(X)).all()
+
+
+def test_a_training_part_of_one_class_predicts_it_with_certainty():
+    y = np.where(SITE == 0, "rare", "usual")
+    with pytest.warns(UserWarning, match="got none for 1 of 5 calibrators"):
+        found = CalibratedClassifier(GaussianNB(), "isotonic", cv=KFold(5)).fit(X[:200], y)
+    first = found.calibrated_classifiers_[0]
+    assert list(first.calibration.classes_) == ["usual"]
+    assert found.predict_proba(X).sum(1) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("ensemble", [True, False])
+def test_text_labels_of_tensors_are_encoded_for_the_classifier(ensemble):
+    class OfTensors(GaussianNB):
+        def fit(self, X, y):
+            assert isinstance(y, torch.Tensor)
+            return super().fit(X.numpy(), y.numpy())
+
+    found = CalibratedClassifier(OfTensors(), cv=3, ensemble=ensemble).fit(torch.from_numpy(X), TEXT)
+    expected = CalibratedClassifier(GaussianNB(), cv=3, ensemble=ensemble).fit(X, TEXT)
+    assert found.predict_proba(X) == pytest.approx(expected.predict_proba(X), abs=1e-12)
+    assert found.predict(X).tolist() == expected.predict(X).tolist()
+    assert list(found.classes_) == ["apple", "pear", "plum"]
 
 
 def test_fitted_classifiers():
@@ -310,6 +405,16 @@ def test_calibration_helps_on_held_out_data():
             "LinearSVC",
         ),
         (lambda: CalibratedClassifier(LINEAR(), ensemble="yes").fit(X, TEXT), ValueError, "`ensemble` must be one of"),
+        (
+            lambda: CalibratedClassifier(LINEAR(), cv=LeaveOneOut()).fit(X[:30], BINARY[:30]),
+            ValueError,
+            "got 30 in 30 parts. LeaveOneOut cross-validation does not",
+        ),
+        (
+            lambda: CalibratedClassifier(LINEAR(), cv=KFold(16)).fit(X[:30], BINARY[:30]),
+            ValueError,
+            "Requesting 16-fold cross-validation does not",
+        ),
         (
             lambda: CalibratedClassifier(LINEAR(), ensemble=False, cv=ShuffleSplit(2)).fit(X, TEXT),
             ValueError,

@@ -245,3 +245,20 @@ def test_unknown_scorer_and_wrong_number_of_classes():
     assert "ece" in repr(get_scorer("neg_ece"))
     dummy = DummyClassifier(strategy="prior").fit(X, TEXT)
     assert get_scorer("neg_max_calibration_error")(dummy, X, TEXT) == pytest.approx(0, abs=1e-9)
+
+
+def test_brier_scores_of_one_and_two_columns_are_those_of_scikit_learn():
+    """The factors in the migration page: `scale_by_half="auto"` halves the score of two columns."""
+    pytest.importorskip("sklearn", minversion="1.7")
+    p, y = np.linspace(0.05, 0.95, 40), np.arange(40) % 3 // 2
+    two, several = np.stack([1 - p, p], 1), np.stack([p / 2, 1 - p, p / 2], 1)
+    half = brier_score_loss(y, p)
+    assert brier_score_loss(y, two) == pytest.approx(half)
+    assert tc.brier_score(p, y).item() == pytest.approx(half)
+    assert tc.brier_score(two, y, normalize="classes").item() == pytest.approx(half)
+    assert tc.brier_score(two, y).item() == pytest.approx(2 * half)
+    assert brier_score_loss(y, two, scale_by_half=False) == pytest.approx(2 * half)
+    labels = np.arange(40) % 3
+    assert tc.brier_score(several, labels).item() == pytest.approx(brier_score_loss(labels, several))
+    halved = brier_score_loss(labels, several, scale_by_half=True)
+    assert tc.brier_score(several, labels).item() / 2 == pytest.approx(halved)

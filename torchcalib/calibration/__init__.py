@@ -20,7 +20,7 @@ from torchcalib.calibration.gain import (
     score_divergence,
 )
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
-from torchcalib.calibration.one_against_rest import HistogramBinning
+from torchcalib.calibration.one_against_rest import HistogramBinning, PlattScaling
 from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
@@ -42,6 +42,7 @@ __all__ = [
     "EnsembleTemperatureScaling",
     "HistogramBinning",
     "IsotonicCalibration",
+    "PlattScaling",
     "QuadraticScaling",
     "Recommendation",
     "ScoreDivergence",

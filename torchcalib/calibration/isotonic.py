@@ -13,7 +13,6 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import augmented_means, block_ends
 from torchcalib.ops.labelled import sort_labelled
-from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import inside, safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import with_same_batch
@@ -26,8 +25,8 @@ class IsotonicCalibration(OneAgainstRest):
     It also minimises the negative log-likelihood (NLL). A block is a run of scores with equal calibrated probability,
     found by the pool-adjacent-violators algorithm. Equal scores are in the same block. The function is linear between
     two blocks, and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
-    to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of new data may be infinite. `weights` must be whole
-    numbers. The gradient is the slope between blocks, and 0 in them.
+    to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of new data may be infinite. The gradient is the
+    slope between blocks, and 0 in them.
 
     Multi-class tasks calibrate one class against the rest and normalise. A class without samples gets probability 0.
     A row whose calibrated probabilities are all 0 becomes uniform.
@@ -50,7 +49,6 @@ class IsotonicCalibration(OneAgainstRest):
 
     name = "isotonic calibration"
     assigns_zero: ClassVar[bool] = True
-    whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
     knots: Tensor
@@ -112,7 +110,7 @@ class IsotonicCalibration(OneAgainstRest):
 class CentredIsotonicCalibration(IsotonicCalibration):
     """Centred isotonic calibration (CIR): isotonic calibration that is strictly increasing between its blocks.
 
-    Every block of `IsotonicCalibration` is replaced by one knot: its mean score, weighted by the number of samples,
+    Every block of `IsotonicCalibration` is replaced by one knot: its mean score, weighted as the samples,
     with the calibrated probability of the block. The function is linear between the knots, and constant before the
     first and after the last knot. Different scores between these knots get different probabilities. Every task is
     supported; multi-class tasks calibrate one class against the rest and normalise.
@@ -127,7 +125,7 @@ class CentredIsotonicCalibration(IsotonicCalibration):
     a block with finite logits.
 
     Separable data give a step from 0 to 1. A class without samples gets probability 0. Without data, calibrated
-    predictions are NaN. `weights` must be whole numbers. The gradient is the slope between knots.
+    predictions are NaN. The gradient is the slope between knots.
 
     Attributes:
         knots: two scores for each block `(..., K)`, ascending, in the units of the predictions: twice the mean score,
@@ -178,7 +176,8 @@ class VennAbersCalibration(OneAgainstRest):
     The fit is exact, with O(N log N) operations for N samples, and O(log N) for each prediction. p0 and p1 only depend
     on the order of the scores. So fits to logits and to their probabilities are equal, except for rounding. Separable
     data and classes without samples need no special case: p1 - p0 is large there. Without data, calibrated predictions
-    are NaN. `weights` must be whole numbers. The gradient is 0.
+    are NaN. The gradient is 0. A weight is a number of samples, which may be fractional, and the test sample has weight
+    1. Divide weights that are no such numbers by their mean.
 
     Attributes:
         knots: scores at which p0 or p1 has a step `(..., K)`, ascending, in the units of the predictions. Multi-class:
@@ -200,7 +199,6 @@ class VennAbersCalibration(OneAgainstRest):
     """
 
     name = "Venn-Abers calibration"
-    whole_weights = True
     initial: ClassVar = {"knots": [torch.nan], "lower": [torch.nan] * 2, "upper": [torch.nan] * 2}
 
     knots: Tensor
@@ -230,8 +228,7 @@ class VennAbersCalibration(OneAgainstRest):
         if self.task != "multiclass":
             p0, p1 = self._interval(values)
         else:
-            scores = (log_odds(values) if from_logits else values).transpose(-1, -2)
-            p0, p1 = (p.transpose(-1, -2) for p in self._interval(scores))
+            p0, p1 = (p.transpose(-1, -2) for p in self._interval(self.scores_of_classes(values, from_logits)))
         return self._as_given(p0, dtype), self._as_given(p1, dtype)
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
@@ -282,23 +279,24 @@ def _at(column: Tensor, index: Tensor) -> Tensor:
 
 
 def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ascending scores, positives and samples (int64) of each element, `(..., M)`, without samples of weight 0.
+    """Return ascending scores, and the weights of positives and of all samples, `(..., M)`.
 
-    Elements without samples are last, and have score +inf. Also return the number of other elements `(...)`, and True
-    for unknown weights `(..., 1)`.
+    Elements without samples, or of weight 0, are last, and have score +inf. Also return the number of other elements
+    `(...)`, and True for unknown weights `(..., 1)`. Weights are in `wide_dtype`, in which means of up to 9e7 samples
+    are compared exactly.
     """
     w = sample_weights(p, weights)
     unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
-    n = w.nan_to_num(0).long()
+    n = w.nan_to_num(0).to(wide_dtype(w.device))
     scores, is_positive = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), (p.target == 1).expand(w.shape)
     if not w.shape[-1]:  # one element of weight 0 represents empty data
         scores, n, is_positive = pad(scores, (0, 1), value=torch.nan), pad(n, (0, 1)), pad(is_positive, (0, 1))
     on_cpu = scores.device.type == "cpu" and is_plain(scores, n)
-    if on_cpu and not p.from_logits and value_if_available((n <= 1).all()):  # twice as fast
+    if on_cpu and not p.from_logits and value_if_available(((n == 0) | (n == 1)).all()):  # twice as fast
         score, label, size = sort_labelled(scores.clamp(0, 1), is_positive.to(torch.uint8))
         given = torch.arange(score.shape[-1]) < size.unsqueeze(-1)
-        return score.masked_fill(~given, torch.inf), (label & given).long(), given.long(), size, unknown
-    # The sign of the counts encodes the outcome, because one column is faster to sort than two.
+        return score.masked_fill(~given, torch.inf), (label & given).to(n), given.to(n), size, unknown
+    # The sign of the weights encodes the outcome, because one column is faster to sort than two.
     score, signed, _, size = sorted_columns(scores, torch.where(is_positive, n, -n), None)
     return score, signed.clamp(min=0), signed.abs(), size, unknown
 

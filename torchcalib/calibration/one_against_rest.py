@@ -1,6 +1,6 @@
 """Calibrators of a single probability, which calibrate the classes of a multi-class task one against the rest.
 
-The base class, and its simplest example: histogram binning.
+The base class, and its simplest examples: histogram binning and Platt scaling.
 """
 
 from abc import abstractmethod
@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.likelihood import NO_DATA_REMARK, check_class_count
+from torchcalib.calibration.likelihood import NO_DATA_REMARK, FlatFits, check_class_count, remarks_of_fits
 from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton import CONVERGED
+from torchcalib.ops.newton.regression import fit_logistic_regression
 from torchcalib.ops.segments import bin_index, bin_sums, with_same_batch
 
 Empty = Literal["keep", "zero"]
@@ -54,16 +56,22 @@ class OneAgainstRest(Calibrator):
         """Return the fitted parameters by name, with an axis of classes if multi-class."""
         if p.task != "multiclass":
             return self.binary_parameters(p, weights)
-        found = self.binary_parameters(_of_each_class(p), None if weights is None else weights.unsqueeze(-2))
-        return {**found, "converged": found["converged"].all(-1)}
+        scores = self.scores_of_classes(p.values, p.from_logits)
+        found = self.binary_parameters(_of_each_class(p, scores), None if weights is None else weights.unsqueeze(-2))
+        found |= {"converged": found["converged"].all(-1)}
+        return found | ({"grad_norm": found["grad_norm"].amax(-1)} if "grad_norm" in found else {})
+
+    def scores_of_classes(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return the score of each class against the rest, `(..., C, N)`: its probability, or its log-odds."""
+        return (log_odds(values) if from_logits else values).transpose(-1, -2)
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Calibrate every class, and normalise the rows; see `Calibrator.calibrated`."""
         if self.task != "multiclass":
             return self.binary_calibrated(values, from_logits)
         check_class_count(values, getattr(self, next(iter(self.initial))).shape[-2])  # every parameter is (..., C, K)
-        scores = log_odds(values) if from_logits else values
-        found = self.binary_calibrated(scores.transpose(-1, -2), from_logits).transpose(-1, -2)
+        scores = self.scores_of_classes(values, from_logits)
+        found = self.binary_calibrated(scores, from_logits).transpose(-1, -2)
         if from_logits:
             log_q = logsigmoid(found)
             return log_q.masked_fill((log_q == -torch.inf).all(-1, keepdim=True), 0).log_softmax(-1)
@@ -71,14 +79,13 @@ class OneAgainstRest(Calibrator):
         return q / q.sum(-1, keepdim=True)
 
 
-def _of_each_class(p: Predictions) -> Predictions:
+def _of_each_class(p: Predictions, values: Tensor) -> Predictions:
     """Return the predictions of each class against the rest, with the classes as labels `(..., C, N)`."""
-    values = log_odds(p.values) if p.from_logits else p.values
     classes = torch.arange(p.num_classes, device=values.device).unsqueeze(-1)
     return Predictions(
         "multilabel",
         p.from_logits,
-        values.transpose(-1, -2),
+        values,
         (p.target.unsqueeze(-2) == classes).to(wide_dtype(values.device)),
         None if p.weights is None else p.weights.unsqueeze(-2),
         p.dtype,
@@ -161,3 +168,80 @@ class HistogramBinning(OneAgainstRest):
         has_data = n.sum(-1, keepdim=True) > 0
         rate = (k / n).masked_fill((n == 0) & has_data, 0) if self.empty == "zero" else k / n
         return {"rate": rate, "converged": has_data.squeeze(-1)}
+
+
+class PlattScaling(OneAgainstRest):
+    """Platt scaling: the probability sigmoid(a s + b) of the score s, fitted to smoothed labels.
+
+    The score is the prediction as it is: the logit, or the probability itself, as in scikit-learn. (`AffineScaling` is
+    the same curve of the log-odds, also for probabilities, without smoothed labels.) With weights of N+ in class 1 and
+    N- in class 0, the targets are (N+ + 1) / (N+ + 2) for class 1, and 1 / (N- + 2) for class 0. They are posterior
+    means of labels under a uniform prior. With them, the negative log-likelihood (NLL) has a finite optimum for all
+    data, also for separable data and a single class. Calibrated probabilities are never 0 or 1 for finite scores. The
+    fit uses damped Newton steps in float64. Infinite logits are left unchanged, and the fit leaves them out.
+
+    Multi-class tasks calibrate the score of each class against the rest and normalise. With logits, this score is the
+    logit of the class. So a constant that is added to all logits of a row changes the result. Without data, calibrated
+    predictions are NaN.
+
+    Attributes:
+        coefficients: b and a, `(..., 2)`, multi-class `(..., C, 2)`.
+        outcome: end of the fit, int64, a code of `torchcalib.ops.newton`.
+
+    Reference:
+        Platt: Probabilistic outputs for support vector machines and comparisons to regularized likelihood methods
+        (1999), sec. 2.2; Lin, Lin, Weng: A note on Platt's probabilistic outputs for support vector machines (Machine
+        Learning 68, 2007), doi 10.1007/s10994-007-5018-6, eq. 1 to 3.
+
+    Example:
+        >>> logits, target = torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
+        >>> PlattScaling().fit(logits, target).predict_proba(logits)
+        tensor([0.2062, 0.3376, 0.6624, 0.7938])
+    """
+
+    name = "Platt scaling"
+    initial: ClassVar = {"coefficients": [0.0, 1.0], "outcome": CONVERGED}
+
+    coefficients: Tensor
+    outcome: Tensor
+
+    def scores_of_classes(self, values: Tensor, from_logits: bool) -> Tensor:  # noqa: ARG002
+        """Return the prediction for each class, `(..., C, N)`."""
+        return values.transpose(-1, -2)
+
+    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return sigmoid(a s + b), or a s + b for logits s."""
+        s = values.to(wide_dtype(values.device))
+        b, a = self.coefficients.to(s).unsqueeze(-1).unbind(-2)
+        z = torch.where(s.isinf(), s, a * s.masked_fill(s.isinf(), 0) + b)
+        return (z if from_logits else z.sigmoid()).to(values.dtype)
+
+    def remarks(self) -> list[str]:
+        """Return a sentence if there are no samples of positive weight, or a fit stopped early."""
+        return remarks_of_fits(self.outcome, {})
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the curve of a single fit as a clause."""
+        if self.coefficients.dim() > 1:
+            return f"one sigmoid for each of {len(self.coefficients)} classes against the rest"
+        b, a = self.coefficients.tolist()
+        return f"log-odds {a:.3g} times the prediction {b:+.3g}"
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return 2 for each probability with its own fit."""
+        return 2 * (num_classes if num_classes > 2 else 1)
+
+    def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return `coefficients`, `outcome`, `grad_norm` and `converged` by name; see `Calibrator.parameters_for`."""
+        flat = FlatFits.from_predictions(p, p.values.to(wide_dtype(p.values.device)), weights)
+        s, is_positive = flat.scores, flat.target == 1
+        w = flat.weights.masked_fill(s.isinf(), 0)
+        positives, negatives = (w.masked_fill(~mask, 0).sum(-1, keepdim=True) for mask in (is_positive, ~is_positive))
+        target = torch.where(is_positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+        # A sample with target t is one of label 1 and weight t, and one of label 0 and weight 1 - t.
+        twice, labels = s.nan_to_num(0, 0, 0).repeat(1, 2), torch.cat((torch.ones_like(s), torch.zeros_like(s)), -1)
+        fit = fit_logistic_regression(
+            twice.unsqueeze(-2), labels, torch.cat((w * target, w * (1 - target)), -1).nan_to_num(0)
+        )
+        coefficients = torch.cat((fit.intercept.unsqueeze(-1), fit.coefficients), -1)
+        return flat.parameters(coefficients=coefficients, outcome=fit.outcome, grad_norm=fit.grad_norm)

@@ -50,7 +50,8 @@ class BayesianBinning(_OfProbabilities):
     probabilities. The calibrated probability is the mean of the posterior means, weighted by the evidence. It is a step
     function of the prediction, in (0, 1), and need not increase. Equal predictions are in the same bin, and bins meet
     halfway between two predictions. Every task is supported; multi-class tasks calibrate one class against the rest and
-    normalise. Without data, calibrated predictions are NaN. `weights` must be whole numbers. The gradient is 0.
+    normalise. Without data, calibrated predictions are NaN. `weights` must be whole numbers, because the models and
+    their evidence depend on the number of samples. The gradient is 0.
 
     Args:
         prior_size: equivalent sample size s of the prior of all bins of a model, positive; 2 as published.
@@ -75,6 +76,7 @@ class BayesianBinning(_OfProbabilities):
     """
 
     name = "Bayesian binning into quantiles"
+    whole_weights = True
     settings = ("prior_size", "factor")
 
     def __init__(self, prior_size: float = 2.0, factor: float = 10.0, *, from_logits: bool | None = None) -> None:
@@ -94,7 +96,7 @@ class BayesianBinning(_OfProbabilities):
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
-        wide, size = score.dtype, size.unsqueeze(-1)
+        positives, n, wide, size = positives.long(), n.long(), score.dtype, size.unsqueeze(-1)
         n_elements = score.shape[-1]
         place = torch.arange(n_elements, device=score.device)
         # Edge i is halfway between elements i - 1 and i. The first bin starts at 0, and the last one ends at 1.
@@ -174,7 +176,7 @@ class SplineCalibration(_OfProbabilities):
 
     Every task is supported; multi-class tasks calibrate one class against the rest and normalise. For two classes this
     equals the binary fit, because exchanging the classes exchanges the result. Without data, calibrated predictions are
-    NaN. `weights` must be whole numbers. The gradient is the slope between probabilities of the fit.
+    NaN. The gradient is the slope between probabilities of the fit.
 
     Differences from the authors' code:
 
@@ -230,7 +232,8 @@ class SplineCalibration(_OfProbabilities):
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
         score, size = score.clamp(_EPS, 1 - _EPS), size.unsqueeze(-1)
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
-        total = n.sum(-1, keepdim=True).clamp(min=1).to(score)
+        total = n.sum(-1, keepdim=True)
+        total = torch.where(total > 0, total, 1).to(score)
         # t and D(t) before each element, and after the last one
         t = pad(n.cumsum(-1), (1, 0)) / total
         cumulated = pad((positives - n * score).cumsum(-1), (1, 0)) / total

@@ -19,7 +19,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting, fitted, flat_input, input_options
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
-from torchcalib.calibration.one_against_rest import HistogramBinning
+from torchcalib.calibration.one_against_rest import HistogramBinning, PlattScaling
 from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.selection import (
     Candidate,
@@ -63,8 +63,8 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 )
 """Calibrators that are compared by default, simple ones first."""
 
-ON_REQUEST: tuple[type[Calibrator], ...] = (BayesianBinning, SplineCalibration, DirichletCalibration)
-"""Calibrators that are compared only if they are passed, because their fits take long or need
+ON_REQUEST: tuple[type[Calibrator], ...] = (PlattScaling, BayesianBinning, SplineCalibration, DirichletCalibration)
+"""Calibrators that are compared only if they are passed, because others are similar, or their fits take long or need
 selected penalties."""
 
 

@@ -31,6 +31,8 @@ Kind = Literal["model", "side", "other"]
 _MARKS = "osD^vX"
 _DASHES = ((1, 0), (5, 1.5), (1.5, 1.2), (7, 1.5, 1.5, 1.5), (3, 1, 3, 3), (10, 2))
 """Mark and dashes of each curve, which distinguish the curves without colours."""
+DIAGONAL = "Perfectly calibrated"
+"""Label of the diagonal, as in scikit-learn."""
 
 _NARROW, _WIDE, _NAME_WIDTH = 130, 160, 26
 """Width of a legend beside the axes in small and in normal type, in points, and of its lines, in characters."""
@@ -310,18 +312,21 @@ class Canvas:
         """Draw the diagonal, which marks perfect calibration. If the axes already contain it, adapt its ends."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
         for line in self.ax.lines:
-            if line.get_label() == "diagonal":
+            if line.get_label() == DIAGONAL:
                 line.set_data([low, high], [low, high])
                 return
-        self.ax.plot([low, high], [low, high], label="diagonal", **options)
+        self.ax.plot([low, high], [low, high], label=DIAGONAL, **options)
 
     def curve(self, x: Column, y: Column, name: str, *, marked: bool = False, **options: Any) -> None:
         """Draw the curve of a model. Its colour differs from the curves before it, and its marks or its dashes too.
 
         The legend omits an empty name. `options` of `Axes.plot` replace parts of this look.
         """
-        options = {**self.look(self.next_look, marked=marked), **options}
-        self.ax.plot(x, y, label="\n".join(map(printable, name.split("\n"))) or "_", gid=self._id("model"), **options)
+        look = self.look(self.next_look, marked=marked)
+        if "linestyle" in options:
+            look.pop("dashes", None)  # they would replace it
+        label = "\n".join(map(printable, name.split("\n"))) or "_"
+        self.ax.plot(x, y, **{"label": label, **look, **options, "gid": self._id("model")})
 
     @property
     def next_look(self) -> int:

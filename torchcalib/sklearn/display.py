@@ -16,7 +16,7 @@ from torchcalib.core.bins import BinTable
 from torchcalib.display.words import listed
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import calibration_curve
-from torchcalib.plots.canvas import LIGHT, columns_of
+from torchcalib.plots.canvas import DIAGONAL, LIGHT, columns_of
 from torchcalib.plots.reliability import draw_reliability, unit_square
 from torchcalib.plots.sources import Source
 from torchcalib.sklearn.conversion import array_of, as_labels, classes_of, labelled, placed_in_classes
@@ -92,20 +92,22 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
             )
         if self.table is None:
             canvas = unit_square(place, LIGHT, None)
-            canvas.label("mean predicted probability of the bin", "observed frequency")
+            canvas.label("Mean predicted probability", "Fraction of positives")
             canvas.curve(self.prob_pred, self.prob_true, name or "", marked=True, **line)
-            canvas.curve_legend()
         else:
             data = dict(zip(name, several, strict=True)) if several else self.table
             is_top_label = np.ndim(self.y_prob[0] if several else self.y_prob) > 1
             source = Source(data, mode="top_label" if is_top_label else None)
             canvas = draw_reliability(source, place, label=None if several else name, line=line)
         if self.pos_label is not None:
-            event = f" of class {self.pos_label}"
-            canvas.label(f"mean predicted probability{event}", f"observed frequency{event}")
+            event = f"(Positive class: {self.pos_label})"
+            canvas.label(f"Mean predicted probability {event}", f"Fraction of positives {event}")
         if not ref_line:
-            for drawn in [drawn for drawn in canvas.ax.lines if drawn.get_label() == "diagonal"]:
+            for drawn in [drawn for drawn in canvas.ax.lines if drawn.get_label() == DIAGONAL]:
                 drawn.remove()
+        if self.table is None and canvas.ax.get_legend_handles_labels()[1]:
+            for text in canvas.ax.legend(loc="lower right").get_texts():
+                text.set_parse_math(False)
         self.ax_, self.figure_ = canvas.ax, canvas.ax.figure
         self.line_ = canvas.curves[-len(several) :] if several else canvas.curves[-1]
         return self

@@ -1,5 +1,6 @@
 """Calibrators as estimators of scikit-learn."""
 
+import math
 import re
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple, Self
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import check_cv
+from sklearn.model_selection import LeaveOneOut, check_cv
 from sklearn.utils import _safe_indexing, column_or_1d, indexable
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
 from sklearn.utils.multiclass import check_classification_targets
@@ -23,14 +24,18 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from torchcalib.calibration.affine import AffineScaling
-from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.affine import TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import with_warning
+from torchcalib.calibration.one_against_rest import OneAgainstRest, PlattScaling
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.core.arguments import Task, check_choice
 from torchcalib.core.arrays import as_tensor, is_foreign_array
 from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown, warn
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton import CONVERGED, SEPARABLE
 from torchcalib.sklearn.conversion import (
     array_of,
     as_labels,
@@ -59,9 +64,12 @@ def _short_name(kind: type[Calibrator]) -> str:
 
 NAMES: dict[str, type[Calibrator]] = {
     **{_short_name(kind): kind for kind in (*CALIBRATORS, *ON_REQUEST)},
-    "sigmoid": AffineScaling,  # as in scikit-learn
+    "sigmoid": PlattScaling,  # as in scikit-learn
 }
 """Calibrators by the names that estimators accept."""
+
+_SMALLEST = 1e-12
+"""Smallest probability in logarithms, as in scikit-learn. With 0, the negative log-likelihood would be infinite."""
 
 
 class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -71,11 +79,16 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
     `(N, C)` with one column for each class. Decision scores count as logits. To fit a classifier too, use
     `CalibratedClassifier`.
 
+    Calibrators of log-odds use probabilities of at least 1e-12, as scikit-learn does for `"temperature"`. So a
+    probability of 0 does not remain 0. Decision scores have no unit, and if they separate the classes of N samples, no
+    finite temperature is optimal. The temperature is then fitted to labels of the probability (N + 1) / (N + 2), by
+    Laplace's rule of succession.
+
     Args:
         calibrator: Name of a calibrator, or an unfitted calibrator such as `torchcalib.HistogramBinning(n_bins=10)`.
             Names are those of the classes in `torchcalib.calibration` in lower case without the last word, such as
             `"temperature"`, `"structured_matrix"`, `"venn_abers"` and `"isotonic"`; also `"sigmoid"`, as in
-            scikit-learn, for `"affine"`.
+            scikit-learn, for `"platt"`.
         classes: Classes in the order of the columns, such as `classes_` of a classifier. None: the sorted labels in
             `y`, which must then contain all classes.
         from_logits: Whether `X` contains decision scores. None: True unless all values are in [0, 1] and rows of
@@ -83,7 +96,8 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
 
     Attributes:
         classes_: Classes in the order of the columns of `predict_proba`.
-        calibrator_: The fitted `torchcalib.calibration.Calibrator`.
+        calibrator_: The fitted `torchcalib.calibration.Calibrator`. None in a pair of `CalibratedClassifier` whose test
+            part has no usable rows; the predictions are then unchanged.
         from_logits_: Whether `X` contains decision scores.
         n_features_in_: Number of columns of `X`.
         feature_names_in_: Column names of `X`, if it is a DataFrame with text names.
@@ -112,7 +126,7 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
             X: Probabilities or decision scores, `(N,)` or `(N, C)`: an array, a DataFrame, a tensor on any device, or
                 an array of a library with the array API.
             y: Labels `(N,)`, numbers or text.
-            sample_weight: Weights `(N,)`. Calibrators that sort samples, such as `"isotonic"`, require whole numbers.
+            sample_weight: Weights `(N,)`; whole numbers for `"bayesian"`.
 
         Returns:
             The estimator itself.
@@ -143,14 +157,27 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
     ) -> Self:
         """Fit to predictions `(N, K)` and class indices. A class may be absent in a fold; see `cross_val_calibrate`."""
         self.classes_, self.from_logits_ = classes, from_logits
-        calibrator, preds = calibrator_of(self.calibrator), self._canonical(preds)
+        calibrator = calibrator_of(self.calibrator)
+        self._in_logs = not isinstance(calibrator, OneAgainstRest)
+        self._two_columns = "binary" not in calibrator.tasks  # also for two classes
+        preds = self._canonical(preds)
         task: Task = "multiclass" if preds.dim() > 1 else "binary"
-        options: dict[str, Any] = {"from_logits": from_logits, "weights": weights}
-        if not is_fold:
-            self.calibrator_ = calibrator.fit(preds, target, task, **options)
-            return self
-        p = calibrator.read(preds, target, task=task, options=options)
-        self.calibrator_ = with_warning(calibrator.fit_to(p), p)
+        p = calibrator.read(preds, target, task=task, options={"from_logits": from_logits, "weights": weights})
+        fit = calibrator.fit_to(p)
+        if from_logits and type(fit) is TemperatureScaling and bool(fit.outcome == SEPARABLE):
+            fit.alpha, fit.converged = _alpha_of_smoothed_labels(p), ~fit.converged
+            fit.outcome = torch.full_like(fit.outcome, CONVERGED)
+        if is_fold:
+            fit = with_warning(fit, p)
+        else:
+            fit.warn()
+        self.calibrator_: Calibrator | None = fit
+        return self
+
+    def _keep(self, classes: NDArray[Any], from_logits: bool) -> Self:
+        """Leave predictions unchanged, because there are no rows for a fit."""
+        self.classes_, self.from_logits_, self.calibrator_ = classes, from_logits, None
+        self._in_logs, self._two_columns = True, False
         return self
 
     def predict_proba(self, X: Any) -> Any:
@@ -176,23 +203,39 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
 
     def _probabilities(self, preds: Tensor) -> Tensor:
         """Return calibrated probabilities `(N, C)` for predictions `(N, K)`."""
-        calibrator, device = self.calibrator_, self.calibrator_.grad_norm.device
-        if preds.device != device:
+        calibrator, values = self.calibrator_, self._canonical(preds)
+        if calibrator is not None and preds.device != calibrator.grad_norm.device:
             calibrator = deepcopy(calibrator).to(preds.device)
-        probs = calibrator.predict_proba(self._canonical(preds))
-        return probs if probs.dim() > 1 else torch.stack([1 - probs, probs], -1)
+        if len(self.classes_) == 1:
+            return torch.ones_like(values).unsqueeze(-1)
+        if values.dim() > 1:
+            if calibrator is None:
+                return values.softmax(-1) if self.from_logits_ else values / values.sum(-1, keepdim=True)
+            return calibrator.predict_proba(values)
+        if calibrator is not None and not self._in_logs and not self.from_logits_:
+            probs = calibrator(values)
+            return torch.stack([1 - probs, probs], -1)
+        # Log-odds, because the difference from a probability of nearly 1 would be 0.
+        values = values if self.from_logits_ else values.log() - torch.log1p(-values)
+        values = values if calibrator is None else calibrator.calibrated(values, True)
+        return torch.stack([(-values).sigmoid(), values.sigmoid()], -1)
 
     def _canonical(self, preds: Tensor) -> Tensor:
-        """Return predictions `(N, C)`, or those of the last of two classes, `(N,)`."""
+        """Return predictions `(N, C)`, or those of the last of two classes, `(N,)`. Limit values of logarithms."""
+        preds = preds.to(wide_dtype(preds.device))
+        if self._in_logs and not self.from_logits_:
+            smallest = max(_SMALLEST, torch.finfo(preds.dtype).eps)
+            preds = preds.clamp(smallest, 1 - smallest if len(self.classes_) == 2 else 1)
         if len(self.classes_) > 2:
             return preds
-        if preds.shape[1] == 1:
-            return preds[:, 0]
-        return preds[:, 1] - preds[:, 0] if self.from_logits_ else preds[:, 1]
+        last = preds[:, -1] - (preds[:, 0] if self.from_logits_ and preds.shape[1] == 2 else 0)
+        if self._two_columns:
+            return torch.stack([torch.zeros_like(last) if self.from_logits_ else 1 - last, last], -1)
+        return last
 
     def _predictions(self, X: Any, *, reset: bool) -> Tensor:
         """Check predictions, and return them as a tensor `(N, K)`. Arrays of other libraries stay on their device."""
-        if isinstance(X, Tensor) or is_foreign_array(X):
+        if _is_array(X):
             preds = as_tensor("X", X)
             preds = preds if preds.is_floating_point() else preds.double()
             preds = preds[:, None] if preds.dim() == 1 else preds
@@ -239,7 +282,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
     the predictions for all rows, and one classifier to all rows.
 
     A training part may lack a class. Its classifier then gives this class probability 0, and rows of this class are
-    left out of the fit of the calibrator.
+    left out of the fit of the calibrator. If no rows are left, the pair keeps the probabilities of its classifier, with
+    a warning.
 
     Args:
         estimator: Classifier with `decision_function` or `predict_proba`.
@@ -302,14 +346,15 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             TypeError, ValueError: For invalid input.
 
         Warns:
-            UserWarning: If the classifier does not accept weights. See also `torchcalib.calibration.Calibrator.fit`.
+            UserWarning: If the classifier does not accept weights, or a test part has no usable rows. See also
+                `torchcalib.calibration.Calibrator.fit`.
         """
         check_choice("ensemble", self.ensemble, ("auto", True, False))
         check_choice("response_method", self.response_method, tuple(_RESPONSES))
         calibrator_of(self.calibrator)  # raises before the first fit
         X, y = indexable(X, y)
         labels = _checked_labels(y, None)
-        y = y if isinstance(labels, Tensor) else labels
+        y = of_split = y if isinstance(labels, Tensor) else labels
         weights = _checked_weights(sample_weight, X, None)
         of_estimator, of_splitter = self._routed(sample_weight, params)
         has_cv = not (isinstance(self.cv, str) and self.cv == "prefit")
@@ -327,12 +372,20 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             self.classes_ = classes_of(labels)
         if len(self.classes_) < 2:
             check_classes(self.classes_, 2)
+        self._own_classes = self.classes_  # labels of the classifiers
+        if _is_array(X) and not is_prefit and not isinstance(labels, Tensor) and self.classes_.dtype.kind not in "biuf":
+            # Array libraries have no text: classifiers are fitted to class indices.
+            self._own_classes = np.arange(len(self.classes_))
+            labels = index_tensor(labels, self.classes_, as_tensor("X", X).device)
+            y = like(labels, X)
         self.response_method_ = _response_method(self.estimator, self.response_method)
         if is_prefit and not (ensemble and has_cv):
             scores = _scores_of(self.estimator, X, self.response_method_)
             self.calibrated_classifiers_ = [self._pair(self.estimator, scores, labels, weights)]
         else:
-            splits = list(check_cv(self.cv, y, classifier=True).split(X, y, **of_splitter))
+            splits = list(check_cv(self.cv, of_split, classifier=True).split(X, of_split, **of_splitter))
+            if ensemble:
+                _check_test_parts(self.cv, splits)
             method = self.response_method_
             folds = Parallel(n_jobs=self.n_jobs)(
                 delayed(_fit_fold)(clone(self.estimator), X, y, train, test, of_estimator, method)
@@ -346,6 +399,13 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             else:
                 fitted = clone(self.estimator).fit(X, y, **of_estimator)
                 self.calibrated_classifiers_ = [self._pair_of_folds(fitted, folds, splits, labels, weights)]
+        n_unchanged = sum(pair.calibration.calibrator_ is None for pair in self.calibrated_classifiers_)
+        if n_unchanged:
+            warn(
+                f"`cv` must leave rows for each calibrator whose classes and weights are usable, got none for "
+                f"{n_unchanged} of {len(self.calibrated_classifiers_)} calibrators. The probabilities of their "
+                "classifiers are not calibrated. Shuffle or stratify the folds."
+            )
         first = self.calibrated_classifiers_[0].estimator
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(first, name):
@@ -409,7 +469,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         found = []
         for pair in self.calibrated_classifiers_:
             response = getattr(pair.estimator, self.response_method_)(X)
-            found.append(pair.probabilities(_columns(response), self.classes_))
+            found.append(pair.probabilities(_columns(response), self._own_classes))
         return torch.stack(found).mean(0), response
 
     def _pair(
@@ -417,13 +477,13 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
     ) -> CalibratedPair:
         """Calibrate a classifier on rows of the classes that it knows."""
         classes = classes_of_argument(estimator.classes_)
-        check_classes(classes, scores.shape[1])
+        if len(classes) > 1:
+            check_classes(classes, scores.shape[1])
         known = _is_known(labels, classes)
         if not known.all():
             rows = np.flatnonzero(known)
             (labels, weights), scores = _rows(labels, weights, rows), scores[torch.from_numpy(rows).to(scores.device)]
-        target = index_tensor(labels, classes, scores.device)
-        return CalibratedPair(estimator, self._calibration(scores, target, weights, classes, is_fold))
+        return CalibratedPair(estimator, self._calibration(scores, labels, weights, classes, is_fold))
 
     def _pair_of_folds(
         self, estimator: Any, folds: list[Any], splits: list[Any], labels: Any, weights: Tensor | None
@@ -434,13 +494,15 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             raise ValueError(
                 "`cv` must have every row in one test part with ensemble=False, got other parts. Pass ensemble=True."
             )
-        known = [_is_known(labels[test], model.classes_) for (model, _), (_, test) in zip(folds, splits, strict=True)]
-        scores = torch.cat([self._in_all_classes(model, scores) for model, scores in folds])
-        kept = np.flatnonzero(np.concatenate(known))
-        scores = scores[torch.from_numpy(kept).to(scores.device)]
-        labels, weights = _rows(labels, weights, order[kept])
-        target = index_tensor(labels, self.classes_, scores.device)
-        return CalibratedPair(estimator, self._calibration(scores, target, weights, self.classes_))
+        parts, kept = [folds[0][1][:0]], [order[:0]]
+        for (model, scores), (_, test) in zip(folds, splits, strict=True):
+            if len(model.classes_) > 1:  # a classifier of a single class predicts nothing
+                known = np.flatnonzero(_is_known(labels[test], model.classes_))
+                parts.append(self._in_all_classes(model, scores)[torch.from_numpy(known).to(scores.device)])
+                kept.append(test[known])
+        scores = torch.cat(parts[1:] or parts)
+        labels, weights = _rows(labels, weights, np.concatenate(kept))
+        return CalibratedPair(estimator, self._calibration(scores, labels, weights, self._own_classes))
 
     def _in_all_classes(self, model: Any, scores: Tensor) -> Tensor:
         """Return predictions with a column for each of more than two classes, in the order of `classes_`."""
@@ -451,14 +513,18 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         is_logit = self.response_method_ == "decision_function"
         if scores.shape[1] < len(classes):  # log-odds of the second class
             scores = torch.cat([torch.zeros_like(scores), scores], -1)
-        columns = index_tensor(classes, self.classes_, scores.device)
+        columns = index_tensor(classes, self._own_classes, scores.device)
         return placed(scores, columns, len(self.classes_), -torch.inf if is_logit else 0.0)
 
     def _calibration(
-        self, scores: Tensor, target: Tensor, weights: Tensor | None, classes: NDArray[Any], is_fold: bool = False
+        self, scores: Tensor, labels: Any, weights: Tensor | None, classes: NDArray[Any], is_fold: bool = False
     ) -> Calibration:
+        """Fit the calibrator to predictions `(N, K)`, or leave them unchanged if no row can be used."""
         from_logits = self.response_method_ == "decision_function"
         made = Calibration(self.calibrator, classes=classes, from_logits=from_logits)
+        if len(classes) < 2 or not len(scores) or (weights is not None and not bool((weights > 0).any())):
+            return made._keep(classes, from_logits)
+        target = index_tensor(labels, classes, scores.device)
         weights = None if weights is None else weights.to(scores.device)
         return made._fit(scores, target, weights, classes, from_logits, is_fold)
 
@@ -487,7 +553,7 @@ def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
 
 def _checked_labels(y: Any, n: int | None) -> Any:
     """Return labels `(N,)` as an array, or as a tensor if they are in a tensor or on a device."""
-    if isinstance(y, Tensor) or is_foreign_array(y):
+    if _is_array(y):
         labels = as_labels(y)
     else:
         labels = column_or_1d(y, warn=True)
@@ -500,9 +566,46 @@ def _checked_labels(y: Any, n: int | None) -> Any:
 def _checked_weights(sample_weight: Any, X: Any, preds: Tensor | None) -> Tensor | None:
     if sample_weight is None:
         return None
-    if not (isinstance(sample_weight, Tensor) or is_foreign_array(sample_weight)):
+    if not _is_array(sample_weight):
         sample_weight = _check_sample_weight(sample_weight, X if preds is None else range(len(preds)), dtype=np.float64)
     return as_tensor("sample_weight", sample_weight, None if preds is None else preds.device)
+
+
+def _is_array(x: Any) -> bool:
+    """Return whether `x` is a tensor, or an array of another library with the array API."""
+    return isinstance(x, Tensor) or is_foreign_array(x)
+
+
+def _check_test_parts(cv: Any, splits: list[Any]) -> None:
+    """Raise ValueError if test parts have too few rows for a calibrator each, as scikit-learn does."""
+    n_rows = sum(len(test) for _, test in splits)
+    if n_rows < 2 * len(splits):
+        kind = "LeaveOneOut" if isinstance(cv, LeaveOneOut) else f"Requesting {len(splits)}-fold"
+        raise ValueError(
+            f"`cv` must have at least 2 rows in a test part on average with ensemble=True, got {n_rows} in "
+            f"{len(splits)} parts. {kind} cross-validation does not leave enough rows for each calibrator. Pass "
+            "ensemble=False, or fewer folds."
+        )
+
+
+def _alpha_of_smoothed_labels(p: Predictions) -> Tensor:
+    """Return the factor alpha of separable scores with the smallest NLL for smoothed labels, a scalar.
+
+    By Laplace's rule of succession, the label has the probability (N + 1) / (N + 2), and the other classes share the
+    rest. The derivative of the NLL in alpha increases, and has a root, because each label has the largest score.
+    """
+    s = p.values.to(wide_dtype(p.values.device))
+    s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
+    s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
+    share = (w.sum() + 1) / (w.sum() + 2)
+    of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
+    of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
+    low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
+    for _ in range(100):  # bisection of log alpha
+        middle = (low + high) / 2
+        excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
+        low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
+    return torch.full_like(w[0], math.exp(middle))
 
 
 def _are_probabilities(preds: Tensor) -> bool:
@@ -568,6 +671,6 @@ def _is_known(labels: Any, classes: Any) -> NDArray[np.bool_]:
 
 def _labels_at(index: Tensor, classes: NDArray[Any], kind: Any) -> Any:
     """Return labels at indices; in the kind of array of the input if the labels are numbers."""
-    if (isinstance(kind, Tensor) or is_foreign_array(kind)) and classes.dtype.kind in "biuf":
+    if _is_array(kind) and classes.dtype.kind in "biuf":
         return like(torch.from_numpy(classes).to(index.device)[index], kind)
     return classes[array_of(index)]

@@ -1,6 +1,7 @@
 """Evaluation of a metric function for every group of rows."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,8 +12,60 @@ from torchcalib.core.arguments import InputOptions, Task, check_count, task_of
 from torchcalib.core.groups import check_group_range, check_groups, numbered_groups
 from torchcalib.core.inputs import flattened
 from torchcalib.core.tasks import infers_task
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import first_of, shown
 from torchcalib.ops.host_values import constant
+
+
+class GroupValues(Tensor):
+    """Values for named groups: a tensor `(G, ...)` with the names of the groups.
+
+    Operations on it are those of a tensor, and return plain tensors.
+
+    Attributes:
+        group_names: Names of the groups along the first axis.
+
+    Example:
+        >>> from torchcalib.functional import accuracy
+        >>> values = by_group(accuracy, [0.9, 0.2, 0.6], [1, 0, 0], ["f", "m", "f"])
+        >>> values
+        f: 0.5
+        m: 1
+        >>> values["f"].item(), values.max().item()
+        (0.5, 1.0)
+    """
+
+    group_names: tuple[str, ...]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation of torch, and return plain tensors."""
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return result.as_subclass(Tensor) if isinstance(result, cls) else result
+
+    def __deepcopy__(self, memo: Any) -> "GroupValues":
+        return _named(deepcopy(self.as_subclass(Tensor), memo), self.group_names)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the value of a group by its name, or a part of the tensor."""
+        if isinstance(index, str):
+            if index not in self.group_names:
+                raise KeyError(f"`index` must be one of the groups {first_of(self.group_names)}, got {shown(index)}.")
+            index = self.group_names.index(index)
+        return self.as_subclass(Tensor)[index]
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Return one line for each group."""
+        values = self.as_subclass(Tensor)
+        rows = [f"{x:.4g}" if values.dim() == 1 else str(x) for x in values.tolist()]
+        return "\n".join(f"{name}: {row}" for name, row in zip(self.group_names, rows, strict=True))
+
+    def to_pandas(self) -> Any:
+        """Return a pandas Series with the names as its index, or a DataFrame for values `(G, K)`."""
+        import pandas as pd
+
+        values = self.as_subclass(Tensor).detach().cpu().numpy()
+        return (pd.Series if values.ndim == 1 else pd.DataFrame)(values, index=list(self.group_names))
+
 
 _PER_SAMPLE = ("weights", "folds")
 """Options with one value per sample on the last axis, which are split by group."""
@@ -48,7 +101,8 @@ def by_group(
             `relative_calibration_loss` and `bootstrap`, is not supported.
 
     Returns:
-        Values `(G, ...)`, or a named tuple of tensors `(G, ...)`. NaN for a group without samples, and at the end of
+        Values `(G, ...)`, or a named tuple of tensors `(G, ...)`. For text, they are `GroupValues`, tensors with the
+        names of the groups: `values["f"]` and `values.to_pandas()`. NaN for a group without samples, and at the end of
         the last axis if groups differ in its size, such as the number of bins.
 
     Raises:
@@ -105,16 +159,19 @@ def by_group(
             error.add_note(f"in group {k} of size {len(rows)}. Use group -1 for rows in groups that are too small.")
             raise
         present_groups.append(k)
-    return _stacked(values, constant(present_groups, torch.int64, preds.device), num_groups)
+    index = constant(present_groups, torch.int64, preds.device)
+    names = None if names is None else [*names, *map(str, range(len(names), num_groups))]
+    return _stacked(values, index, num_groups, names)
 
 
-def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
+def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int, names: Sequence[str] | None) -> Any:
     """Stack the values of the given groups into `(num_groups, ...)`, with NaN for absent groups."""
     if not values:
-        return torch.full((num_groups,), torch.nan, device=groups.device)
+        empty = torch.full((num_groups,), torch.nan, device=groups.device)
+        return empty if names is None else _named(empty, names)
     first = values[0]
     if isinstance(first, tuple):
-        parts = [_stacked(part, groups, num_groups) for part in zip(*values, strict=True)]
+        parts = [_stacked(part, groups, num_groups, names) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if not isinstance(first, Tensor):
         raise TypeError(
@@ -127,4 +184,12 @@ def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
         values = [pad(value, (0, longest - value.shape[-1]), value=torch.nan) for value in values]
     stacked = torch.stack(list(values))
     empty = stacked.new_full((num_groups, *stacked.shape[1:]), torch.nan)
-    return empty.index_copy(0, groups, stacked)
+    found = empty.index_copy(0, groups, stacked)
+    return found if names is None else _named(found, names)
+
+
+def _named(values: Tensor, names: Sequence[str]) -> GroupValues:
+    """Return values with the names of the groups."""
+    named = values.as_subclass(GroupValues)
+    named.group_names = tuple(names)
+    return named

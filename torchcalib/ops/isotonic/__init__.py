@@ -61,11 +61,11 @@ def block_ends(
     - A block stays below `n_min` if adding the next group would exceed `n_max`. It also stays below `n_min` if adding
       the group would exceed `n_min` and the group has a higher mean.
 
-    `begins` is True at the first element of each tied group. `positives` and `n` are bool or integer `(..., M)`.
-    Elements with 0 samples belong to the previous block. By default, `n_min` is max(1, N // 20) in a row of N samples,
-    and `n_max` is max(1, N // 5). ValueError if `n_min` exceeds `n_max` in a row, or a row has no more than the given
-    `n_min` samples. All backends give the same blocks; those requested explicitly, except "python", are limited to 3e9
-    samples.
+    `begins` is True at the first element of each tied group. `positives` and `n` are bool or integer `(..., M)`; for
+    "pava" also floating-point, as sums of weights. Elements with 0 samples belong to the previous block. By default,
+    `n_min` is max(1, N // 20) in a row of N samples, and `n_max` is max(1, N // 5). ValueError if `n_min` exceeds
+    `n_max` in a row, or a row has no more than the given `n_min` samples. All backends give the same blocks; those
+    requested explicitly, except "python", are limited to 3e9 samples.
 
     Sources: [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023), Algorithms 2,
     3; Ayer et al.: An empirical distribution function for sampling with incomplete information (1955).
@@ -107,8 +107,9 @@ def block_starts(
     if begins is not None and chosen in ("rounds", "triton"):
         group = begins.cumsum(-1) - 1
         n_groups = largest(group[..., -1:] + 1, bound=group.shape[-1])
-        zeros = torch.zeros((*group.shape[:-1], n_groups), dtype=torch.int64, device=group.device)
-        pooled = (zeros.scatter_add(-1, group, column.long()) for column in (weight, values))
+        kind = weight.dtype if weight.is_floating_point() else torch.int64
+        zeros = torch.zeros((*group.shape[:-1], n_groups), dtype=kind, device=group.device)
+        pooled = (zeros.scatter_add(-1, group, column.to(kind)) for column in (weight, values))
         starts = block_starts(op, *pooled, backend, low, high, paper)
         return starts.gather(-1, group) & begins  # type: ignore[no-any-return]
     columns = [column.detach().reshape(weight.shape[:-1].numel(), -1) for column in (weight, values)]
@@ -138,9 +139,9 @@ def augmented_means(
     below it. Then the mean with label 0 is `lower[r]`, and the mean with label 1 is `upper[l]`. Rows with fewer knots
     are padded with +inf, and repeat their last mean. A row without samples has the means 0 and 1.
 
-    Columns `(..., M)` are in the order of the scores, with samples (positive `n`) in the first `size` elements.
-    `begins` is True at the first element of each tied group. The loops run on the CPU, which synchronises other
-    devices.
+    Columns `(..., M)` are in the order of the scores, with samples (positive `n`) in the first `size` elements. Counts
+    may be sums of weights; the test sample has weight 1. `begins` is True at the first element of each tied group. The
+    loops run on the CPU, which synchronises other devices.
 
     Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
     Algorithms 1 to 4.
@@ -174,6 +175,10 @@ def augmented_fits(
     chosen = choose("augmented", n.device, backend)
     if backend == "auto" and _may_overflow(n, n):
         chosen = "python"  # arbitrary precision
+    if n.is_floating_point():  # in a sum that is not exact, the test sample of weight 1 would be lost
+        total = n.sum(-1, keepdim=True)
+        factor = torch.where(total > 2.0**53, 2.0**40 / total, 1)
+        positives, n = positives * factor, n * factor
     rows, length = size.numel(), n.shape[-1]
     columns = _arrays(*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
     lower, upper = np.zeros((rows, length + 1)), np.ones((rows, length + 1))
@@ -199,36 +204,44 @@ def augmented_fits(
         lower[:, 1:][~is_given] = np.repeat(lower[np.arange(rows), columns[3]], length - columns[3])
     shape, wide = (*size.shape, length + 1), wide_dtype(n.device)
     low, high = (torch.from_numpy(x).to(n.device, wide, non_blocking=True).view(shape) for x in (lower, upper))
-    return low, high
+    return low.clamp(0, 1), high.clamp(0, 1)  # sums of fractional weights are rounded
 
 
 def _augmented(weight: Any, values: Any, ends: Any, backend: Backend) -> list[Any]:
     """Return `run` and `rise` of `formula.augmented` for rows of groups; see `formula.augmented_of_rows`."""
     given = [np.ascontiguousarray(weight), np.ascontiguousarray(values), ends]
-    results = [np.empty(len(weight), np.int64) for _ in range(2)]
+    results = [np.empty(len(weight), weight.dtype) for _ in range(2)]
     _call_loop(implementation("augmented", backend).augmented_of_rows, backend, given, results, 4)
     return results
 
 
 def _arrays(*counts: Tensor) -> list[Any]:
-    """Copy integer or boolean tensors to arrays on the CPU, int64 or bool."""
+    """Copy tensors to arrays on the CPU, int64, float64 or bool."""
     arrays: list[Any] = []
     if counts[0].device.type != "cpu":  # copy them at once, because each copy waits for the device
-        flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
+        wide = next((x.dtype for x in counts if x.is_floating_point()), torch.int64)
+        flat = torch.cat([x.reshape(-1).to(wide) for x in counts]).cpu()
         parts = torch.split(flat, [x.numel() for x in counts])
         counts = tuple([part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)])
     for x in counts:
-        arrays.append((x if x.dtype == torch.bool else x.long()).contiguous().numpy())  # noqa: PERF401
+        kind = torch.float64 if x.is_floating_point() else torch.bool if x.dtype == torch.bool else torch.int64
+        arrays.append(x.to(kind).contiguous().numpy())
     return arrays
 
 
 def _call_loop(
     loop: Callable[..., None], backend: Backend, given: list[Any], results: list[Any], n_buffers: int
 ) -> None:
-    """Call a loop of `formula` over rows with integer buffers. The Python backend gets lists instead of arrays."""
+    """Call a loop of `formula` over rows with buffers. The Python backend gets lists instead of arrays.
+
+    Buffers are those of `starts_of_rows`, or four sums. Sums have the dtype of the first array, the weights.
+    """
     length = results[0].shape[-1] + 2
     if backend == "numba":
-        loop(*given, *results, tuple(np.empty((n_buffers, length), np.int64)))
+        kinds = [given[0].dtype if given[0].dtype == np.float64 else np.dtype(np.int64)] * n_buffers
+        if n_buffers == 6:
+            kinds[2] = kinds[5] = np.dtype(np.int64)  # indices `start` and `ends`
+        loop(*given, *results, tuple([np.empty(length, kind) for kind in kinds]))
         return
     filled = [x.tolist() for x in results]
     lists = [x.tolist() if isinstance(x, np.ndarray) else x for x in given]
@@ -271,7 +284,7 @@ def _pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
 
 def _may_overflow(weight: Tensor, values: Tensor) -> bool:
     """Return True if products of counts can overflow int64, which requires about 3e9 samples."""
-    if not weight.numel() or weight.dtype == torch.bool:  # at most one sample per element
+    if not weight.numel() or weight.dtype == torch.bool or weight.is_floating_point():  # no sum, or no overflow
         return False
     sums = weight.sum(-1, dtype=torch.float64) * values.sum(-1, dtype=torch.float64)
     return bool(sums.max() >= 2.0**62)
