@@ -404,7 +404,7 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
     data, rates = found.data, []
     for k, m in data.impossible:
         # The frequency of these outcomes with half an event more, or in any unit of fractional weights
-        rate = (k + 0.5) / (m + 1) if data.weights_are_counts else k / m if m else 0.0
+        rate = (k + 0.5) / (m + 1) if data.weights_are_copies else k / m if m else 0.0
         rates.append(float(f"{rate / (data.num_classes - 1):.2g}") if m else 0.0)
     decimals, remedy = (
         data.decimals,
@@ -435,7 +435,7 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
 def _impossible_in_words(found: Findings) -> Iterator[str]:
     """Yield a clause on the outcomes with predicted probability 0, for predictions of 0 and of 1."""
     for (k, m), outcome in zip(found.data.impossible, (1, 0), strict=False):
-        n = f"{count(k)} of {count(m)}" if found.data.weights_are_counts else f"{percent(k / m if m else 0)} of the"
+        n = f"{count(k)} of {count(m)}" if found.data.weights_are_copies else f"{percent(k / m if m else 0)} of the"
         if not k:
             continue
         if found.task == "multiclass":

@@ -92,6 +92,12 @@ class Data:
             n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
         return float((n.square() / square).nan_to_num(0).sum())
 
+    @cached_property
+    def weights_are_copies(self) -> bool:
+        """Whether sums of weights are numbers of samples."""
+        bins = next(iter(self.bins.values()))
+        return bool((bins.weight_square == bins.n).all())
+
     @property
     def note_on_copies(self) -> tuple[str, bool]:
         """Sentence on integer weights above 1, and whether they look like importance weights; else an empty string.
@@ -99,7 +105,7 @@ class Data:
         Integer weights are numbers of copies. It is a warning for more than 20 different weights, or a mean above 10.
         """
         sample = next(iter(self.samples.values()), None)
-        if sample is None or sample.n is None or self.resolution is not None or self.effective_n != self.n:
+        if sample is None or sample.n is None or self.resolution is not None or not self.weights_are_copies:
             return "", False
         copies = sample.n[(sample.n > 0) & ~sample.score.isnan()]
         n, n_rows = int(copies.sum()), copies.numel()
