@@ -72,7 +72,7 @@ def test_interval_of_the_accuracy_of_confidences_uses_the_effective_number():
     p, y, weights = rows()
     found = []
     for w in (None, torch.full((300,), 100.0), weights, weights / 100):
-        builder = ReportBuilder(task="binary", are_confidences=True, with_calibration=False)
+        builder = ReportBuilder(task="confidence", with_calibration=False)
         builder.update(p, y, weights=w)
         found.append(builder.report().line("accuracy").interval)
     plain, constant, weighted, scaled = found
