@@ -85,13 +85,13 @@ KERNELS = [
         "bin_sums.triton",
         "_add_classes",
         BIN_TYPES,
-        {"unit": 4, "rows": 4, "classes": 128, "weighted": False, "n_sums": 4},
+        {"unit": 4, "rows": 4, "classes": 128, "weighted": False, "n_sums": 5},
     ),
     (
         "bin_sums.triton",
         "_add_classes",
         BIN_TYPES,
-        {"unit": 1, "rows": 32, "classes": 16, "weighted": True, "n_sums": 5},
+        {"unit": 1, "rows": 32, "classes": 16, "weighted": True, "n_sums": 7},
     ),
     ("bin_sums.triton", "_fill_gradient", BIN_TYPES, {"unit": 4, "rows": 2, "block": 512, "weighted": True}),
 ]

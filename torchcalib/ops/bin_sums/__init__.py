@@ -178,8 +178,8 @@ def _class_gradient(
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = grads.unsqueeze(0).flatten(0, -4), out.unsqueeze(0).flatten(0, -3)
     source: Any = source_of("classes", values.device.type, values.dtype, backend)
-    # Compiled code omits the gradient in the sum of squared residuals, which only debiased errors have. On an
-    # accelerator, to look whether it is 0 would synchronise.
+    # Compiled code omits the gradient in the sum of squared residuals, which only debiased errors have. Reading it
+    # would synchronise an accelerator.
     if bins.noise != "none" and (values.device.type != "cpu" or grads[..., 6, :].any()):
         source = chunked
     for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):

@@ -14,7 +14,7 @@ from torchcalib.ops.segments import bin_index, bin_sums
 
 Noise = Literal["none", "labels", "shares"]
 """Outcome type for the four sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
-N_NOISE = 4
+N_NOISE = 4  # number of these sums
 
 
 class Bins(NamedTuple):

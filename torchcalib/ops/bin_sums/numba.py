@@ -92,8 +92,8 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
         # 3. Cell in the copy i mod 8. An unsigned index, because numba then omits the test for negative indices.
         cell = (i & (copies - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
         at = np.uintp(width * cell)
-        # 4. Sums of w, w p, w y, w p (1 - p), w v, w, w (y - p)^2 and w ecd; v is the variance of the outcome y.
-        #    If weights are squared, w is another time multiplied with the weight in the sums of w v and w.
+        # 4. Sums of w, w p, w y, w p (1 - p), s v, s, w (y - p)^2 and w ecd. The variance of the outcome y is v, and
+        #    s is w or w^2.
         totals[at] += w
         totals[at + np.uintp(1)] += w * value
         totals[at + np.uintp(2)] += w * outcome[i]
