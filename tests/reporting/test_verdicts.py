@@ -61,8 +61,8 @@ IMPOSSIBLE_CASES = {
         ["of 500 labels had predicted probability 0", "Clip probabilities to values at least 0.00"],
     ),
     "labels": (
-        (*(torch.stack(pair, -1) for pair in zip(four_values(2), four_values(0), strict=True)), {"task": "multilabel"}),
-        ["In 2 of 200 entries with predicted probability 0, outcome 1 occurred"],
+        (*(torch.stack(pair, -1) for pair in zip(four_values(2), four_values(0), four_values(0), strict=True)), {"task": "multilabel"}),
+        ["In 2 of 300 entries with predicted probability 0, outcome 1 occurred", "between 0.0083 and"],
     ),
     "confidences": (
         (*four_values(0, 4), {"task": "confidence"}), ["4 of 100 answers with confidence 1 are wrong"],

@@ -389,14 +389,13 @@ def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
 def _with_impossible(found: Findings, decision: Decision) -> Decision:
     """Return the decision with outcomes of predicted probability 0, which no other evidence can explain."""
     data, rates = found.data, []
+    n_excluded = data.num_classes - 1 if found.task == "multiclass" else 1  # classes that share the frequency
     for k, m in data.impossible:
         # The frequency of these outcomes with half an event more, or in any unit of fractional weights
         rate = (k + 0.5) / (m + 1) if data.weights_are_counts else k / m if m else 0.0
-        rates.append(float(f"{rate / (data.num_classes - 1):.2g}") if m else 0.0)
-    decimals, remedy = (
-        data.decimals,
-        "Check the labels and the inputs of these rows: certain predictions are often wrong.",
-    )
+        rates.append(float(f"{rate / n_excluded:.2g}") if m else 0.0)
+    decimals = data.decimals
+    remedy = "Check the labels and the inputs of these rows: certain predictions are often wrong."
     if decimals == 0:
         remedy = "All predictions are 0 or 1: evaluate probabilities instead of decisions."
     elif max(rates) <= CLIPPED:
@@ -405,9 +404,9 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
         bounds = f"between {low:g} and {high:g}" if low and high < 1 and found.task != "multiclass" else bounds
         more = "" if decimals is None else f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}: "
         remedy = f"{more}{'use more digits, or clip' if more else 'Clip'} probabilities to values {bounds}."
-    verdict, rest = "utcomes with predicted probability 0 occurred", decision.verdict
+    verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
     is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
-    verdict = f"O{verdict}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: o{verdict}"
+    verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
     occurred = capitalised("; ".join(_impossible_in_words(found)))
     words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
     return replace(
