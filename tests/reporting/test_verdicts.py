@@ -37,6 +37,7 @@ def four_values(k, k_of_one=0):
 Z, Z5 = normal(2000), normal(500, 0, 5)
 ROUNDED = (Z.sigmoid() * 10).round() / 10
 TWENTIETHS = (Z5.softmax(-1) * 20).round()
+THREE_LABELS = [torch.stack(x, -1) for x in zip(four_values(2), four_values(0), four_values(0), strict=True)]
 WEIGHTS = torch.ones(400, dtype=torch.float64)
 WEIGHTS[:8] = 0
 
@@ -61,8 +62,8 @@ IMPOSSIBLE_CASES = {
         ["of 500 labels had predicted probability 0", "Clip probabilities to values at least 0.00"],
     ),
     "labels": (
-        (*(torch.stack(pair, -1) for pair in zip(four_values(2), four_values(0), strict=True)), {"task": "multilabel"}),
-        ["In 2 of 200 entries with predicted probability 0, outcome 1 occurred"],
+        (*THREE_LABELS, {"task": "multilabel"}),
+        ["In 2 of 300 entries with predicted probability 0, outcome 1 occurred", "between 0.0083 and"],
     ),
     "confidences": (
         (*four_values(0, 4), {"task": "confidence"}), ["4 of 100 answers with confidence 1 are wrong"],

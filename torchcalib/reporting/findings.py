@@ -402,14 +402,13 @@ def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
 def _with_impossible(found: Findings, decision: Decision) -> Decision:
     """Return the decision with outcomes of predicted probability 0, which no other evidence can explain."""
     data, rates = found.data, []
+    n_excluded = data.num_classes - 1 if found.task == "multiclass" else 1  # classes that share the frequency
     for k, m in data.impossible:
         # The frequency of these outcomes with half an event more, or in any unit of fractional weights
         rate = (k + 0.5) / (m + 1) if data.weights_are_copies else k / m if m else 0.0
-        rates.append(float(f"{rate / (data.num_classes - 1):.2g}") if m else 0.0)
-    decimals, remedy = (
-        data.decimals,
-        "Check the labels and the inputs of these rows: certain predictions are often wrong.",
-    )
+        rates.append(float(f"{rate / n_excluded:.2g}") if m else 0.0)
+    decimals = data.decimals
+    remedy = "Check the labels and the inputs of these rows: certain predictions are often wrong."
     if decimals == 0:
         remedy = "All predictions are 0 or 1: evaluate probabilities instead of decisions."
     elif max(rates) <= CLIPPED:

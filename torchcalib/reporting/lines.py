@@ -136,11 +136,9 @@ class Data:
         """
         found = [self.statistics[name] for name in counts_of(self.task) if name in self.statistics]
         counts = [float(each.score.sum()) for each in found]
-        return (
-            [(each, self.n) for each in counts]
-            if self.task == "multiclass"
-            else list(zip(counts[::2], counts[1::2], strict=True))
-        )
+        if self.task == "multiclass":
+            return [(each, self.n) for each in counts]
+        return list(zip(counts[::2], counts[1::2], strict=True))
 
     @cached_property
     def decimals(self) -> int | None:
