@@ -100,8 +100,8 @@ def test_verdict_on_a_group_has_its_own_gap_interval_and_degree(change, words):
     assert low < 100 * (frequency - mean) < high < 0
     alone = tc.report(p[rows], y[rows], task="binary", **QUICK)
     assert f"RMSCE of the group, debiased: {alone['rmsce_debiased']:.3f}" in decision.cause
-    assert decision.degree == "badly", "of the group; all rows together are slightly miscalibrated"
-    assert report["rmsce_debiased"] < 0.05
+    assert report["rmsce_debiased"] < 0.5 * alone["rmsce_debiased"], "not of all rows"
+    assert decision.degree in ("clearly", "badly")
     assert "Use the predictions as they are" not in decision.action
     assert "calibrate it separately" in decision.action
 

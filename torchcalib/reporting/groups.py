@@ -154,14 +154,14 @@ def signed_roots(weight: Tensor, deviation: Tensor, confidence: Tensor, variance
         (Biometrika, 1986), eq. 3.3; Daniels: Tail probability approximations (International Statistical Review, 1987),
         sec. 6, for values in steps.
     """
-    sums = (weight * deviation).sum(-1)
+    terms = weight * deviation
+    sums = terms.sum(-1)
     spread = (weight.square() * variance).sum(-1)
     z = (sums / spread.sqrt()).nan_to_num(0, posinf=0, neginf=0)
     tested = z.abs() >= _NOT_SMALL
     if not bool(tested.any()):
         return z
-    shape = torch.broadcast_shapes(*(x.shape for x in (weight, deviation, confidence, variance, unit)))
-    step, p, v, u = (x.expand(shape)[tested] for x in (weight * unit, confidence, variance, unit))
+    step, p, v, u = (x.expand(terms.shape)[tested] for x in (weight * unit, confidence, variance, unit))
     s, sign = sums[tested].abs(), sums[tested].sign()
     step = step * sign.unsqueeze(-1)
     p = p.clamp(1e-12, 1 - 1e-12)
