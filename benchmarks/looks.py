@@ -39,7 +39,8 @@ def table(found: dict[str, torch.Tensor]) -> str:
         "# False alarms of repeated looks",
         "",
         "Share of runs in percent with a p-value of ECE below the level at one or more looks so far, for a calibrated "
-        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look, {N_REPLICATES} replicates; standard error at most {error:.1f}. "
+        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look, {N_REPLICATES} replicates. "
+        f"Standard error at most {error:.1f}. "
         "Computed by `python -m benchmarks.looks`.",
         "",
         f"| rows of a look | level | {' | '.join(f'after {n}' for n in SHOWN)} |",
