@@ -309,10 +309,10 @@ def table(records: Mapping[str, Any]) -> str:
         for kind in ("bins", "ranks")
         if (record := records.get(f"{law.name}, n = {law.n}, {kind}")) is not None
     }
-    n_lines = sum(record["sets"] * len(record["found"]) for record in by_kind.values())
-    n_agree = sum(
-        round(record["sets"] * each["agree"]) for record in by_kind.values() for each in record["found"].values()
-    )
+    agreeing = [
+        (record["sets"], x["agree"]) for record in by_kind.values() for x in record["found"].values() if "agree" in x
+    ]
+    n_lines, n_agree = sum(n for n, _ in agreeing), sum(round(n * share) for n, share in agreeing)
     ranked = ["ace", "tce", "ks", "atb", "mcb"]
     lines = [
         "# Verdicts and intervals of comparisons",
@@ -339,7 +339,7 @@ def table(records: Mapping[str, Any]) -> str:
         cells.append("" if of_ranks is None else f"{of_ranks['sets']:,}")
         shares = {} if of_ranks is None else of_ranks["found"]
         keys = [f"{name}/{MODES[law.task][0]}" for name in ranked]
-        cells += [f"{100 * shares[key]['excludes_0']:.1f}" if key in shares else "" for key in keys]
+        cells += [f"{100 * shares[key]['significant']:.1f}" if key in shares else "" for key in keys]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",

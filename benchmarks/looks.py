@@ -12,7 +12,7 @@ import torch
 from torchcalib import ECE
 
 RESULT = Path(__file__).resolve().parent / "results" / "looks.md"
-N_RUNS, N_LOOKS, ROWS = 2000, 40, 250
+N_RUNS, N_LOOKS, ROWS, N_REPLICATES = 1000, 40, 250, 199
 LEVELS = 0.05, 0.01
 SHOWN = 1, 2, 5, 10, 20, 40  # numbers of looks in the table
 
@@ -28,7 +28,7 @@ def p_values(seed: int = 0) -> dict[str, torch.Tensor]:
         single.reset()
         for columns, metric in zip(found.values(), (growing, single), strict=True):
             metric.update(p, target)
-            columns.append(metric.test(seed=seed + look).p_value)
+            columns.append(metric.test(n_replicates=N_REPLICATES, seed=seed + look).p_value)
     return {name: torch.stack(columns) for name, columns in found.items()}
 
 
@@ -39,7 +39,8 @@ def table(found: dict[str, torch.Tensor]) -> str:
         "# False alarms of repeated looks",
         "",
         "Share of runs in percent with a p-value of ECE below the level at one or more looks so far, for a calibrated "
-        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look; standard error at most {error:.1f}. "
+        f"binary model. {N_RUNS:,} runs, {ROWS} new rows for each look, {N_REPLICATES} replicates. "
+        f"Standard error at most {error:.1f}. "
         "Computed by `python -m benchmarks.looks`.",
         "",
         f"| rows of a look | level | {' | '.join(f'after {n}' for n in SHOWN)} |",
