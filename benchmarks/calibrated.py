@@ -73,8 +73,8 @@ CELLS = (
     Cell("logits N(0, 1)", 10, 2_000, 100, softmax(1, 10)),
     Cell("logits N(0, 4^2)", 10, 2_000, 100, softmax(4, 10)),
     Cell("logits N(0, 2^2), rare classes", 10, 2_000, 100, softmax(2, 10, 5)),
-    Cell("logits N(0, 1)", 100, 3_000, 10, softmax(1, 100)),
-    Cell("logits N(0, 4^2)", 100, 3_000, 10, softmax(4, 100)),
+    Cell("logits N(0, 1)", 100, 3_000, 4, softmax(1, 100)),
+    Cell("logits N(0, 4^2)", 100, 3_000, 4, softmax(4, 100)),
 )
 N_NEW, AT_ONCE = {2: 1_000, 10: 1_000, 100: 1_000}, {2: 100, 10: 10, 100: 1}
 
