@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -104,7 +104,8 @@ class _Curve(Calibrator):
         absent = torch.stack([((used > 0) & (target == k)).sum(-1) == 0 for k in (0, 1)], -1)
         absent = absent & (outcome != NO_DATA).unsqueeze(-1)
         unchanged = absent.any(-1) | (outcome == SEPARABLE)
-        a, b, c = (torch.where(unchanged, self.initial[name], x) for name, x in zip("abc", (a, b, c), strict=True))
+        identity = [cast("float", self.initial[name]) for name in "abc"]
+        a, b, c = (x.masked_fill(unchanged, value) for x, value in zip((a, b, c), identity, strict=True))
         return flat.parameters(a=a, b=b, c=c, absent=absent, grad_norm=grad_norm, outcome=outcome, lost=lost)
 
 
@@ -181,8 +182,8 @@ class BetaCalibration(_Curve):
         problem. Then use the better one of the fits with a = 0 and with b = 0.
         """
         if "b" not in self.form:  # a = b: log-odds a s + c
-            fit = self._increasing(s, target, weights)
-            return fit.slope, fit.slope, fit.intercept, fit.grad_norm, fit.outcome
+            line = self._increasing(s, target, weights)
+            return line.slope, line.slope, line.intercept, line.grad_norm, line.outcome
         # a log p - b log(1 - p) = m s + d (v - 2 log 2), with m = (a + b) / 2, d = (a - b) / 2 and
         # v = -2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly differ by a constant only.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
