@@ -261,7 +261,7 @@ def main() -> None:
         "*inverted*: gap of the observed expected absolute value. *scaled*: ECE times debiased RMSCE / RMSCE. *sweep*: "
         "Roelofs et al. 2022. The debiased RMSCE has a larger target, and is shown for comparison.",
         *table(cells),
-        *table_of_squares(given.sets),
+        *table_of_squares(5 * given.sets),
     ]
     publish(page, PAGE, given.sets == parser.get_default("sets"), start)
 

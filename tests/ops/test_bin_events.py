@@ -29,16 +29,18 @@ def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, 
     n = len(confidence)
     columns = [[1] * n if x is None else x.tolist() for x in (weights, ecd)]
     of_groups = [0] * n if groups is None else groups.tolist()
-    terms = [[[[] for _ in range(n_bins)] for _ in range(6)] for _ in range(n_groups)]
+    terms = [[[[] for _ in range(n_bins)] for _ in range(8)] for _ in range(n_groups)]
     for c, o, w, d, g in zip(confidence.tolist(), outcome.tolist(), *columns, of_groups, strict=True):
         if w == 0:
             continue
         b = bin_of(c, n_bins, right)
-        variance = (w if copies else w**2) * ((o - c) ** 2 if noise == "shares" else c * (1 - c))
-        for held, term in zip(terms[g], (w, w * c, w * o, w * c * (1 - c), variance, w * d), strict=True):
+        square, residual = w if copies else w**2, (o - c) ** 2
+        variance = square * (residual if noise == "shares" else c * (1 - c))
+        of_event = w, w * c, w * o, w * c * (1 - c), variance, square, w * residual, w * d
+        for held, term in zip(terms[g], of_event, strict=True):
             held[b].append(term)
     sums = torch.tensor([[[math.fsum(cell) for cell in held] for held in own] for own in terms], dtype=F64)
-    kept = [0, 1, 2, *([] if noise == "none" else [3, 4]), *([] if ecd is None else [5])]
+    kept = [0, 1, 2, *([] if noise == "none" else [3, 4, 5, 6]), *([] if ecd is None else [7])]
     return sums[0, kept] if groups is None else sums[:, kept]
 
 
@@ -128,10 +130,10 @@ def test_nan_affects_only_the_cell_of_its_event(backend, has_groups):
     at = (5 * confidence).int()
     weights[1], ecd[2], confidence[3] = NAN, NAN, NAN
     bad = event_bins(confidence, outcome, weights, ecd, **options).isnan()
-    expected = torch.zeros(options["n_groups"], 6, 5, dtype=torch.bool)
+    expected = torch.zeros(options["n_groups"], 8, 5, dtype=torch.bool)
     expected[groups[1], :, at[1]] = True
-    expected[groups[2], 5, at[2]] = True
-    expected[groups[3], [1, 3, 4], 0] = True
+    expected[groups[2], 7, at[2]] = True
+    expected[groups[3], [1, 3, 4, 6], 0] = True
     assert torch.equal(bad, expected if has_groups else expected[0])
 
 
@@ -143,7 +145,8 @@ def test_sums_are_the_same_in_every_run_and_on_any_number_of_threads(backend, n_
     options |= {"groups": groups, "n_groups": n_groups, "noise": "labels"} if n_groups > 1 else {}
     (found,) = assert_same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
     p = confidence.double()
-    noise = [p * (1 - p)] * 2 if n_groups > 1 else []
+    spread, residual = p * (1 - p), (outcome.double() - p).square()
+    noise = [spread, spread, torch.ones_like(p), residual] if n_groups > 1 else []
     wide = [weights * x for x in (torch.ones_like(ecd), p, outcome.double(), *noise, ecd)]
     index = bin_index(confidence, 15)
     whole = found.sum(0) if n_groups > 1 else found

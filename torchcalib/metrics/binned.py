@@ -90,7 +90,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
 
 
 def binned(
-    formula: Callable[[BinStats], Tensor],
+    formula: Callable[..., Tensor],
     binning: Binning,
     task: Task | None,
     mode: Mode | None,

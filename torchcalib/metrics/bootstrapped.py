@@ -34,7 +34,7 @@ class Replicates(SumState[S]):
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
-        return super().statistic(state[:-2])
+        return self.accumulator.wrap(state[N_IGNORED:-2].reshape(self.shape))
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
         """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""

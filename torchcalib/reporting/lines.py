@@ -113,7 +113,7 @@ class Data:
             return "", False
         unit = "entries" if self.task == "multilabel" else "rows"
         note = f"{n_rows:,} {unit} count as {n:,} samples, because integer weights are numbers of copies."
-        looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or len(copies.unique()) > _MAX_DIFFERENT_COPIES
+        looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or torch.unique(copies).numel() > _MAX_DIFFERENT_COPIES
         if looks_like_importance:
             note += (
                 " If weights express importance, such as survey weights, pass floating weights: as copies, they make "

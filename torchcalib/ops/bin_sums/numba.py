@@ -117,13 +117,12 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 def add_labels(confidence, outcome, groups, noise, edges, right, sums):
     """Add events with integer outcomes and without weights, as `add_events` does.
 
-    Blocks of binary outcomes need two additions for each event, or four with the sums of noise.
+    Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
     """
-    # 1. Copies as in `add_events`. `counts` has 64-bit integers: the lower half counts events, and the upper half
-    #    counts positive outcomes. A piece has fewer than 2^32 events.
-    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 4
+    # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1.
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
     copies = _COPIES if groups is None else 1
-    counts, totals = np.zeros(copies * n_cells, np.int64), np.zeros(copies * n_cells * width)
+    counts, totals = np.zeros(2 * copies * n_cells, np.int64), np.zeros(2 * copies * n_cells * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
@@ -144,27 +143,29 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
         # 4. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
-            cell = np.uintp(cells[i])
-            counts[cell] += 1 + (np.int64(outcomes[i]) << 32)
+            cell = np.uintp(2 * cells[i] + np.int32(outcomes[i]))
+            counts[cell] += 1
             if noise is None:
                 totals[cell] += values[i]
             else:
                 value = np.float64(values[i])
-                cell *= np.uintp(4)
+                cell *= np.uintp(2)
                 totals[cell] += value
                 totals[cell + np.uintp(1)] += value * (1.0 - value)
-                totals[cell + np.uintp(2)] += (outcomes[i] - value) ** 2
-    # 5. Unpack the counts, and add the copies in order. Weight 1 makes two of the sums of noise equal to others.
-    for i in range(copies * n_cells):
-        k = i % n_cells
-        sums[0, k] += counts[i] & 0xFFFFFFFF
+    # 5. Add the copies in order. Weight 1 makes two of the sums of noise equal to others. The sum of (y - p)^2 is that
+    #    of |y - p| minus that of p (1 - p).
+    for i in range(2 * copies * n_cells):
+        k, outcome_of_cell = i // 2 % n_cells, i % 2
+        sums[0, k] += counts[i]
         sums[1, k] += totals[width * i]
-        sums[2, k] += counts[i] >> 32
+        if outcome_of_cell:
+            sums[2, k] += counts[i]
         if noise is not None:
-            sums[3, k] += totals[4 * i + 1]
-            sums[4, k] += totals[4 * i + 1]
-            sums[5, k] += counts[i] & 0xFFFFFFFF
-            sums[6, k] += totals[4 * i + 2]
+            spread = totals[2 * i + 1]
+            sums[3, k] += spread
+            sums[4, k] += spread
+            sums[5, k] += counts[i]
+            sums[6, k] += (counts[i] - totals[2 * i] if outcome_of_cell else totals[2 * i]) - spread
 
 
 # Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
