@@ -220,8 +220,8 @@ def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monk
 
 
 def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
-    slow = tuple(set(applicability.CALIBRATORS) - {TemperatureScaling})
-    monkeypatch.setattr(applicability, "_LIMITS", ((slow, 2, 300 * 5**2 - 1),))
+    for kind in set(applicability.CALIBRATORS) - {TemperatureScaling}:
+        monkeypatch.setattr(kind, "largest_fit", (2, 300 * 5**2 - 1))
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert [line.calibrator for line in stage.lines] == ["none", "temperature scaling"]
     omitted = "bias correction, ensemble temperature scaling, affine scaling, "
