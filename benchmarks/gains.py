@@ -171,7 +171,7 @@ def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list
     whole: dict[str, Calibrator] = {}
     after: dict[type[Calibrator], Tensor] = {}
     for calibrator in applicable(one[0])[0]:
-        if not is_advisable(calibrator, one[0], "nll"):
+        if not is_advisable(calibrator, "nll"):
             continue
         fits = calibrator.fit_to(p, weights)
         each = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
