@@ -34,9 +34,9 @@ def floating(case, target, dtype=F64):
 
 
 def noise_summands(metric):
-    """Return the sums `spread` and `noise` over bins."""
+    """Return the sums over bins for variances, in the order of `oracles.noise_of_bins`."""
     b = metric.statistic()
-    return torch.stack((b.spread, b.noise))
+    return torch.stack((b.spread, b.noise, b.weight_square, b.residual_square))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_noise_of_states_with_soft_labels_or_floating_weights_equals_slow_loop(w
     counted = (weights if given is None else given).tolist()
     for share in (target[30].item(), 0.25):
         target[30] = share
-        metric, expected = tc.ECE(task="binary", n_bins=5), torch.zeros(2, 5, dtype=F64)
+        metric, expected = tc.ECE(task="binary", n_bins=5), torch.zeros(4, 5, dtype=F64)
         for dtype, soft in ((F64, share == 0.25 or weighing == "weights"), (torch.int64, False)):
             labels = target.to(dtype)
             for rows in torch.arange(60).split(17):

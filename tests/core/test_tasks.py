@@ -312,7 +312,7 @@ def test_weights_and_annotator_counts_may_lack_the_channel_of_maps():
 
 def test_soft_targets_are_refused_where_labels_are_required():
     soft = torch.tensor([0.0, 1.0, 0.3, 1.0, 0.0, 1.0], dtype=torch.float64)
-    calls = [F.aurc, F.tce, F.corp, lambda p, t, task: tc.calibration.TemperatureScaling().fit(p, t, task=task)]
+    calls = [F.aurc, F.tce, F.corp, lambda p, t, task: tc.calibration.BayesianBinning().fit(p, t, task=task)]
     calls += [partial(streamed, cls) for cls in (tc.AURC, tc.TCE)]
     for call in calls:
         with pytest.raises(ValueError, match=r"must be labels 0 and 1, got 0.3 \(1 of 6 rows\).* repeat other"):

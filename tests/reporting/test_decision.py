@@ -240,8 +240,12 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
     if d.kind in ("over-confidence", "under-confidence"):
         z = direction_of(case)
         assert z < -1.96 if d.kind == "over-confidence" else z > 1.96
-    assert ("over-confident" in d.verdict.lower()) <= (d.kind in ("over-confidence", "bad class", "impossible outcomes"))
-    assert ("under-confident" in d.verdict.lower()) <= (d.kind in ("under-confidence", "bad class", "impossible outcomes"))
+    assert ("over-confident" in d.verdict.lower()) <= (
+        d.kind in ("over-confidence", "bad class", "impossible outcomes")
+    )
+    assert ("under-confident" in d.verdict.lower()) <= (
+        d.kind in ("under-confidence", "bad class", "impossible outcomes")
+    )
 
 
 def direction_of(case):

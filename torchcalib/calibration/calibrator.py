@@ -474,7 +474,7 @@ def format_values(values: Tensor, most: int = 4) -> str:
 
 def _are_labels(p: Predictions) -> bool:
     """Return whether all targets of rows with a positive weight are 0 or 1; False if values cannot be read."""
-    is_label = (p.target == 0) | (p.target == 1)
+    is_label = (p.input_target == 0) | (p.input_target == 1)  # `p.target` would be kept for the integer labels
     if p.zero_weight is not None:
         is_label |= p.zero_weight
     return value_if_available(is_label.all()) is True
