@@ -25,7 +25,7 @@ from processes import ROOT, run_python
 
 from torchcalib.cli import main
 
-GENERATED = ("_build", "examples", "metrics", "objects", "topics")  # folders in docs/
+GENERATED = ("_build", "_templates", "examples", "metrics", "objects", "topics")  # folders in docs/
 INCLUDED = (str(Path("docs/contributing.md")),)  # a page without text of its own
 SOURCES = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
 OWN_TEXT = [str(path) for path in SOURCES if set(path.parts).isdisjoint(GENERATED) and str(path) not in INCLUDED]

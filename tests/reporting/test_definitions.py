@@ -67,6 +67,7 @@ MULTICLASS = {
     **cards(BINNED, "/classwise", event="each class against the rest", average="classes"),
     **cards(SELECTIVE, event=SELECTED),
 }
+del MULTICLASS["esce/classwise"]  # always 0
 MULTILABEL = {
     **cards(SCORES, event="each label", average="labels"),
     **cards(ERRORS, "/classwise", event="each label", average="labels"),

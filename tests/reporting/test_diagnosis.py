@@ -372,8 +372,9 @@ def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_gro
     wrong = 3 * logits
     wrong[(target == 1).nonzero()[0]] = -math.inf
     infinite = tc.report(wrong, target, task="binary", from_logits=True, with_intervals=False)
-    assert infinite.decision.kind == "over-confidence"
-    assert "NLL is infinite, because an outcome with predicted probability 0 occurred." in infinite.decision.cause
+    assert infinite.decision.kind == "impossible outcomes"
+    assert infinite.decision.verdict.endswith("over-confident")
+    assert "1 of 1 rows with P(y = 1) = 0" in infinite.decision.cause
     reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).decision
     assert "(confident predictions are not right more often than others)" in reversed_.cause
     assert reversed_.action.endswith("Check the order of the classes and the labels.")

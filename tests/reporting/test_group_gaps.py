@@ -9,7 +9,7 @@ from helpers.reports import QUICK, bare
 from scipy.stats import binom, norm
 
 import torchcalib as tc
-from torchcalib.display.words import p_words
+from torchcalib.display.words import p_words, significant
 from torchcalib.reporting.groups import GroupGaps, signed_roots
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.contents import key_numbers
@@ -99,7 +99,7 @@ def test_verdict_on_a_group_has_its_own_gap_interval_and_degree(change, words):
     low, high = (float(x.strip(",)")) for x in decision.cause.split("95% interval ")[1].split()[:3:2])
     assert low < 100 * (frequency - mean) < high < 0
     alone = tc.report(p[rows], y[rows], task="binary", **QUICK)
-    assert f"RMSCE of the group, debiased: {alone['rmsce_debiased']:.3f}" in decision.cause
+    assert f"RMSCE of the group, debiased: {significant(alone['rmsce_debiased'])}" in decision.cause
     assert report["rmsce_debiased"] < 0.5 * alone["rmsce_debiased"], "not of all rows"
     assert decision.degree in ("clearly", "badly")
     assert "Use the predictions as they are" not in decision.action

@@ -95,8 +95,8 @@ def test_key_number_of_calibration_is_the_recommended_or_the_best_calibrator():
     report = full_report("binary")
     stage, (gain,) = report.calibration, [each for each in key_numbers(report) if each.name == "Gain by calibration"]
     interval = f"{stage.best.interval.low:.1f}% to {stage.best.interval.high:.1f}%"
-    assert stage.recommendation.best == "bias correction"
-    assert gain == (gain.name, f"{stage.best.gain:.1f}% of NLL", f"bias correction, 95% interval {interval}")
+    assert stage.recommendation.best == "affine scaling"
+    assert gain == (gain.name, f"{stage.best.gain:.1f}% of NLL", f"affine scaling, 95% interval {interval}")
 
 
 @pytest.mark.parametrize("task", TASKS)
