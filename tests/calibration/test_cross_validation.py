@@ -11,9 +11,9 @@ from helpers.refusals import assert_refused
 
 from torchcalib.calibration import (
     AffineScaling,
+    BayesianBinning,
     BetaCalibration,
     BiasCorrection,
-    IsotonicCalibration,
     QuadraticScaling,
     TemperatureScaling,
     VectorScaling,
@@ -51,7 +51,7 @@ CALLS = [
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
     ("calibrator is a class", {"calibrator": TemperatureScaling}, TypeError, "`calibrator` must be"),
     ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
-    ("soft targets", {"target": P, "calibrator": IsotonicCalibration()}, ValueError, "must be labels 0 and 1"),
+    ("soft targets", {"target": P, "calibrator": BayesianBinning()}, ValueError, "must be labels 0 and 1"),
 ]  # fmt: skip
 
 

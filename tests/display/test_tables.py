@@ -50,9 +50,11 @@ def test_text_and_terminal_output_contain_every_cell(table, capsys):
     table = table()
     terminal._print_table(terminal._console(), table)
     shown = capsys.readouterr().out
-    rows = [row for section in table.shown_on("always", "wide").sections for row in section.rows]
-    cells = [cell for row in rows for cell in row.cells]
-    assert cells
-    assert all(cell.text in to_text(table) for cell in cells)
+    of_text, of_terminal = (
+        [cell.text for section in table.shown_on(*where).sections for row in section.rows for cell in row.cells]
+        for where in (("always", "wide"), ("always",))  # a terminal omits wide columns that do not fit
+    )
+    assert of_terminal
+    assert all(text in to_text(table) for text in of_text)
     # Names are wrapped on a narrow terminal.
-    assert all(word in shown for cell in cells for word in cell.text.split())
+    assert all(word in shown for text in of_terminal for word in text.split())

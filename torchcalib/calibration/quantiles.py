@@ -244,8 +244,10 @@ class SplineCalibration(_OfProbabilities):
         half = share.masked_fill(after != place + 1, 0) / 2
         s = _fitted_spline(t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half), self.n_knots)
         slope = (s.gather(-1, after) - s.gather(-1, first)) / share
-        expected = (n * score).sum(-1, keepdim=True)
-        lowest, highest = score / (1 + expected), 1 - (1 - score) / (1 + total - expected)
+        # Numbers of samples: for floating weights, those of Kish's effective number
+        unit = 1.0 if p.copies else total / n.square().sum(-1, keepdim=True)
+        expected = unit * (n * score).sum(-1, keepdim=True)
+        lowest, highest = score / (1 + expected), 1 - (1 - score) / (1 + unit * total - expected)
         rates = (score + slope).clamp(lowest, highest).clamp(_EPS, 1 - _EPS)
 
         empty = unknown | (size == 0)
