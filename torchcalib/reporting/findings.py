@@ -485,8 +485,9 @@ def _without_cause(found: Findings, advice: str) -> Decision:
     high = found.size.interval.high if found.size.interval is not None else floor
     tested = _ece_in_words(found)
     if floor >= BAD or high >= BAD:
-        units = "samples" if found.n_clusters is None else "clusters"
-        n_units = found.data.effective_n if found.n_clusters is None else found.n_clusters
+        n_units, units = found.data.effective_n, "samples"
+        if found.n_clusters is not None:
+            n_units, units = float(found.n_clusters), "clusters"
         n = math.ceil(n_units * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
         unit = 10 ** (len(str(n)) - 1)
         rounded = int(math.ceil(n / unit) * unit)  # up to one significant digit
