@@ -660,7 +660,7 @@ def test_most_first_calls_work_and_few_mislead():
     results = [row[3] for row in CALLS]
     counts = {result: results.count(result) for result in (WORKS, REMEDY, MISLEADS)}
     print(counts)
-    assert counts == {WORKS: 70, REMEDY: 22, MISLEADS: 0}
+    assert counts == {WORKS: 71, REMEDY: 21, MISLEADS: 0}
     assert counts[WORKS] >= 0.75 * len(CALLS) == 69
     assert counts[MISLEADS] <= 0.03 * len(CALLS)
     assert len({row[2] for row in CALLS}) == len(CALLS)
