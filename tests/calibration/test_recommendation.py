@@ -213,6 +213,8 @@ def test_likelihood_ratios_decide_about_calibrators_that_contain_the_identity():
     of_two = of_one._replace(n_parameters=2, statistic=28.0)
     both = {"a": of_one._replace(statistic=18.0), "b": of_two}
     assert recommendation_of("nll", before, both, 0.0).best == "b"
+    worse_on_new_data = of_two._replace(parts=of_one.parts + 1e-6)
+    assert recommendation_of("nll", before, {**both, "b": worse_on_new_data}, 0.0).best == "a"
     assert recommendation_of("nll", before, {**both, "b": of_two._replace(statistic=20.0)}, 0.0).best == "a"
     p_value = recommendation_of("nll", before, both, 0.0).p_value  # shares of the level: 2 / 3 and 1 / 3
     assert p_value == pytest.approx(min(1.5 * chi_squared_tail(18.0, 1), 3 * math.exp(-14)))

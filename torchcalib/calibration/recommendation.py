@@ -153,9 +153,9 @@ def recommend(
     Some calibrators contain the identity and are fitted by maximum likelihood: temperature, bias, affine, vector and
     quadratic scaling, and beta calibration. Their evidence is the likelihood ratio, as for causes of miscalibration in
     reports: a paired difference of scores has about half its power in standard errors. One of them is worse than
-    another one with more parameters if its likelihood is significantly smaller (level 5%). All of them together give
-    advice for a calibrated model with a probability of at most about 1% (Bonferroni). The gain of other methods must be
-    significant at the 1% level.
+    another one with more parameters if its likelihood is significantly smaller (level 5%) and its held-out score is
+    not smaller. All of them together give advice for a calibrated model with a probability of at most about 1%
+    (Bonferroni). The gain of other methods must be significant at the 1% level.
 
     Methods that can assign probability 0 to a possible class, such as
     isotonic calibration and histogram binning, are not recommended by NLL, because the NLL of new data could be

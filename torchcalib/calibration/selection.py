@@ -241,12 +241,16 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
 
 
 def _is_worse(candidate: Candidate, tested: Sequence[Candidate]) -> bool:
-    """Return whether the likelihood of a candidate with more parameters is significantly larger, at level 5%."""
+    """Return whether a candidate with more parameters has a significantly larger likelihood, at level 5%.
+
+    Its held-out score must not be larger. A real effect can be smaller than the error of its estimate, so that a
+    fit with many parameters is worse on new data.
+    """
     return candidate.has_likelihood and any(
         chi_squared_tail(each.statistic - candidate.statistic, each.n_parameters - candidate.n_parameters)
         < _WITHIN_NOISE
         for each in tested
-        if each.n_parameters > candidate.n_parameters
+        if each.n_parameters > candidate.n_parameters and each.parts.sum() <= candidate.parts.sum()
     )
 
 
