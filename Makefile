@@ -7,7 +7,7 @@
 #   make docs       build the documentation in docs/_build/html, with warnings as errors, and check its links
 #   make speed      compare a few ratios of times with the stored ones; never fails
 #   make dist       build the wheel and the source distribution in dist/, and check them
-#   make coverage   measure line and branch coverage of `make test`
+#   make coverage   run `make test`, and measure coverage of lines and branches
 #   make pages | test-engines | test-logs   test pages on MONAI and Evidently; Ray, Spark and Dask; lm-eval and Inspect,
 #                   in environments of their own
 #   make test-sklearn   run scikit-learn's own tests of calibration on torchcalib.sklearn
@@ -43,8 +43,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
 
+TEST_OPTIONS ?=
 test: $(VENV)/.dev lint
-	$(PYTEST) $(TWO_CORES)
+	$(PYTEST) $(TWO_CORES) $(TEST_OPTIONS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -115,8 +116,8 @@ wheel-test: dist
 	$(EMPTY)/bin/python -I tests/processes/installed.py --train
 	rm -rf $(EMPTY)
 
-coverage: $(VENV)/.dev
-	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
+coverage:
+	$(MAKE) test TEST_OPTIONS="--cov --cov-report=term:skip-covered"
 
 soak: $(VENV)/.dev
 	$(PYTEST) -m long tests/metrics/streaming/test_faults.py

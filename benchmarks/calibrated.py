@@ -166,8 +166,9 @@ def main() -> None:
         "and 3,000 for 100. Goal: a ratio of at most 1, and of 3.5 for binning methods and full matrices. "
         "Computed by `python -m benchmarks.calibrated`.",
         "",
-        "A binning method replaces all predictions in a bin by one value. This error does not vanish for many rows, "
-        "unlike that of isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the "
+        "A binning method replaces all predictions in a bin by one value, and Platt scaling is a logistic curve of the "
+        "probability, which no coefficients make the identity. These errors do not vanish for many rows, unlike that of "
+        "isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the "
         "smallest ones of many classes add up.",
         "",
         "| classes | predictions | sets | calibrator | excess | ratio | accuracy | zeros | missed |",

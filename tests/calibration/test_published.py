@@ -24,6 +24,7 @@ from torchcalib.calibration import (
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
+    PlattScaling,
     QuadraticScaling,
     SplineCalibration,
     TemperatureScaling,
@@ -177,10 +178,11 @@ def test_a_spline_that_was_saved_with_another_meaning_is_refused(tmp_path):
         load_calibrator(tmp_path / "old.pt")
 
 
-HARM = {HistogramBinning: 5, BayesianBinning: 5, VennAbersCalibration: 1.5}
+HARM = {HistogramBinning: 5, BayesianBinning: 5, PlattScaling: 6, VennAbersCalibration: 1.5}
 """Largest excess in units of that of isotonic calibration, where the method itself costs more than the goal.
 
-Bins have an error that does not vanish for many rows, and Venn-Abers probabilities of many classes add up.
+Bins, and a logistic curve of the probability, have an error that does not vanish for many rows. Venn-Abers
+probabilities of many classes add up.
 """
 
 

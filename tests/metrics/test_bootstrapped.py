@@ -62,7 +62,7 @@ def test_batch_axes_are_separate_and_forward_returns_the_batch_value(additive):
         additive.call(again, target[:, :7]).sum().backward()
         close(first.grad, again.grad)
     metric(preds[:, 7:], target[:, 7:])
-    times = poisson(39, 20)[:, None].expand(-1, 3, -1)
+    times = poisson(39, 20)[:, None].expand(-1, 3, -1).long()  # numbers of copies
     close(metric.interval().replicates, additive.call(preds, target, weights=times))
 
 

@@ -173,8 +173,9 @@ class HistogramBinning(OneAgainstRest):
 class PlattScaling(OneAgainstRest):
     """Platt scaling: the probability sigmoid(a s + b) of the score s, fitted to smoothed labels.
 
-    The score is the prediction as it is: the logit, or the probability itself, as in scikit-learn. (`AffineScaling` is
-    the same curve of the log-odds, also for probabilities, without smoothed labels.) With weights of N+ in class 1 and
+    The score is the prediction as it is: the logit, or the probability itself, as in scikit-learn. No logistic curve of
+    the probability is the identity, so that calibrated probabilities become worse: use `AffineScaling` for them, which
+    is the same curve of the log-odds, without smoothed labels. With weights of N+ in class 1 and
     N- in class 0, the targets are (N+ + 1) / (N+ + 2) for class 1, and 1 / (N- + 2) for class 0. They are posterior
     means of labels under a uniform prior. With them, the negative log-likelihood (NLL) has a finite optimum for all
     data, also for separable data and a single class. Calibrated probabilities are never 0 or 1 for finite scores. The
