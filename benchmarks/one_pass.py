@@ -196,7 +196,6 @@ WITH_NUMBA = [
         (Peer(SOFTMAX, 0.6), Peer(TORCHMETRICS, 1 / 7)),
         extra_bytes=EXTRA_BYTES,
         grows=OF_ROWS + OF_CLASSES,
-        why="the logits are read at 43% of the memory bandwidth",
     ),
     Job(
         "ECE in batches of 256, 50,000 x 1,000",
@@ -204,13 +203,11 @@ WITH_NUMBA = [
         (Peer(TORCHMETRICS_CLASS, 0.35),),
         extra_bytes=EXTRA_BYTES,
         updates=(1, 196),
-        why="an update takes 130 microseconds, 70 of them in Python; torchmetrics takes 300 or 500 by run",
     ),
     Job(
         "100 updates of eight metrics, 256 x 1,000",
         updated_collection,
         (Peer(ONE_ECE, 1.2),),
-        why="each metric has its own state: 3 microseconds to add, count and restore, and 8 for the sum of each score",
     ),
     Job(
         "NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000",
@@ -224,7 +221,6 @@ WITH_NUMBA = [
         (Peer(SOFTMAX, 2.0),),
         extra_bytes=EXTRA_BYTES,
         grows=OF_CLASSWISE_BINS,
-        why="two float64 sums for each logit; the bin sums of every class alone take twice as long as the softmax",
     ),
     *(
         Job(
@@ -243,7 +239,6 @@ WITH_NUMBA = [
             partial(ece_of_groups, n=n, num_classes=num_classes),
             (Peer(ONE_GROUP, 1.5),),
             grows=() if num_classes else tuple({"n": n, "num_groups": 10**k} for k in range(7)),
-            why="15,000 cells do not fit into the level-1 cache",
         )
         for n, num_classes, size in ((1_000_000, None, "binary, 1 million"), (50_000, 1_000, "50,000 x 1,000"))
     ),
@@ -253,7 +248,6 @@ WITH_NUMBA = [
             partial(gradient, together=together),
             (Peer(CROSS_ENTROPY, 1.0),),
             extra_bytes=EXTRA_BYTES if together else EXTRA_BYTES_IN_PLAIN_TORCH,
-            why="" if together else "autograd adds up two gradients of the size of the logits",
         )
         for how, together in (("one collection", True), ("two functions", False))
     ),

@@ -13,7 +13,7 @@ import torchmetrics
 
 import torchcalib as tc
 from benchmarks import by_hand, diagnosis, everyday, limits, measure, one_pass, peers, readme, run
-from benchmarks.job import EVERYDAY, FAMILIES, OURS, Job, Peer, Sides, jobs_of
+from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, Peer, Sides, jobs_of
 from benchmarks.record import Line, compared, figure, growth_lines, lines, missed, recorded, share
 from torchcalib.ops.dispatch import Op
 
@@ -64,7 +64,7 @@ def test_decisions_of_benchmarks_equal_those_of_reports():
 
 
 def test_medians_memory_errors_and_states_are_compared_with_goals():
-    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "error": 1e-7, "updates": (1, 9), "why": "a reason"}
+    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "error": 1e-7, "updates": (1, 9)}
     given = Job("a job", lambda n=1: Sides(lambda: None, {PEER: lambda: None}), (Peer(PEER, 0.5),), **goals)
     state = {OURS: {"1": 368, "9": 368}, PEER: {"1": 8, "9": 72}}
     points = [{"n": 10, "num_classes": 4, "seconds": [2e-6, 4e-6]}]
@@ -181,7 +181,7 @@ def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path
 def test_every_operation_has_a_limit_and_every_reason_a_kernel():
     kernels = list(limits.kernels(n=40, num_classes=20, n_events=400))
     assert {kernel.op for kernel in kernels} == set(get_args(Op))
-    assert limits.REASONS.keys() <= {kernel.name for kernel in kernels}
+    assert REASONS["kernels"].keys() <= {kernel.name for kernel in kernels}
     for kernel in kernels:
         kernel.call()
         assert kernel.n_bytes > 0
