@@ -161,6 +161,8 @@ def run(study: Study, sets: int, only: str = "", processes: int = 1, *, resume: 
     """Measure cells, and print or write the page. Return the record: data sets and values by the name of the cell."""
     is_whole, path = sets == study.sets and not only, RESULTS / f"{study.page}.json"
     tasks, record = tasks_of(study, sets, only), {}
+    if not tasks:
+        raise SystemExit(f"no cell with {only!r} in its name, or no data")
     if is_whole and resume and path.is_file():
         stored = json.loads(path.read_text(encoding="utf-8"))
         record = {task.name: stored[task.name] for task in tasks if task.name in stored}
