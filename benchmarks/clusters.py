@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.coverage import LAWS, LEVELS, TRUTHS
+from benchmarks.coverage import LAWS, LEVELS, TRUTHS, updated
 from benchmarks.study import Cell, Found, Part, Row, Study, main, percent, rejected, row_of_each
 from torchcalib.inference.testing import ErrorTest, run_error_tests
-from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins, esce_from_bins
 
 N_REPLICATES = 199
@@ -100,13 +99,6 @@ def clustered(cls: Any, p: Tensor, y: Tensor, clusters: Tensor) -> tc.Clustered:
     """Return a metric of the data sets `(D, N)`."""
     metric = tc.Clustered(cls(task="binary", batch_shape=(len(p),)))
     metric.update(p, y, clusters=clusters)
-    return metric
-
-
-def of_rows(cls: Any, p: Tensor, y: Tensor) -> CalibrationMetric[Any]:
-    """Return a metric of the data sets `(D, N)` for independent rows."""
-    metric: CalibrationMetric[Any] = cls(task="binary", batch_shape=(len(p),))
-    metric.update(p, y)
     return metric
 
 
@@ -188,7 +180,7 @@ def p_values_of(cell: Cell, truth: str, n_sets: int, with_rows: bool) -> dict[st
     for p, y, clusters in data_sets(cell, truth, n_sets):
         others = OTHERS if p.shape[-1] <= LARGEST_OF_OTHERS else {"Spiegelhalter": tc.Spiegelhalter}
         for name, cls in (ERRORS | others).items():
-            metrics = [clustered(cls, p, y, clusters), *([of_rows(cls, p, y)] if with_rows else [])]
+            metrics = [clustered(cls, p, y, clusters), *([updated(cls, p, y)] if with_rows else [])]
             found[name].append(tuple(metric.test(n_replicates=N_REPLICATES).p_value for metric in metrics))
     return {name: tuple(map(torch.cat, zip(*parts, strict=True))) for name, parts in found.items()}
 

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 import torchcalib as tc
 import torchcalib.functional as F
-from benchmarks import peers
+from benchmarks import by_hand, peers
 from benchmarks.job import OURS, Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, overconfident_logits
 
@@ -44,12 +44,8 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
     logits, target = network_logits(n, num_classes)
     batches = list(zip(logits.split(rows), target.split(rows), strict=True))
 
-    def ours() -> Metric:
-        return tc.ECE(num_classes=num_classes, n_bins=n_bins, **GIVEN)
-
-    def theirs() -> Metric:
-        return peers.torchmetrics_stream(num_classes, n_bins)
-
+    ours = partial(tc.ECE, num_classes=num_classes, n_bins=n_bins, **GIVEN)
+    theirs = partial(by_hand.torchmetrics_ece, num_classes, n_bins)
     return Sides(
         lambda: streamed(ours(), batches).compute(),
         {TORCHMETRICS_CLASS: lambda: streamed(theirs(), batches).compute()},
@@ -175,7 +171,7 @@ def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -
         loss.backward()
         return logits.grad
 
-    peer = {CROSS_ENTROPY: lambda: peers.cross_entropy_with_gradient(logits, target)}
+    peer = {CROSS_ENTROPY: lambda: by_hand.torch_gradient_of_cross_entropy(logits, target)}
     return Sides(ours, peer, result_bytes=logits.nbytes)
 
 
