@@ -58,7 +58,8 @@ def sizes_of(n_clusters: int, rows: str, generator: torch.Generator) -> Tensor:
     return torch.full((n_clusters,), int(rows))
 
 
-def _beta(a: float, b: float, n: int, generator: torch.Generator) -> Tensor:
+def beta(a: float, b: float, n: int, generator: torch.Generator) -> Tensor:
+    """Draw from beta(a, b): x / (x + y) for gamma variables."""
     x, y = (torch._standard_gamma(torch.full((n,), k, dtype=torch.float64), generator=generator) for k in (a, b))
     return x / (x + y)
 
@@ -68,9 +69,9 @@ def confidences(law: str, clusters: Tensor, generator: torch.Generator) -> Tenso
     n = clusters.numel()
     if law == MIXTURE:
         is_first = torch.rand(n, generator=generator) < 0.5
-        return torch.where(is_first, _beta(2, 5, n, generator), _beta(5, 2, n, generator)).reshape(clusters.shape)
+        return torch.where(is_first, beta(2, 5, n, generator), beta(5, 2, n, generator)).reshape(clusters.shape)
     if law == RARE:
-        return _beta(0.5, 20, n, generator).reshape(clusters.shape)
+        return beta(0.5, 20, n, generator).reshape(clusters.shape)
     if law == ONE_CLASS:
         of_cluster = torch.rand(len(clusters), int(clusters.max()) + 1, generator=generator, dtype=torch.float64)
         return of_cluster.gather(1, clusters)

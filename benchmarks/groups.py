@@ -10,6 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from benchmarks.clusters import beta
 from benchmarks.study import Part, Study, batches, main, percent, row_of_each
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
@@ -25,11 +26,7 @@ def _normal(deviation: float) -> Callable[[int, torch.Generator], Tensor]:
 
 
 def _beta(a: float, b: float) -> Callable[[int, torch.Generator], Tensor]:
-    def draw(n: int, g: torch.Generator) -> Tensor:
-        x, y = (torch._standard_gamma(torch.full((n,), k, dtype=torch.float64), generator=g) for k in (a, b))
-        return (x / (x + y)).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
-
-    return draw
+    return lambda n, g: beta(a, b, n, g).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
 
 
 LAWS = {

@@ -113,8 +113,6 @@ _tasks: list[Task] = []  # of this process and of those that are forked from it
 
 def _measured(k: int) -> Any:
     task = _tasks[k]
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     return task.part.measure(*task.cell, n_sets=task.sets)
 
 
@@ -142,12 +140,13 @@ def with_results(page: str, found: Iterable[Iterable[Row] | str]) -> str:
         page, n = re.subn(re.sub(r"\d[\d,]*", r"\\d[\\d,]*", re.escape(each)), each, page)
         if n != 1:
             raise ValueError(f"the page must have the sentence {each!r} once, got it {n} times.")
-    heads = [match[1] for match in TABLE.finditer(page)]
-    sizes = [{head.count("|"), *(row.count("|") for row in rows.splitlines())} for head, rows in zip(
-        (head.splitlines()[0] for head in heads), tables, strict=True
-    )]  # fmt: skip
-    if any(len(each) > 1 for each in sizes):
-        raise ValueError(f"rows must have the columns of the head of their table, got {sizes}.")
+    matches = list(TABLE.finditer(page))
+    if len(matches) != len(tables):
+        raise ValueError(f"the page must have {len(tables)} tables, got {len(matches)}.")
+    for match, rows in zip(matches, tables, strict=True):
+        head = match[1].splitlines()[0]
+        if any(row.count("|") != head.count("|") for row in rows.splitlines()):
+            raise ValueError(f"rows must have the columns of {head!r}, got {rows!r}.")
     rest = iter(tables)
     page = TABLE.sub(lambda match: match[1] + next(rest), page)
     return re.sub(r"with torch \d[\w.+]*\w", f"with torch {torch.__version__}", page)
@@ -202,6 +201,8 @@ def main(study: Study, **others: Study) -> None:
         parser.add_argument(f"--{name}", action="store_true", help=f"write {others[name].page}.md")
     given = parser.parse_args()
     chosen = next((other for name, other in others.items() if getattr(given, name)), study)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     start = time.perf_counter()
     run(chosen, given.sets or chosen.sets, given.only, given.processes, resume=given.resume)
     print(f"{time.perf_counter() - start:.0f} s")

@@ -275,6 +275,12 @@ def test_studies_write_their_page_and_resume_from_their_record(processes, monkey
     (tmp_path / "page.json").write_text(json.dumps(record | {"half, 4000": {"sets": 10, "found": {"mean": 7.0}}}))
     study.run(given, 5, processes=processes, resume=True)
     assert "| half | 4,000 | 7.0 |" in page.read_text()
-    for wrong, text in (([("a", 1)], "rows must have the columns"), ("In no cell.", "must have the sentence")):
+    for wrong, text in (
+        ([[("a", 1)]], "rows must have the columns"),
+        (["In no cell.", []], "must have the sentence"),
+        ([[], []], "must have 2 tables, got 1"),
+    ):
         with pytest.raises(ValueError, match=text):
-            study.with_results(PAGE, [wrong])
+            study.with_results(PAGE, wrong)
+    with pytest.raises(SystemExit, match="no cell with 'third' in its name"):
+        study.run(given, 5, "third")
