@@ -160,7 +160,7 @@ class BayesianBinning(_OfProbabilities):
 
 
 class SplineCalibration(_OfProbabilities):
-    """Spline recalibration: adds the slope of a spline of the cumulated difference of outcome and probability.
+    """Spline recalibration: adds the slope of a spline of the cumulative difference of outcome and probability.
 
     Let D(t) be the sum of y - p over the fraction t of samples with the smallest probabilities p, divided by the number
     N of all samples. A natural cubic spline s with equidistant knots is fitted to D by least squares. Its slope at t

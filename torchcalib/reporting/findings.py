@@ -263,22 +263,24 @@ class Findings:
         """
         if cause is not None and cause.kind == "bad group":
             return None
-        mean, frequency, event = self.confidence, self.frequency, "Events"
+        mean, frequency = self.confidence, self.frequency
         if cause is not None and cause.kind == "class bias" and self.task == "multiclass" and self.evidence is not None:
             mean, frequency = (float(x[cause.which]) for x in (self.evidence.mean, self.evidence.frequency))
             event = f"Labels of {self.name(cause.which)}"
-        elif max(mean, frequency) >= RARE or self.is_top_label:
-            mean, frequency = 1 - mean, 1 - frequency
-            event = "Errors" if self.is_top_label else f"Events ({self.name(0)})" if self.task == "binary" else "Events"
-        elif self.task == "binary":
-            event = f"Events ({self.name(1)})"
+        elif self.is_top_label:
+            mean, frequency, event = 1 - mean, 1 - frequency, "Errors"
+        else:
+            outcome = 0 if max(mean, frequency) >= RARE else 1
+            if outcome == 0:
+                mean, frequency = 1 - mean, 1 - frequency
+            event = f"Events ({self.name(outcome)})" if self.task == "binary" else "Events"
         if not 0 < mean < RARE or frequency >= RARE:
             return None
         # Number of independent rows with the same standard error
-        n, noise = self.gaps.n, float(self.gaps.noise.sum())
-        confidence = self.gaps.confidence.nan_to_num(0)
-        effective = float((n * confidence * (1 - confidence)).sum()) / noise if noise else 1.0
-        rows = float(n.sum()) * effective
+        n, noise, confidence = self.gaps.n, float(self.gaps.noise.sum()), self.gaps.confidence.nan_to_num(0)
+        rows = float(n.sum())
+        if noise:
+            rows *= float((n * confidence * (1 - confidence)).sum()) / noise
         return Ratio.from_counts(event, frequency * rows, mean * rows)
 
     def name(self, index: int) -> str:
