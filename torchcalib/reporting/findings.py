@@ -168,12 +168,11 @@ class Findings:
         mode = next(iter(data.bins))  # the main mode
         bins, self.table = data.bins[mode], data.tables[mode]
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
-        self.ece, self.size, self.nll = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"], lines["nll"]
+        self.ece, self.size = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"]
         self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None
         # NLL and Brier score relative to those of the class frequencies
-        self.nce, self.nbs = (
-            line.value / line.naive if line.naive > 0 else math.nan for line in (self.nll, lines["brier"])
-        )
+        scores = lines["nll"], lines["brier"]
+        self.nce, self.nbs = (line.value / line.naive if line.naive > 0 else math.nan for line in scores)
         self.n_impossible = sum(k for k, _ in data.impossible)
         is_above = self.ece.value > (self.ece.noise_floor or 0.0)
         self.is_significant = self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above
