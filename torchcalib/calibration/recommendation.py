@@ -84,7 +84,8 @@ class Recommendation:
         intervals: 95% interval of the gain of each calibrator in percent, `(low, high)`, by name; empty for other
             scores than `"nll"` and `"brier"`. Its target is the gain on new data of the fit to all samples.
             Standard errors are those of paired differences between independent samples, or between clusters
-            (`groups`), and contain the variation of the fit. Ends are at most 100. A weight is the importance of one
+            (`groups`), and contain the variation of the fit. With a significant likelihood ratio and NLL, the
+            differences are those of the fit on its own samples. Ends are at most 100. A weight is the importance of one
             sample, also if it is a whole number.
         gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators. It is at most
             the uncorrected gain.
