@@ -171,8 +171,8 @@ class SplineCalibration(_OfProbabilities):
 
     Let S be the sum of the probabilities of the fit. Calibrated probabilities are at least p / (1 + S), and at most
     1 - (1 - p) / (1 + N - S). The first limit is the posterior mean of a frequency r p if none of the S expected events
-    occurred, where the number of events has a Poisson distribution and r the prior Gamma(1, 1). Probabilities and the
-    limits are clipped to [2^-52, 1 - 2^-52]. So the negative log-likelihood (NLL) of new data is finite.
+    occurred. The number of events has a Poisson distribution, and r the prior Gamma(1, 1). Probabilities and the limits
+    are clipped to [2^-52, 1 - 2^-52]. So the negative log-likelihood (NLL) of new data is finite.
 
     Every task is supported; multi-class tasks calibrate one class against the rest and normalise. For two classes this
     equals the binary fit, because exchanging the classes exchanges the result. Without data, calibrated predictions are
