@@ -167,9 +167,9 @@ def main() -> None:
         "Computed by `python -m benchmarks.calibrated`.",
         "",
         "A binning method replaces all predictions in a bin by one value, and Platt scaling is a logistic curve of the "
-        "probability, which no coefficients make the identity. These errors do not vanish for many rows, unlike that of "
-        "isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the "
-        "smallest ones of many classes add up.",
+        "probability, which no coefficients make the identity. These errors do not vanish for many rows, unlike that "
+        "of isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the smallest ones of "
+        "many classes add up.",
         "",
         "| classes | predictions | sets | calibrator | excess | ratio | accuracy | zeros | missed |",
         "|---:|---|---:|---|---:|---:|---:|---:|---|",

@@ -74,7 +74,6 @@ def pair_test(
     `n_clusters` is the effective number of resampled clusters; None if rows were resampled.
     """
     value = _minus(values, better)
-    sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
     if better == "nearer to 0":
         # The target is a difference of expected absolute values, of which absolute values of replicates are no sample.
         deviations = [x.std(0) for x in bootstrap]
@@ -83,6 +82,8 @@ def pair_test(
             for pair in (values, bootstrap)
         )
         sets = [Interval(sizes[1] - sizes[0], drawn[1] - drawn[0], LEVEL, n_clusters)]
+    else:
+        sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
     chance = torch.zeros_like(value)
     if nulls:
         floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
