@@ -310,3 +310,13 @@ def test_damaged_states_of_a_comparison_raise_an_error():
     with pytest.raises(ValueError, match="`content` must be a complete report state, got"):
         tc.ReportBuilder.from_bytes(content)
     assert ComparisonBuilder.from_bytes(content).comparison().n == len(target)
+
+
+def test_adjusted_p_value_of_an_infinite_difference_is_small():
+    p = torch.linspace(0.05, 0.95, 60, dtype=torch.float64)
+    y = (torch.arange(60) % 2).long()
+    certain = p.clone()
+    certain[1:17:2] = 0  # eight outcomes with predicted probability 0: most samples of the bootstrap contain one
+    nll = tc.compare({"a": p, "b": certain}, y, task="binary", **FEW)["nll"].differences["b"]
+    assert (nll.value, nll.verdict) == (float("inf"), "worse")
+    assert nll.adjusted_p_value == nll.p_value <= 0.05

@@ -144,7 +144,8 @@ def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
     """
     mean = interval.corrected.mean(0)
     outside = torch.maximum(mean - most, least - mean).clamp(min=0)
-    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf)
+    # An infinite difference, such as that of an infinite log loss, has no standard error.
+    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf).masked_fill(outside.isposinf(), torch.inf)
     if interval.n_clusters is None:
         return distance
     quantile: Tensor = torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
