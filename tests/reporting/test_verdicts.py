@@ -1,5 +1,6 @@
 """Verdicts on data with a known truth: impossible outcomes, useless models, rare events, degrees, soft targets."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import torchcalib as tc
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.findings import BAD, SLIGHT, Ratio, _degree
+from torchcalib.reporting.findings import BAD, SLIGHT, Ratio, _degree, degree_of
 
 QUICK = {"with_calibration": False, "with_intervals": False}
 NO_BETTER = "no better than always predicting the class frequencies"
@@ -150,6 +151,13 @@ def test_a_model_is_called_useless_only_if_neither_nll_nor_brier_score_is_better
 )  # fmt: skip
 def test_a_degree_needs_an_interval_that_shows_it(value, low, high, degree):
     assert _degree(value, low, high, SLIGHT, BAD) == degree
+
+
+@pytest.mark.parametrize(("observed", "expected"), [(0.3, 0.2), (0.0, 0.2), (0.1, 0.3)])
+def test_effective_numbers_of_events_below_one_show_no_degree(observed, expected):
+    size = tc.report(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), **QUICK).line("rmsce_debiased")
+    size = dataclasses.replace(size, value=0.01, interval=None)
+    assert degree_of(size, Ratio.from_counts("Events", observed, expected)) == ""
 
 
 def test_degree_of_rare_events_is_that_of_the_ratio_of_frequency_and_mean():

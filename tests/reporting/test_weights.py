@@ -97,3 +97,19 @@ def test_reports_say_how_many_samples_integer_weights_count_as(highest, is_warne
     assert ("pass floating weights" in note) == is_warned == (note in report.warnings)
     assert note in json.dumps(report.to_dict())
     assert not any("count as" in note for note in tc.report(p, y, task="binary", weights=weights.double()).notes)
+
+
+@pytest.mark.parametrize("factor", [2.0, 100.0])
+def test_rank_based_errors_have_no_p_value_with_floating_weights(factor):
+    p, y, _ = rows()
+    plain, report, copies = (
+        tc.report(p, y, task="binary", weights=w, with_calibration=False)
+        for w in (torch.ones(300), torch.full((300,), factor), torch.full((300,), int(factor)))
+    )
+    for key in ("ace/positive", "tce/positive", "ks/positive", "atb/positive", "mcb/positive"):
+        line = report.line(key)
+        assert (line.p_value, line.noise_floor) == (None, None)
+        assert None not in (plain.line(key).p_value, copies.line(key).p_value)
+    assert report.line("ece/positive").p_value == plain.line("ece/positive").p_value
+    (note,) = (note for note in report.notes if "floating weights do not count samples" in note)
+    assert note.startswith("Noise floor and p of ACE, TCE, KS")

@@ -26,11 +26,10 @@ from torchcalib.ops.logs import sigmoid, softmax, spread_infinite_logits, wide_d
 class Calibrator(nn.Module, ABC):
     """Base class of calibrators, which are modules that map predictions to calibrated predictions of the same kind.
 
-    The arguments of the constructor are the settings of the method, and `from_logits`, which is used by every fit that
-    does not state it. `fit` estimates the parameters. They are buffers:
-    an optimizer does not train them, `.to(device)` moves them, and they stay float64 under `.half()` and `.to(dtype)`.
-    The `state_dict` contains the parameters, the settings, the task and `from_logits`. A new calibrator of the same
-    class can load it.
+    The arguments of the constructor are the settings of the method, and `from_logits`, the default of this argument of
+    `fit`. `fit` estimates the parameters. They are buffers: an optimizer does not train them, `.to(device)` moves them,
+    and they stay float64 under `.half()` and `.to(dtype)`. The `state_dict` contains the parameters, the settings, the
+    task and `from_logits`. A new calibrator of the same class can load it.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None before the fit.
@@ -70,17 +69,19 @@ class Calibrator(nn.Module, ABC):
     in_log_odds: ClassVar[bool] = False
     """Whether binary predictions enter the fit only as log-odds."""
     contains_identity: ClassVar[bool] = False
-    """Whether the fit is that of maximum likelihood in a family that contains the identity, as for `likelihood_ratio`
-    of `torchcalib.calibration.selection`."""
+    """Whether the fit maximises the likelihood in a family that contains the identity.
+
+    `torchcalib.calibration.selection.likelihood_ratio` requires this.
+    """
     assigns_zero: ClassVar[bool] = False
     """Whether the method can assign probability 0 although the prediction is positive.
 
     A probability of 0 can make the NLL of new data infinite. Fits by a proper score never do this.
     """
     largest_fit: ClassVar[tuple[int, float]] = 0, math.inf
-    """Exponent k, and the largest N * C^k for N samples and C > 2 classes of which fits are not slow."""
+    """Exponent k and limit of N * C^k for N samples of a multi-class task; see `is_slow_for`."""
     state_format: ClassVar[int] = 1
-    """Number of the meaning of the parameters in a `state_dict`. Files of another number raise an error."""
+    """Version of the parameters in a `state_dict`. Increase it when their meaning changes: others raise an error."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the arguments of the constructor, which are attributes."""
     attribute_of: ClassVar[Mapping[str, str]] = {}
@@ -177,7 +178,7 @@ class Calibrator(nn.Module, ABC):
         if self.declared_from_logits is not None:
             options = {"from_logits": self.declared_from_logits, **options}
         p = read_input(task, preds, target, options, hard_targets=whole, whole_weights=whole, needs_rows=False)
-        if not p.has_labels and p.n_annotators is None and not p.soft and _are_labels(p):
+        if _are_labels(p):
             p = p.with_integer_labels()
         if p.task not in self.tasks:
             raise ValueError(
@@ -473,7 +474,9 @@ def format_values(values: Tensor, most: int = 4) -> str:
 
 
 def _are_labels(p: Predictions) -> bool:
-    """Return whether all targets of rows with a positive weight are 0 or 1; False if values cannot be read."""
+    """Return whether floating targets are 0 or 1 in all rows of positive weight; False if values cannot be read."""
+    if p.has_labels or p.n_annotators is not None or p.soft:
+        return False
     is_label = (p.input_target == 0) | (p.input_target == 1)  # `p.target` would be kept for the integer labels
     if p.zero_weight is not None:
         is_label |= p.zero_weight

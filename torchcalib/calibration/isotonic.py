@@ -110,10 +110,10 @@ class IsotonicCalibration(OneAgainstRest):
 class CentredIsotonicCalibration(IsotonicCalibration):
     """Centred isotonic calibration (CIR): isotonic calibration that is strictly increasing between its blocks.
 
-    Every block of `IsotonicCalibration` is replaced by one knot: its mean score, weighted as the samples,
-    with the calibrated probability of the block. The function is linear between the knots, and constant before the
-    first and after the last knot. Different scores between these knots get different probabilities. Every task is
-    supported; multi-class tasks calibrate one class against the rest and normalise.
+    Every block of `IsotonicCalibration` is replaced by one knot: the weighted mean of its scores, with the calibrated
+    probability of the block. The function is linear between the knots, and constant before the first and after the last
+    knot. Different scores between these knots get different probabilities. Every task is supported; multi-class tasks
+    calibrate one class against the rest and normalise.
 
     As in the paper, a block with calibrated probability 0 or 1 keeps its first and last score, with a constant function
     between them. Therefore the negative log-likelihood (NLL) of new data may be infinite. A multi-class row whose
@@ -177,7 +177,7 @@ class VennAbersCalibration(OneAgainstRest):
     on the order of the scores. So fits to logits and to their probabilities are equal, except for rounding. Separable
     data and classes without samples need no special case: p1 - p0 is large there. Without data, calibrated predictions
     are NaN. The gradient is 0. A weight is a number of samples, which may be fractional, and the test sample has weight
-    1. Divide weights that are no such numbers by their mean.
+    1. Divide other weights by their mean.
 
     Attributes:
         knots: scores at which p0 or p1 has a step `(..., K)`, ascending, in the units of the predictions. Multi-class:

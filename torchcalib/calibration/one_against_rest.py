@@ -58,8 +58,10 @@ class OneAgainstRest(Calibrator):
             return self.binary_parameters(p, weights)
         scores = self.scores_of_classes(p.values, p.from_logits)
         found = self.binary_parameters(_of_each_class(p, scores), None if weights is None else weights.unsqueeze(-2))
-        found |= {"converged": found["converged"].all(-1)}
-        return found | ({"grad_norm": found["grad_norm"].amax(-1)} if "grad_norm" in found else {})
+        found["converged"] = found["converged"].all(-1)
+        if "grad_norm" in found:
+            found["grad_norm"] = found["grad_norm"].amax(-1)
+        return found
 
     def scores_of_classes(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return the score of each class against the rest, `(..., C, N)`: its probability, or its log-odds."""
@@ -98,9 +100,9 @@ class HistogramBinning(OneAgainstRest):
     """Histogram binning: replaces a probability by the frequency of positives in its equal-width bin.
 
     Multi-class tasks calibrate one class against the rest and normalise. The fit is in closed form, also for separable
-    data, a single class and infinite logits. The frequencies 0 and 1 are possible. The NLL of new data may therefore be
-    infinite. A multi-class row whose calibrated
-    probabilities are all 0 becomes uniform. The gradient is 0 in bins with samples.
+    data, a single class and infinite logits. The frequencies 0 and 1 are possible. The negative log-likelihood (NLL) of
+    new data may therefore be infinite. A multi-class row whose calibrated probabilities are all 0 becomes uniform. The
+    gradient is 0 in bins with samples.
 
     Args:
         n_bins: number of bins B.
@@ -174,12 +176,14 @@ class PlattScaling(OneAgainstRest):
     """Platt scaling: the probability sigmoid(a s + b) of the score s, fitted to smoothed labels.
 
     The score is the prediction as it is: the logit, or the probability itself, as in scikit-learn. No logistic curve of
-    the probability is the identity, so that calibrated probabilities become worse: use `AffineScaling` for them, which
-    is the same curve of the log-odds, without smoothed labels. With weights of N+ in class 1 and
-    N- in class 0, the targets are (N+ + 1) / (N+ + 2) for class 1, and 1 / (N- + 2) for class 0. They are posterior
-    means of labels under a uniform prior. With them, the negative log-likelihood (NLL) has a finite optimum for all
-    data, also for separable data and a single class. Calibrated probabilities are never 0 or 1 for finite scores. The
-    fit uses damped Newton steps in float64. Infinite logits are left unchanged, and the fit leaves them out.
+    the probability is the identity. Probabilities that are calibrated already therefore become worse. Use
+    `AffineScaling` for probabilities: the same curve of the log-odds, without smoothed labels.
+
+    Let N+ and N- be the sums of the weights in class 1 and class 0. The smoothed labels are (N+ + 1) / (N+ + 2) for
+    class 1, and 1 / (N- + 2) for class 0: posterior means of labels under a uniform prior. With them, the negative
+    log-likelihood (NLL) has a finite optimum for all data, also for separable data and a single class. Calibrated
+    probabilities are never 0 or 1 for finite scores. The fit uses damped Newton steps in float64. Infinite logits are
+    left unchanged, and the fit leaves them out.
 
     Multi-class tasks calibrate the score of each class against the rest and normalise. With logits, this score is the
     logit of the class. So a constant that is added to all logits of a row changes the result. Without data, calibrated

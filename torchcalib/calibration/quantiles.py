@@ -160,7 +160,7 @@ class BayesianBinning(_OfProbabilities):
 
 
 class SplineCalibration(_OfProbabilities):
-    """Spline recalibration: adds the slope of a spline of the cumulated difference of outcome and probability.
+    """Spline recalibration: adds the slope of a spline of the cumulative difference of outcome and probability.
 
     Let D(t) be the sum of y - p over the fraction t of samples with the smallest probabilities p, divided by the number
     N of all samples. A natural cubic spline s with equidistant knots is fitted to D by least squares. Its slope at t
@@ -171,8 +171,8 @@ class SplineCalibration(_OfProbabilities):
 
     Let S be the sum of the probabilities of the fit. Calibrated probabilities are at least p / (1 + S), and at most
     1 - (1 - p) / (1 + N - S). The first limit is the posterior mean of a frequency r p if none of the S expected events
-    occurred, where the number of events has a Poisson distribution and r the prior Gamma(1, 1). Probabilities and the
-    limits are clipped to [2^-52, 1 - 2^-52]. So the negative log-likelihood (NLL) of new data is finite.
+    occurred. The number of events has a Poisson distribution, and r the prior Gamma(1, 1). Probabilities and the limits
+    are clipped to [2^-52, 1 - 2^-52]. So the negative log-likelihood (NLL) of new data is finite.
 
     Every task is supported; multi-class tasks calibrate one class against the rest and normalise. For two classes this
     equals the binary fit, because exchanging the classes exchanges the result. Without data, calibrated predictions are

@@ -84,7 +84,8 @@ class Recommendation:
         intervals: 95% interval of the gain of each calibrator in percent, `(low, high)`, by name; empty for other
             scores than `"nll"` and `"brier"`. Its target is the gain on new data of the fit to all samples.
             Standard errors are those of paired differences between independent samples, or between clusters
-            (`groups`), and contain the variation of the fit. Ends are at most 100. A weight is the importance of one
+            (`groups`), and contain the variation of the fit. With a significant likelihood ratio and NLL, the
+            differences are those of the fit on its own samples. Ends are at most 100. A weight is the importance of one
             sample, also if it is a whole number.
         gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators. It is at most
             the uncorrected gain.
@@ -152,14 +153,14 @@ def recommend(
 
     Some calibrators contain the identity and are fitted by maximum likelihood: temperature, bias, affine, vector and
     quadratic scaling, and beta calibration. Their evidence is the likelihood ratio, as for causes of miscalibration in
-    reports: a paired difference of scores has about half its power in standard errors. One of them is worse than
+    reports. It has about twice as many standard errors as the paired difference of scores. One of them is worse than
     another one with more parameters if its likelihood is significantly smaller (level 5%) and its held-out score is
     not smaller. All of them together give advice for a calibrated model with a probability of at most about 1%
     (Bonferroni). The gain of other methods must be significant at the 1% level.
 
-    Methods that can assign probability 0 to a possible class, such as
-    isotonic calibration and histogram binning, are not recommended by NLL, because the NLL of new data could be
-    infinite. If NLL is infinite without calibration, calibrators are compared by the Brier score.
+    Methods that can assign probability 0 to a possible class, such as isotonic calibration and histogram binning, are
+    not recommended by NLL, because the NLL of new data could be infinite. If NLL is infinite without calibration,
+    calibrators are compared by the Brier score.
 
     The gain of the preferred calibrator is corrected for the choice. If several calibrators with equally many
     parameters are within noise, the fit with the largest error is likely to be chosen, for which the gain is corrected.
@@ -172,11 +173,11 @@ def recommend(
 
     Args:
         preds: Probabilities or logits: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        target: Labels; see `torchcalib.functional.nll`.
+        target: Labels or soft targets; see `torchcalib.functional.nll`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: Score; see `calibration_loss`.
         calibrators: candidates. None for all of this package that support the task and the weights, except
-            `BayesianBinning` and `SplineCalibration`.
+            `PlattScaling`, `BayesianBinning`, `SplineCalibration` and `DirichletCalibration`.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. There must also be
             evidence for it; see `Recommendation.is_significant`.
         **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.

@@ -213,11 +213,11 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
         best = max(range(len(names)), key=gains.__getitem__)
         return Choice(names[best], gains[best])
     tested = [each for each in after.values() if each.has_likelihood]
-    tails = [chi_squared_tail(each.statistic, each.n_parameters) for each in tested]
-    shares = [1 / each.n_parameters for each in tested]
-    p_value = min([1.0, *(sum(shares) / share * tail for share, tail in zip(shares, tails, strict=True))])
+    total = sum(1 / each.n_parameters for each in tested)
+    tails = [each.n_parameters * chi_squared_tail(each.statistic, each.n_parameters) for each in tested]
+    p_value = min([1.0, *(total * tail for tail in tails)])
 
-    def of(candidates: Sequence[str]) -> Choice:
+    def choice_among(candidates: Sequence[str]) -> Choice:
         parts = torch.stack([after[name].parts for name in candidates])
         sizes = torch.tensor([after[name].n_parameters for name in candidates], dtype=torch.float64)
         kept = torch.tensor([p_value >= _LEVEL or not _is_worse(after[name], tested) for name in candidates])
@@ -234,9 +234,9 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
         error = 100 * standard_error(before, chosen) / abs(raw)
         return Choice(candidates[index], gain, interval, gain > _Z_99 * error)
 
-    choice = of(names)
+    choice = choice_among(names)
     if choice.p_value is None and not choice.is_significant and p_value < _LEVEL:
-        return of([name for name in names if after[name].has_likelihood])
+        return choice_among([name for name in names if after[name].has_likelihood])
     return choice
 
 

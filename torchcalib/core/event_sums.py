@@ -110,7 +110,7 @@ class EqualWidthBins(EventSums[BinStats]):
     n_bins: int  # number of bins B
     right: bool  # whether bins are `(a, b]` instead of `[a, b)`
     with_ecd: bool = False  # whether to sum the entropic calibration difference (ECD)
-    with_noise: bool = False  # whether to add the four sums of `BinStats.has_noise`
+    with_noise: bool = False  # whether to add the four sums of the noise; see `BinStats`
 
     @property
     def n_cells(self) -> int:

@@ -89,7 +89,7 @@ class RankedBins(BinStats):
         return run_sums(self.sample.residual_squares, self.ends)
 
     def with_noise(self) -> BinStats:
-        """Return the sums as a `BinStats` with `has_noise`, which does not store the sample."""
+        """Return the sums as a `BinStats` with the four sums of the noise, which does not store the sample."""
         noise = torch.stack((self.spread, self.noise, self.weight_square, self.residual_square), -2)
         sums = torch.cat((self.sums[..., :3, :], noise, self.sums[..., 3:, :]), -2)
         return BinStats(sums, has_noise=True, upper=self.sample.upper(self.ends))

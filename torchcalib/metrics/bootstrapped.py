@@ -120,7 +120,7 @@ class Bootstrapped(WrappedMetric[S]):
         self._n_rows, self._rank = 0, 0
         self._has_clusters: bool | None = None  # None before the first update
         accumulator: Any = metric.kind.accumulator
-        # Omit the sums for the noise floor. The replicates estimate the sampling noise instead.
+        # Omit the sums for the noise floor: replicates estimate the sampling noise. Debiased errors need these sums.
         if hasattr(accumulator, "with_noise") and not metric.settings.get("debiased"):
             accumulator = replace(accumulator, with_noise=False)
         super().__init__(metric, accumulator, **kwargs)

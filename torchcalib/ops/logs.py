@@ -100,7 +100,7 @@ def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax(logits: Tensor, dim: int = -1) -> Tensor:
-    """Return the softmax, in which only logits of -inf give 0: smaller results than the smallest number become it."""
+    """Return the softmax. Only logits of -inf give 0: other results are at least the smallest normal number."""
     q = logits.softmax(dim)
     return torch.where(logits == -torch.inf, q, q.clamp(min=torch.finfo(q.dtype).tiny))
 
@@ -112,6 +112,6 @@ def sigmoid(log_odds: Tensor) -> Tensor:
 
 
 def inside(p: Tensor) -> Tensor:
-    """Move probabilities that were rounded to 0 or 1 to the nearest number between."""
+    """Clip probabilities to the smallest normal number and the largest number below 1, because 0 and 1 are rounded."""
     limits = torch.finfo(p.dtype)
     return p.clamp(limits.tiny, 1 - limits.eps / 2)

@@ -42,9 +42,12 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     with part(shares["tests"], "tests"):
         evidence, notes = run_tests(data, with_intervals=options.with_intervals)
     notes += _notes_on_samples(data)
-    copies, looks_like_importance = data.note_on_copies
-    notes += [copies] * (bool(copies) and not looks_like_importance)
-    warnings = (*[copies] * looks_like_importance, *_warnings(data, class_names))
+    warnings = _warnings(data, class_names)
+    note_on_copies, is_warning = data.note_on_copies
+    if is_warning:
+        warnings = (note_on_copies, *warnings)
+    elif note_on_copies:
+        notes.append(note_on_copies)
     lines = with_evidence(data.lines(), evidence)
     tested = {line.key: line for line in lines}
     of_main = evidence[next(key for key in tested if key in evidence)]
@@ -128,9 +131,9 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     n = accumulator.wrap(sums).total.reshape(len(names), -1).amax(-1)
     difference = findings.groups.p_value_of_differences()
     table = GroupTable.from_test([names[k] for k in order], n, found, k=_WORST, difference_p_value=difference)
-    cause = findings.cause
-    is_named = cause is not None and cause.kind == "bad group"  # the headline then agrees with the verdict
-    return replace(table, worst=findings.groups.names[cause.which]) if cause is not None and is_named else table
+    if findings.cause is not None and findings.cause.kind == "bad group":  # the headline then agrees with the verdict
+        table = replace(table, worst=findings.groups.names[findings.cause.which])
+    return table
 
 
 def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:

@@ -178,9 +178,8 @@ def _stage(
         last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
         found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)
         all_fits[calibrator.name], lines[calibrator.name] = fits, found
-        in_sample = nll = _calibrated_scores(p, last, score)
-        if score != "nll" and calibrator.contains_identity:
-            nll = _calibrated_scores(p, last, "nll")
+        in_sample = _calibrated_scores(p, last, score)
+        nll = in_sample if score == "nll" else _calibrated_scores(p, last, "nll")
         if type(calibrator) in DIAGNOSED:
             whole.nll[type(calibrator)] = nll
         candidates[calibrator.name] = candidate_of(

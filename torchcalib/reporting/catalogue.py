@@ -221,7 +221,7 @@ def _is_impossible(p: Predictions) -> Tensor:
 
 
 def _excludes(p: Predictions, outcome: int, occurred: bool) -> Tensor:
-    """Return 1 for binary predictions that give an outcome probability 0, or only for those in which it occurred."""
+    """Return 1 for binary predictions that give an outcome probability 0, with `occurred` only if it occurred."""
     log_q = p.binary_log_probs[1 - outcome]
     excludes = log_q.isinf()
     if occurred:
@@ -230,9 +230,10 @@ def _excludes(p: Predictions, outcome: int, occurred: bool) -> Tensor:
 
 
 def counts_of(task: Task) -> dict[str, ScoreAccumulator]:
-    """Return the accumulators of the numbers of samples that reject calibration with certainty, and could do so.
+    """Return the accumulators of the weight of outcomes with predicted probability 0, by name.
 
-    Binary and multi-label: both numbers for predictions 0, with outcome 1, and for predictions 1, with outcome 0.
+    Binary and multi-label: of outcome 1 with predictions 0, and of outcome 0 with predictions 1, each followed by that
+    of all predictions that exclude this outcome.
     """
     if task == "multiclass":  # an additional pass over the probabilities of all classes would take too long
         return {"impossible": ScoreAccumulator(_is_impossible, (), by_class=False)}

@@ -68,6 +68,7 @@ def evidence_of(
     mean, frequency, variance, varentropy, top = _class_statistics(p, w)
     n_fits = p.samples[:-1].numel()
     n_biases = n_fits if p.task != "multiclass" else max(1, int((mean > 0).sum()) - 1)
+    has_classes = p.task == "multiclass" and p.has_labels
     has_biases = p.task != "multiclass" or scale * float(w.sum()) >= _MIN_PER_CLASS * (n_biases + 1)
     candidates: list[Candidate] = []
     bias = torch.zeros_like(mean)
@@ -82,12 +83,12 @@ def evidence_of(
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
         of_class = (mean - frequency).abs()
-        if p.task == "multiclass" and p.has_labels:
+        if has_classes:
             of_class = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale)
         index = int(of_class.argmax())
         if has_biases:
             candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
-        if p.task == "multiclass" and p.has_labels:
+        if has_classes:
             candidates.append(Candidate("class bias", float(of_class[index]), 1, len(of_class), index))
     if AffineScaling in nll and has_biases and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
@@ -101,7 +102,7 @@ def evidence_of(
             also = Candidate("class bias", rest, n_biases, which=candidates[1].which)
     if p.has_labels:  # other causes are defined by labels
         candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
-    if p.task == "multiclass" and p.has_labels:
+    if has_classes:
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
         candidates += faults_of_other_classes(p, w_finite, scale)
     return Evidence(candidates, also, mean, frequency, gap, bias)

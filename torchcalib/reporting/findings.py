@@ -168,12 +168,11 @@ class Findings:
         mode = next(iter(data.bins))  # the main mode
         bins, self.table = data.bins[mode], data.tables[mode]
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
-        self.ece, self.size, self.nll = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"], lines["nll"]
+        self.ece, self.size = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"]
         self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None
         # NLL and Brier score relative to those of the class frequencies
-        self.nce, self.nbs = (
-            line.value / line.naive if line.naive > 0 else math.nan for line in (self.nll, lines["brier"])
-        )
+        scores = lines["nll"], lines["brier"]
+        self.nce, self.nbs = (line.value / line.naive if line.naive > 0 else math.nan for line in scores)
         self.n_impossible = sum(k for k, _ in data.impossible)
         is_above = self.ece.value > (self.ece.noise_floor or 0.0)
         self.is_significant = self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above
@@ -204,7 +203,9 @@ class Findings:
         self.is_reversed = (
             self.cause is not None and self.cause.kind == "over-confidence" and math.isinf(self.cause.value)
         )
-        self.degree = "" if self.cause is None or data.only_class is not None else self.degree_of(self.cause)
+        self.degree = ""
+        if self.cause is not None and data.only_class is None:
+            self.degree = degree_of(self.size_of(self.cause), self.ratio_of(self.cause))
         # Smallest gain in percent that justifies a calibrator.
         self.worthwhile = 5.0 if self.cause is None or self.degree == "slightly" else 0.0
 
@@ -243,24 +244,16 @@ class Findings:
         return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
 
     def size_of(self, cause: Candidate | None) -> Line:
-        """Return the debiased RMSCE that shows the degree: of a bad group, or for faults of classes the larger one."""
+        """Return the debiased RMSCE that shows the degree: that of a bad group, or class-wise for faults of classes.
+
+        The class-wise RMSCE is only used if it is the larger one.
+        """
         if cause is not None and cause.kind == "bad group" and self.groups is not None:
             value, interval = self.groups.rmsce_of(cause.which)
             return replace(self.size, value=value, interval=LineInterval(*interval))
         of_classes = ("class bias", "other classes", "swapped classes", "confusion")
         classwise = self.classwise_size if cause is not None and cause.kind in of_classes else None
         return classwise if classwise is not None and classwise.value > self.size.value else self.size
-
-    def degree_of(self, cause: Candidate | None) -> str:
-        """Return the degree of miscalibration by RMSCE, or by the ratio of rare events if it is higher."""
-        size, ratio = self.size_of(cause), self.ratio_of(cause)
-        ends_of_size = (size.value, size.value) if size.interval is None else (size.interval.low, size.interval.high)
-        degree = _degree(size.value, *ends_of_size, SLIGHT, BAD)
-        if ratio is None or degree in ("clearly", "badly"):
-            return degree
-        low, high = (ratio.low, ratio.high) if ratio.value >= 1 else (1 / ratio.high, 1 / max(ratio.low, 1e-9))
-        value = max(ratio.value, 1 / max(ratio.value, 1e-9))
-        return _degree(*(math.log(x) for x in (value, low, high, SLIGHT_RATIO, BAD_RATIO)))
 
     def ratio_of(self, cause: Candidate | None) -> "Ratio | None":
         """Return the ratio of the frequency of events and their mean prediction; None unless both are rare.
@@ -269,22 +262,24 @@ class Findings:
         """
         if cause is not None and cause.kind == "bad group":
             return None
-        mean, frequency, event = self.confidence, self.frequency, "Events"
+        mean, frequency = self.confidence, self.frequency
         if cause is not None and cause.kind == "class bias" and self.task == "multiclass" and self.evidence is not None:
             mean, frequency = (float(x[cause.which]) for x in (self.evidence.mean, self.evidence.frequency))
             event = f"Labels of {self.name(cause.which)}"
-        elif max(mean, frequency) >= RARE or self.is_top_label:
-            mean, frequency = 1 - mean, 1 - frequency
-            event = "Errors" if self.is_top_label else f"Events ({self.name(0)})" if self.task == "binary" else "Events"
-        elif self.task == "binary":
-            event = f"Events ({self.name(1)})"
+        elif self.is_top_label:
+            mean, frequency, event = 1 - mean, 1 - frequency, "Errors"
+        else:
+            outcome = 0 if max(mean, frequency) >= RARE else 1
+            if outcome == 0:
+                mean, frequency = 1 - mean, 1 - frequency
+            event = f"Events ({self.name(outcome)})" if self.task == "binary" else "Events"
         if not 0 < mean < RARE or frequency >= RARE:
             return None
         # Number of independent rows with the same standard error
-        n, noise = self.gaps.n, float(self.gaps.noise.sum())
-        confidence = self.gaps.confidence.nan_to_num(0)
-        effective = float((n * confidence * (1 - confidence)).sum()) / noise if noise else 1.0
-        rows = float(n.sum()) * effective
+        n, noise, confidence = self.gaps.n, float(self.gaps.noise.sum()), self.gaps.confidence.nan_to_num(0)
+        rows = float(n.sum())
+        if noise:
+            rows *= float((n * confidence * (1 - confidence)).sum()) / noise
         return Ratio.from_counts(event, frequency * rows, mean * rows)
 
     def name(self, index: int) -> str:
@@ -333,6 +328,17 @@ class Ratio(NamedTuple):
             return ""
         interval = f"(95% interval {ends(self.low, self.high, 3)})"
         return f" {self.event} are {self.value:.2g} times as frequent as predicted {interval}."
+
+
+def degree_of(size: Line, ratio: Ratio | None) -> str:
+    """Return the degree of miscalibration by RMSCE, or by the ratio of rare events if it is higher."""
+    ends_of_size = (size.value, size.value) if size.interval is None else (size.interval.low, size.interval.high)
+    degree = _degree(size.value, *ends_of_size, SLIGHT, BAD)
+    if ratio is None or degree in ("clearly", "badly"):
+        return degree
+    logs = [math.log(max(x, 1e-9)) for x in ratio[1:]]
+    value, low, high = logs if logs[0] >= 0 else (-logs[0], -logs[2], -logs[1])
+    return _degree(value, low, high, math.log(SLIGHT_RATIO), math.log(BAD_RATIO))
 
 
 def _degree(value: float, low: float, high: float, slight: float, bad: float) -> str:
@@ -387,7 +393,7 @@ def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
         )
     if stage is not None and stage.recommendation.best is not None:
         largest = max(filter(None, (found.size, found.classwise_size)), key=lambda line: line.value)
-        degree = found.degree_of(Candidate("class bias", 0.0, 1) if largest is found.classwise_size else None)
+        degree = degree_of(largest, found.ratio_of(None))
         return Decision(
             "uneven",
             degree,
@@ -401,22 +407,6 @@ def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
 
 def _with_impossible(found: Findings, decision: Decision) -> Decision:
     """Return the decision with outcomes of predicted probability 0, which no other evidence can explain."""
-    data, rates = found.data, []
-    n_excluded = data.num_classes - 1 if found.task == "multiclass" else 1  # classes that share the frequency
-    for k, m in data.impossible:
-        # The frequency of these outcomes with half an event more, or in any unit of fractional weights
-        rate = (k + 0.5) / (m + 1) if data.weights_are_copies else k / m if m else 0.0
-        rates.append(float(f"{rate / n_excluded:.2g}") if m else 0.0)
-    decimals = data.decimals
-    remedy = "Check the labels and the inputs of these rows: certain predictions are often wrong."
-    if decimals == 0:
-        remedy = "All predictions are 0 or 1: evaluate probabilities instead of decisions."
-    elif max(rates) <= CLIPPED:
-        low, high = rates[0], 1 - rates[-1]
-        bounds = f"at least {low:g}" if found.task == "multiclass" or high == 1 else f"at most {high:g}"
-        bounds = f"between {low:g} and {high:g}" if low and high < 1 and found.task != "multiclass" else bounds
-        more = "" if decimals is None else f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}: "
-        remedy = f"{more}{'use more digits, or clip' if more else 'Clip'} probabilities to values {bounds}."
     verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
     is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
     verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
@@ -427,16 +417,36 @@ def _with_impossible(found: Findings, decision: Decision) -> Decision:
         kind="impossible outcomes",
         verdict=verdict,
         cause=_joined(words, decision.cause),
-        action=_joined(remedy, decision.action),
+        action=_joined(_remedy(found.data), decision.action),
     )
+
+
+def _remedy(data: Data) -> str:
+    """Return a sentence on what to do about outcomes with predicted probability 0."""
+    decimals = data.decimals
+    if decimals == 0:
+        return "All predictions are 0 or 1: evaluate probabilities instead of decisions."
+    # Clip predictions to the frequency of these outcomes, with half an event more. Fractional weights have no unit.
+    half = 0.5 if data.weights_are_copies else 0.0
+    n_excluded = data.num_classes - 1 if data.task == "multiclass" else 1  # classes that share the frequency
+    rates = [float(f"{(k + half) / (m + 2 * half) / n_excluded:.2g}") if m else 0.0 for k, m in data.impossible]
+    if max(rates) > CLIPPED:
+        return "Check the labels and the inputs of these rows: certain predictions are often wrong."
+    low, high = rates[0], 1 - sum(rates[1:])  # a multi-class task has one rate
+    bounds = f"between {low:g} and {high:g}" if low else f"at most {high:g}"
+    bounds = bounds if high < 1 else f"at least {low:g}"
+    if decimals is None:
+        return f"Clip probabilities to values {bounds}."
+    rounded = f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}"
+    return f"{rounded}: use more digits, or clip probabilities to values {bounds}."
 
 
 def _impossible_in_words(found: Findings) -> Iterator[str]:
     """Yield a clause on the outcomes with predicted probability 0, for predictions of 0 and of 1."""
     for (k, m), outcome in zip(found.data.impossible, (1, 0), strict=False):
-        n = f"{count(k)} of {count(m)}" if found.data.weights_are_copies else f"{percent(k / m if m else 0)} of the"
         if not k:
             continue
+        n = f"{count(k)} of {count(m)}" if found.data.weights_are_copies else f"{percent(k / m)} of the"
         if found.task == "multiclass":
             yield f"{n} labels had predicted probability 0"
         elif found.are_confidences:
@@ -514,11 +524,14 @@ def _relative(found: Findings) -> str:
     """Return a sentence on NLL and Brier score relative to the class frequencies, if NLL is not lower; else ""."""
     if found.are_confidences or not found.nce >= USELESS:
         return ""
-    if found.is_useless and math.isfinite(found.nce):
-        return f" NLL is {percent(found.nce)} of that of the class frequencies."
-    nll = f"{percent(found.nce)} of that of the class frequencies" if math.isfinite(found.nce) else "infinite"
-    brier = f"Brier score is {percent(found.nbs)} of that of the class frequencies" if found.nbs < math.inf else ""
-    return f" NLL is {nll}.{brier and f' {brier}.'}"
+    of = "of that of the class frequencies"
+    if math.isinf(found.nce):
+        words = " NLL is infinite."
+    else:
+        words = f" NLL is {percent(found.nce)} {of}."
+        if found.is_useless:
+            return words
+    return words + (f" Brier score is {percent(found.nbs)} {of}." if found.nbs < math.inf else "")
 
 
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
@@ -763,9 +776,8 @@ def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
     if is_slope:
         what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
     else:
-        what = (
-            f"{'Confidence' if found.is_top_label else 'The probability'} is too {'low' if cause.gap > 0 else 'high'}"
-        )
+        score = "Confidence" if found.is_top_label else "The probability"
+        what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
     n_groups = len(found.groups.names)
     return (
         f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "

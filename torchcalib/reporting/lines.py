@@ -100,9 +100,9 @@ class Data:
 
     @property
     def note_on_copies(self) -> tuple[str, bool]:
-        """Sentence on integer weights above 1, and whether they look like importance weights; else an empty string.
+        """Sentence on integer weights above 1, and whether it is a warning; an empty string without such weights.
 
-        Integer weights are numbers of copies. It is a warning for more than 20 different weights, or a mean above 10.
+        Integer weights are numbers of copies. More than 20 different ones, or a mean above 10, look like importance.
         """
         sample = next(iter(self.samples.values()), None)
         if sample is None or sample.n is None or self.resolution is not None or not self.weights_are_copies:
@@ -129,10 +129,10 @@ class Data:
 
     @cached_property
     def impossible(self) -> list[tuple[float, float]]:
-        """Total weight of the samples whose outcome has predicted probability 0, and of those that could be such.
+        """Weight of the outcomes with predicted probability 0, and of the predictions that exclude this outcome.
 
-        They are numbers for outcome 1 and predictions 0, and for outcome 0 and predictions 1. For a multi-class task,
-        they are the numbers of all labels. Empty without the sums of `counts_of`.
+        The first pair is for outcome 1 and predictions 0, the second for outcome 0 and predictions 1. A multi-class
+        task has one pair, with the weight of all samples. Empty without the sums of `counts_of`.
         """
         found = [self.statistics[name] for name in counts_of(self.task) if name in self.statistics]
         counts = [float(each.score.sum()) for each in found]

@@ -60,7 +60,12 @@ def run_tests(data: Data, *, with_intervals: bool) -> tuple[dict[str, Calibratio
     """
     found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
-    ranked = {mode: _Ranked.from_data(data, mode) for mode in data.samples} if with_intervals else {}
+    ranked = {}
+    if with_intervals and data.weights_are_copies:
+        ranked = {mode: _Ranked.from_data(data, mode) for mode in data.samples}
+    elif with_intervals and data.samples:  # simulated outcomes of copies would be independent
+        names = listed([each.described["name"] for each in data.catalogue.ranked if each.is_error])
+        notes.append(f"Noise floor and p of {names} are omitted: floating weights do not count samples.")
     n_replicates = _number_of_replicates(data, ranked.values())
     for mode in data.bins:
         found |= _test_binned(data, mode, n_replicates, notes)

@@ -40,9 +40,9 @@ class Decision:
             `"other classes"` (their probabilities if they are not the top label), `"swapped classes"`, `"confusion"`
             (one label where another class is predicted), `"uneven"` (other errors in some ranges, or only a
             significant gain of a calibrator), or `"impossible outcomes"` (outcomes with predicted probability 0, which
-            reject calibration with certainty; the verdict also names another cause). Without a significant cause:
-            `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"` (which determine the
-            label).
+            reject calibration with certainty; the verdict also names another cause, if any). Without a significant
+            cause: `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"` (which determine
+            the label).
         degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE), for
             a bad group by that of the group. The limits are 0.02 and 0.1. If events are rarer than 2%, the ratio of
             their frequency to the mean prediction decides if it gives a higher degree: the limits are factors of 1.25
@@ -51,7 +51,8 @@ class Decision:
             and without a significant cause.
         verdict: the decision in few words, such as `"Clearly over-confident"`.
         cause: sentences on the cause, with the values that show it.
-        action: sentences on what to do. They contain `Recommendation.text`, if calibrators were evaluated.
+        action: sentences on what to do. If calibrators were evaluated, they contain `Recommendation.text`, except for a
+            bad group or label without advice for a calibrator.
         calibrator: name of the calibrator to add; empty for none.
         gain: gain of the calibrator to add, or of the preferred one if none is worthwhile, in percent of `score`.
             None if calibrators were not evaluated.

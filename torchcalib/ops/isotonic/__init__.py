@@ -5,7 +5,7 @@ They differ in the rule for merging two neighbouring blocks. `formula` has the l
 and `triton` repeats PAVA-BC for a GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -125,7 +125,9 @@ def block_starts(
     tied = [] if begins is None else [begins.reshape(first.shape)]
     given = _arrays(*columns, *bounds, *tied)
     own_bounds = given[2:4] if bounds else [None, None]
-    _call_loop(source.starts_of_rows, chosen, [*given[:2], given[-1] if tied else None, *own_bounds, paper], [first], 6)
+    arguments = [*given[:2], given[-1] if tied else None, *own_bounds, paper]
+    # The third and the last buffer, `start` and `ends`, contain indices.
+    _call_loop(source.starts_of_rows, chosen, arguments, [first], (True, True, False, True, True, False))
     return torch.from_numpy(first).to(weight.device, non_blocking=True).view(weight.shape)
 
 
@@ -211,7 +213,7 @@ def _augmented(weight: Any, values: Any, ends: Any, backend: Backend) -> list[An
     """Return `run` and `rise` of `formula.augmented` for rows of groups; see `formula.augmented_of_rows`."""
     given = [np.ascontiguousarray(weight), np.ascontiguousarray(values), ends]
     results = [np.empty(len(weight), weight.dtype) for _ in range(2)]
-    _call_loop(implementation("augmented", backend).augmented_of_rows, backend, given, results, 4)
+    _call_loop(implementation("augmented", backend).augmented_of_rows, backend, given, results, (True,) * 4)
     return results
 
 
@@ -230,22 +232,20 @@ def _arrays(*counts: Tensor) -> list[Any]:
 
 
 def _call_loop(
-    loop: Callable[..., None], backend: Backend, given: list[Any], results: list[Any], n_buffers: int
+    loop: Callable[..., None], backend: Backend, given: list[Any], results: list[Any], are_sums: Sequence[bool]
 ) -> None:
     """Call a loop of `formula` over rows with buffers. The Python backend gets lists instead of arrays.
 
-    Buffers are those of `starts_of_rows`, or four sums. Sums have the dtype of the first array, the weights.
+    A buffer contains sums, which are floating-point if the weights (the first array) are, or indices.
     """
     length = results[0].shape[-1] + 2
     if backend == "numba":
-        kinds = [given[0].dtype if given[0].dtype == np.float64 else np.dtype(np.int64)] * n_buffers
-        if n_buffers == 6:
-            kinds[2] = kinds[5] = np.dtype(np.int64)  # indices `start` and `ends`
-        loop(*given, *results, tuple([np.empty(length, kind) for kind in kinds]))
+        of_sums = np.float64 if given[0].dtype == np.float64 else np.int64
+        loop(*given, *results, tuple([np.empty(length, of_sums if is_sum else np.int64) for is_sum in are_sums]))
         return
     filled = [x.tolist() for x in results]
     lists = [x.tolist() if isinstance(x, np.ndarray) else x for x in given]
-    loop(*lists, *filled, [[0] * length for _ in range(n_buffers)])
+    loop(*lists, *filled, [[0] * length for _ in are_sums])
     for into, rows in zip(results, filled, strict=True):
         into[:] = rows
 

@@ -74,15 +74,18 @@ def pair_test(
     `n_clusters` is the effective number of resampled clusters; None if rows were resampled.
     """
     value = _minus(values, better)
-    sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
     if better == "nearer to 0":
         # The target is a difference of expected absolute values, of which absolute values of replicates are no sample.
         deviations = [x.std(0) for x in bootstrap]
-        sizes, drawn = (
+        sizes, of_replicates = (
             [_expected_size(x, deviation) for x, deviation in zip(pair, deviations, strict=True)]
             for pair in (values, bootstrap)
         )
-        sets = [Interval(sizes[1] - sizes[0], drawn[1] - drawn[0], LEVEL, n_clusters)]
+        sets = [Interval(sizes[1] - sizes[0], of_replicates[1] - of_replicates[0], LEVEL, n_clusters)]
+    else:
+        # An outcome of probability 0 makes the expected log loss infinite, also if a resample does not contain it.
+        drawn = torch.where(value.isinf(), value, _minus(bootstrap, better))
+        sets = [Interval(value, drawn, LEVEL, n_clusters)]
     chance = torch.zeros_like(value)
     if nulls:
         floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
@@ -143,7 +146,8 @@ def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
     """
     mean = interval.corrected.mean(0)
     outside = torch.maximum(mean - most, least - mean).clamp(min=0)
-    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf)
+    # An infinite difference, such as that of an infinite log loss, has no standard error.
+    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf).masked_fill(outside.isposinf(), torch.inf)
     if interval.n_clusters is None:
         return distance
     quantile: Tensor = torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
