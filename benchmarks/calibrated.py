@@ -1,23 +1,19 @@
-"""Cost of calibrators for calibrated models: `python -m benchmarks.calibrated` writes results/calibrated.md.
-
-    python -m benchmarks.calibrated --share 0.1    a tenth of the data sets; prints only
+"""Cost of calibrators for calibrated models: `python -m benchmarks.calibrated`.
 
 Labels are drawn from the probabilities of the model. A calibrator that is fitted to them can only do harm. Its excess
 is the mean of |f(q) - q|^2 on new predictions q: the expected change of the Brier score, without noise of labels. The
 lost accuracy is the mean of max q - q_k for the top class k after calibration.
 """
 
-import argparse
 import math
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.study import Found, Part, Row, Study, main
 from torchcalib.calibration import (
     BayesianBinning,
     Calibrator,
@@ -28,7 +24,6 @@ from torchcalib.calibration import (
 )
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 
-PAGE = Path(__file__).resolve().parent / "results" / "calibrated.md"
 MANY_PARAMETERS = (HistogramBinning, BayesianBinning, StructuredMatrixScaling, DirichletCalibration)
 """Binning methods and full matrices, which pay for their parameters."""
 MOST, MOST_OF_MANY = 1.0, 3.5
@@ -133,54 +128,33 @@ def methods(cell: Cell) -> list[type[Calibrator]]:
     return [IsotonicCalibration, *rest]
 
 
-def rows(cell: Cell, share: float) -> list[str]:
-    """Return the rows of the table for a cell."""
-    n_sets = max(2, round(cell.n_sets * share))
-    found = costs(cell, methods(cell), n_sets)
-    isotonic = float(found[IsotonicCalibration].excess.mean())
-    lines = []
-    for kind, cost in found.items():
-        mean, error = (float(x) for x in (cost.excess.mean(), cost.excess.std() / math.sqrt(n_sets)))
-        goal = MOST_OF_MANY if kind in MANY_PARAMETERS else MOST
-        missed = f"excess above {goal:g}" if mean > goal * isotonic else ""
-        lines.append(
-            f"| {cell.n_classes} | {cell.label} | {n_sets:,} | {kind.name} | {1e4 * mean:.3g} ({1e4 * error:.2g}) | "
-            f"{mean / isotonic:.2f} | {1e4 * float(cost.lost.mean()):.2g} | {cost.n_zeros} | {missed} |"
-        )
-    return lines
+def means(label: str, n_classes: int, n_sets: int) -> dict[str, list[float]]:
+    """Return excess, its standard error, lost accuracy and number of zeros by the name of a calibrator."""
+    cell = next(cell for cell in CELLS if (cell.label, cell.n_classes) == (label, n_classes))
+    return {
+        kind.name: [
+            *(float(x) for x in (cost.excess.mean(), cost.excess.std() / math.sqrt(n_sets), cost.lost.mean())),
+            cost.n_zeros,
+        ]
+        for kind, cost in costs(cell, methods(cell), n_sets).items()
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=1.0, help="fraction of the data sets")
-    share = parser.parse_args().share
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    lines = [
-        "# Calibrators of calibrated models",
-        "",
-        "Labels are drawn from the predicted probabilities, so every change is a loss. Excess: mean |f(q) - q|^2 on "
-        "new predictions, the expected increase of the Brier score (of P(y = 1) for two classes) x 1e4, with its "
-        "standard error. Ratio: excess divided by that of isotonic calibration. Accuracy: expected loss x 1e4 on new "
-        "data. Zeros: probabilities of exactly 0 where the prediction is positive. 2,000 rows for 2 and 10 classes, "
-        "and 3,000 for 100. Goal: a ratio of at most 1, and of 3.5 for binning methods and full matrices. "
-        "Computed by `python -m benchmarks.calibrated`.",
-        "",
-        "A binning method replaces all predictions in a bin by one value, and Platt scaling is a logistic curve of the "
-        "probability, which no coefficients make the identity. These errors do not vanish for many rows, unlike that "
-        "of isotonic calibration. Venn-Abers probabilities are never 0: in one-against-rest form, the smallest ones of "
-        "many classes add up.",
-        "",
-        "| classes | predictions | sets | calibrator | excess | ratio | accuracy | zeros | missed |",
-        "|---:|---|---:|---|---:|---:|---:|---:|---|",
-    ]
-    print("\n".join(lines[-2:]))
-    for cell in CELLS:
-        lines += rows(cell, share)
-        print("\n".join(lines[-len(methods(cell)) :]), flush=True)
-    if share == 1:
-        PAGE.write_text("\n".join(lines) + "\n")
+def table(found: dict[tuple[str, int], Found]) -> Iterator[list[Row]]:
+    rows = list[Row]()
+    of_many = {kind.name for kind in MANY_PARAMETERS}
+    for (label, n_classes), (n_sets, of_cell) in found.items():
+        isotonic = of_cell[IsotonicCalibration.name][0]
+        for name, (excess, error, lost, n_zeros) in of_cell.items():
+            goal = MOST_OF_MANY if name in of_many else MOST
+            missed = f"excess above {goal:g}" if excess > goal * isotonic else ""
+            numbers = f"{1e4 * excess:.3g} ({1e4 * error:.2g})", f"{excess / isotonic:.2f}", f"{1e4 * lost:.2g}"
+            rows.append((n_classes, label, n_sets, name, *numbers, str(n_zeros), missed))
+    yield rows
 
+
+SHARES = {(cell.label, cell.n_classes): cell.n_sets / 1_000 for cell in CELLS}
+STUDY = Study("calibrated", 1_000, [Part(list(SHARES), means, table, SHARES.__getitem__)])
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

@@ -1,6 +1,4 @@
-"""Compare calibrators with those of probmetrics: `python -m benchmarks.calibrators` writes results/calibrators.md.
-
-    python -m benchmarks.calibrators cifar10 sst2   systems whose name contains a word; prints only
+"""Compare calibrators with those of probmetrics: `python -m benchmarks.calibrators`.
 
 The systems are the recorded predictions in `$TORCHCALIB_DATA` (default `../shared/data`). Both sides get the same folds
 and the same probabilities, rounded to float32, because probmetrics rounds them for some methods. The time is the
@@ -10,18 +8,18 @@ scikit-learn, and so cir-model, treats scores as equal that differ by less than 
 systems with large logits, where most probabilities are smaller.
 """
 
-import argparse
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import peers
+from benchmarks.study import Part, Study, main, row_of_each
 from benchmarks.tables import DATA
 from torchcalib.calibration import (
     BetaCalibration,
@@ -56,25 +54,40 @@ OF_CLASSES = (VectorScaling, StructuredVectorScaling, StructuredMatrixScaling)
 N_FOLDS = 5
 MOST_PRODUCTS = 2**27  # largest N * C^2 for matrix scaling
 LARGEST_RATIO, SLOWEST = 1.005, 1 / 3
-PAGE = Path(__file__).resolve().parent / "results" / "calibrators.md"
 
 Calibrate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def systems() -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield name, float64 probabilities `(N, C)` and labels of each recorded system with samples of every class."""
+def systems() -> Iterator[tuple[str, Path, str]]:
+    """Yield name, file and column of each recorded system with samples of every class."""
     for path in sorted(DATA.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
-            content = {name: torch.from_numpy(arrays[name]) for name in arrays}
-        for name, values in content.items():
-            if not values.is_floating_point():
-                continue
-            target = content.get(f"y_{name.removeprefix('p_')}", content.get("targets")).long()
-            values = values.double()
-            q = values.softmax(-1) if values.dim() == 2 else torch.stack((1 - values, values), -1)
+            columns = [name for name in arrays if arrays[name].dtype.kind == "f"]
+        for column in columns:
+            q, target = predictions(path, column)
             if (torch.bincount(target, minlength=q.shape[-1]) > 0).all():
-                shown = path.stem if name in ("probs", "logits", "log_probs") else f"{path.stem} {name}"
-                yield shown, q.float().double(), target
+                is_only = column in ("probs", "logits", "log_probs")
+                yield path.stem if is_only else f"{path.stem} {column}", path, column
+
+
+def predictions(path: Path, column: str) -> tuple[Tensor, Tensor]:
+    """Return float64 probabilities `(N, C)` and labels."""
+    with np.load(path, allow_pickle=False) as arrays:
+        values = torch.from_numpy(arrays[column]).double()
+        labels = f"y_{column.removeprefix('p_')}"
+        target = torch.from_numpy(arrays[labels if labels in arrays else "targets"]).long()
+    q = values.softmax(-1) if values.dim() == 2 else torch.stack((1 - values, values), -1)
+    return q.float().double(), target
+
+
+def cells() -> Iterator[tuple[Any, ...]]:
+    """Yield each system with each method for its number of classes, but not the largest ones with matrix scaling."""
+    for name, path, column in systems():
+        n, n_classes = predictions(path, column)[0].shape
+        for peer, kind in METHODS.items():
+            is_large = kind is StructuredMatrixScaling and n * n_classes**2 > MOST_PRODUCTS
+            if (n_classes == 2 or "multiclass" in kind.tasks) and not is_large:
+                yield name, kind.name, peer, path, column
 
 
 def ours(kind: type[Calibrator], q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
@@ -105,10 +118,11 @@ def stratified_folds(target: Tensor) -> Tensor:
     return folds
 
 
-def timed(calibrate: Calibrate, *data: Tensor) -> tuple[Tensor, float]:
+def timed(calibrate: Calibrate, repeats: int, *data: Tensor) -> tuple[Tensor, float]:
     start = time.process_time()
-    found = calibrate(*data)
-    return found, time.process_time() - start
+    for _ in range(repeats):
+        found = calibrate(*data)
+    return found, (time.process_time() - start) / repeats
 
 
 def scores(q: Tensor, target: Tensor) -> tuple[float, float]:
@@ -118,14 +132,16 @@ def scores(q: Tensor, target: Tensor) -> tuple[float, float]:
     return log_loss.item(), brier.item()
 
 
-def row(system: str, peer: str, kind: type[Calibrator], q: Tensor, target: Tensor) -> str:
-    """Return a row of the table, with the goals that are missed."""
+def compared(*cell: Any, n_sets: int) -> list[str]:
+    """Return the scores and times of both sides, and the goals that are missed."""
+    peer, path, column = cell[2:]
+    kind, (q, target) = METHODS[peer], predictions(path, column)
     folds = stratified_folds(target)
     sides: tuple[Calibrate, Calibrate] = partial(ours, kind), partial(theirs, peer)
     if len(target) <= 10_000 and q.shape[-1] <= 10:  # imports and compiles
         for side in sides:
             side(q, target, folds)
-    results = [timed(side, q, target, folds) for side in sides]
+    results = [timed(side, n_sets, q, target, folds) for side in sides]
     ((log_loss, brier), seconds), ((peer_loss, peer_brier), peer_seconds) = (
         (scores(found, target), elapsed) for found, elapsed in results
     )
@@ -134,42 +150,14 @@ def row(system: str, peer: str, kind: type[Calibrator], q: Tensor, target: Tenso
         "Brier": brier <= LARGEST_RATIO * peer_brier,
         "time": seconds <= SLOWEST * peer_seconds,
     }
-    missed = ", ".join(name for name, is_met in goals.items() if not is_met)
-    return (
-        f"| {system} | {kind.name} | {log_loss:.5f} | {peer_loss:.5f} | {brier:.5f} | {peer_brier:.5f} | "
-        f"{1e3 * seconds:.0f} | {1e3 * peer_seconds:.0f} | {seconds / peer_seconds:.2f} | {missed} |"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="parts of names of systems")
-    words = parser.parse_args().words
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    lines = [
-        "# Calibrators and those of probmetrics",
-        "",
-        "Cross-validated log loss and Brier score in the same five folds, and milliseconds of processor time of all "
-        "fits and predictions with one thread. Goals: scores at most 0.5% larger, a third of the time. "
-        "Computed by `python -m benchmarks.calibrators`.",
-        "",
-        "| system | calibrator | log loss | theirs | Brier | theirs | ms | theirs | ratio | missed |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    return [
+        *(f"{score:.5f}" for score in (log_loss, peer_loss, brier, peer_brier)),
+        *(f"{1e3 * taken:.0f}" for taken in (seconds, peer_seconds)),
+        f"{seconds / peer_seconds:.2f}",
+        ", ".join(name for name, is_met in goals.items() if not is_met),
     ]
-    print("\n".join(lines[-2:]))
-    for name, q, target in systems():
-        if words and not any(word in name for word in words):
-            continue
-        for peer, kind in METHODS.items():
-            is_large = kind is StructuredMatrixScaling and len(q) * q.shape[-1] ** 2 > MOST_PRODUCTS
-            if (q.shape[-1] > 2 and "multiclass" not in kind.tasks) or is_large:
-                continue
-            lines.append(row(name, peer, kind, q, target))
-            print(lines[-1], flush=True)
-    if not words:
-        PAGE.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    # `--sets` repeats the fits, for their mean time.
+    main(Study("calibrators", 1, [Part(list(cells()), compared, row_of_each(lambda cell, found: (*cell[:2], *found)))]))

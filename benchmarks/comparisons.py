@@ -1,24 +1,21 @@
-"""Verdicts and intervals of `torchcalib.compare`: `python -m benchmarks.comparisons` writes comparisons.md.
+"""Verdicts and intervals of `torchcalib.compare`: `python -m benchmarks.comparisons`.
 
 Laws of the first table have two calibrated systems, so that every verdict on a calibration error is false. For exact
 calibration, predictions are drawn from their distribution given the outcome: if p has the density f, the density given
-y = 1 is proportional to p f(p). Laws of the second table have a difference, which the intervals should contain. Results
-of single laws are stored in comparisons.json, and a later run replaces them.
+y = 1 is proportional to p f(p). Laws of the second table have a difference, which the intervals should contain.
 """
 
-import argparse
-import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from benchmarks.study import Cell, Found, Part, Row, Study, main
 from torchcalib.core.arguments import Task
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode, modes_of
@@ -40,7 +37,6 @@ from torchcalib.reporting.comparison.system import RANKED_REPLICATES, Draws
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.lines import Better
 
-RECORD = Path(__file__).resolve().parent / "results" / "comparisons.json"
 N_BINS = 15
 MODES: Mapping[Task, tuple[NamedMode, NamedMode]] = {
     "binary": ("positive", "top_label"),
@@ -301,110 +297,56 @@ def summary(beyond: Tensor, low: Tensor, high: Tensor, p_value: Tensor) -> dict[
     return {"beyond": float(truth), **{name: float(each.double().mean()) for name, each in shares.items()}}
 
 
-def table(records: Mapping[str, Any]) -> str:
-    """Return the tables of all stored results in Markdown."""
-    by_kind = {
-        (law, kind): record
-        for law in LAWS
-        for kind in ("bins", "ranks")
-        if (record := records.get(f"{law.name}, n = {law.n}, {kind}")) is not None
-    }
-    agreeing = [
-        (record["sets"], x["agree"]) for record in by_kind.values() for x in record["found"].values() if "agree" in x
-    ]
-    n_lines, n_agree = sum(n for n, _ in agreeing), sum(round(n * share) for n, share in agreeing)
-    ranked = ["ace", "tce", "ks", "atb", "mcb"]
-    lines = [
-        "# Verdicts and intervals of comparisons",
-        "",
-        f"Computed by `python -m benchmarks.comparisons` with the functions of `torchcalib.compare` and "
-        f"{RANKED_REPLICATES} replicates. Two numbers: main mode (positive class or top label) / other mode (top label "
-        "or class-wise). Empty: not computed. p-values are not adjusted.",
-        "",
-        "Interval and p-value agree if the interval of the difference beyond chance excludes 0, and p <= 0.05, or none "
-        f"of both. They agree in {n_agree:,} of {n_lines:,} lines.",
-        "",
-        "## False verdicts",
-        "",
-        "Share of data sets in percent in which the interval excludes 0 although both systems are calibrated: one of "
-        "them is called better or worse calibrated. Nominal 5%; its standard error is 0.7 for 1,000 data sets, 1.5 for "
-        "200.",
-        "",
-        "| law | N | data sets | ECE | ESCE | MCE | RMSCE | data sets | ACE | TCE | KS | ATB | MCB |",
-        f"|---|{'---:|' * 12}",
-    ]
-    for law in (law for law in LAWS if law.is_calibrated):
-        of_bins, of_ranks = by_kind.get((law, "bins")), by_kind.get((law, "ranks"))
-        cells = [law.name, f"{law.n:,}", *both_modes(law, of_bins, "excludes_0")]
-        cells.append("" if of_ranks is None else f"{of_ranks['sets']:,}")
-        shares = {} if of_ranks is None else of_ranks["found"]
-        keys = [f"{name}/{MODES[law.task][0]}" for name in ranked]
-        cells += [f"{100 * shares[key]['significant']:.1f}" if key in shares else "" for key in keys]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "## Coverage and power",
-        "",
-        "Share of data sets in percent in which the 95% interval contains the difference beyond chance: the mean over "
-        "all data sets of the difference minus the difference of the noise floors; for NLL and Brier score, the mean "
-        "difference.",
-        "",
-        "| law | N | data sets | ECE | ESCE | MCE | RMSCE | NLL | Brier score |",
-        f"|---|{'---:|' * 8}",
-    ]
-    different = [law for law in LAWS if not law.is_calibrated]
-    for law in different:
-        lines.append(row_of_scores(law, by_kind.get((law, "bins")), "covered"))
-    lines += [
-        "",
-        "Share of data sets in percent in which the interval excludes 0:",
-        "",
-        *lines[-len(different) - 2 :][:2],
-    ]
-    for law in different:
-        lines.append(row_of_scores(law, by_kind.get((law, "bins")), "excludes_0"))
-    return "\n".join(lines) + "\n"
+KINDS = {f"{law.name}, n = {law.n}": law for law in LAWS}
+CELLS = [(name, kind) for name, law in KINDS.items() for kind in ("bins", "ranks") if kind == "bins" or law.has_ranks]
+NOT_MEASURED = Found("", {})
+RANKED = ("ace", "tce", "ks", "atb", "mcb")
 
 
-def row_of_scores(law: Law, record: Mapping[str, Any] | None, share: str) -> str:
-    """Return a row of shares of the errors over bins and of the scores."""
-    cells = [law.name, f"{law.n:,}", *both_modes(law, record, share)]
-    cells += ["" if record is None else f"{100 * record['found'][key][share]:.1f}" for key in ("nll", "brier")]
-    return f"| {' | '.join(cells)} |"
+def measured(name: str, kind: str, n_sets: int) -> dict[str, dict[str, float]]:
+    return outcomes(KINDS[name], n_sets, ranked=kind == "ranks")
 
 
-def both_modes(law: Law, record: Mapping[str, Any] | None, share: str) -> list[str]:
-    """Return the number of data sets, and the share in percent of each error over bins, in both modes."""
-    if record is None:
-        return [""] * 5
-    found = record["found"]
-    cells = [f"{record['sets']:,}"]
+def tables(found: dict[Cell, Found]) -> Iterator[list[Row] | str]:
+    """Yield the share of lines whose interval and p-value agree, false verdicts, coverage and power."""
+    agreeing = [(each.sets, x["agree"]) for each in found.values() for x in each.values.values() if "agree" in x]
+    n_agree, n_lines = sum(round(n * share) for n, share in agreeing), sum(n for n, _ in agreeing)
+    yield f"They agree in {n_agree:,} of {n_lines:,} lines."
+    false = list[Row]()
+    for name, law in KINDS.items():
+        if law.is_calibrated:
+            of_bins, of_ranks = (found.get((name, kind), NOT_MEASURED) for kind in ("bins", "ranks"))
+            shares = (of_ranks.values.get(f"{error}/{MODES[law.task][0]}") for error in RANKED)
+            of_errors = ("" if x is None else f"{100 * x['significant']:.1f}" for x in shares)
+            false.append(
+                (law.name, law.n, of_bins.sets, *both_modes(law, of_bins, "excludes_0"), of_ranks.sets, *of_errors)
+            )
+    yield false
+    for share in ("covered", "excludes_0"):
+        rows = list[Row]()
+        for name, law in KINDS.items():
+            if not law.is_calibrated:
+                of_bins = found.get((name, "bins"), NOT_MEASURED)
+                scores = (
+                    f"{100 * of_bins.values[key][share]:.1f}" if of_bins.values else "" for key in ("nll", "brier")
+                )
+                rows.append((law.name, law.n, of_bins.sets, *both_modes(law, of_bins, share), *scores))
+        yield rows
+
+
+def both_modes(law: Law, found: Found, share: str) -> list[str]:
+    """Return the share in percent of each error over bins, in both modes."""
+    cells = []
     for name in ("ece", "esce", "mce", "rmsce"):
         # The class-wise ESCE is always 0.
-        keys = [key for mode in MODES[law.task] if (key := f"{name}/{mode}") in found and key != "esce/classwise"]
-        cells.append(" / ".join(f"{100 * found[key][share]:.1f}" for key in keys))
+        keys = [
+            key for mode in MODES[law.task] if (key := f"{name}/{mode}") in found.values and key != "esce/classwise"
+        ]
+        cells.append(" / ".join(f"{100 * found.values[key][share]:.1f}" for key in keys))
     return cells
 
 
-def main() -> None:
-    """Simulate the laws, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", type=int, default=1000, help="data sets for errors over equal-width bins")
-    parser.add_argument("--ranked-sets", type=int, default=200, help="data sets for rank-based errors")
-    parser.add_argument("--laws", type=int, nargs="*", default=range(len(LAWS)), help="numbers of the laws")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for law in (LAWS[k] for k in arguments.laws):
-        for kind, n_sets in (("bins", arguments.sets), ("ranks", arguments.ranked_sets if law.has_ranks else 0)):
-            if not n_sets:
-                continue
-            record = {"sets": n_sets, "found": outcomes(law, n_sets, kind == "ranks")}
-            records = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-            records[f"{law.name}, n = {law.n}, {kind}"] = record
-            RECORD.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
-            RECORD.with_suffix(".md").write_text(table(records))
-            print(f"{law.name}, n = {law.n}, {kind}: {record}", flush=True)
-
+STUDY = Study("comparisons", 1_000, [Part(CELLS, measured, tables, lambda cell: 1 if cell[1] == "bins" else 1 / 5)])
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

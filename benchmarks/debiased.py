@@ -1,29 +1,25 @@
-"""Bias of estimators of the expected calibration error (ECE), and of the debiased squared error, in simulations.
+"""Bias of estimators of the expected calibration error (ECE), and of the debiased squared error.
 
-    python -m benchmarks.debiased              writes benchmarks/results/debiased.md, in about two minutes
-    python -m benchmarks.debiased --sets 100   fewer data sets for each cell; writes nothing
-
-The target is the ECE over the same 15 equal-width bins for infinitely many samples.
+`python -m benchmarks.debiased` takes two minutes. The target is the ECE over the same 15 equal-width bins for
+infinitely many samples.
 """
 
-import argparse
 import math
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.coverage import AT_ONCE, LARGE, publish
+from benchmarks.coverage import AT_ONCE, LARGE
+from benchmarks.study import Cell, Found, Part, Row, Study, batches, main, row_of_each
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
-PAGE = Path(__file__).resolve().parent / "results" / "debiased.md"
 SIZES = (60, 150, 700, 5_000)
 N_REPLICATES = 99
 
@@ -174,97 +170,63 @@ def squares(data: str, scale: float, n_sets: int, seed: int = 1) -> tuple[Tensor
     return population, (b.share * (b.gap.square() - b.gap_variance)).sum(-1)
 
 
-def table_of_squares(n_sets: int) -> Iterator[str]:
-    """Yield the table of debiased squared errors for weights, soft targets and annotators."""
-    yield from ("", "## Squared RMSCE for weights, annotators and soft labels, times 10,000", "")
-    yield (
-        f"{N_ROWS} rows. Predicted log-odds are normal with standard deviation 1.5, and *scale* times the true ones. "
-        "Before the clamp at 0 the mean estimates the population, except that bins with one row are not corrected. "
-        "The standard error of the mean is in parentheses. *clamped*: mean of the square of `rmsce(debiased=True)`."
-    )
-    yield from ("", "| targets | scale | population | debiased | clamped |", "|---|---|---|---|---|")
-    for data, scale in product(DATA, SCALES):
-        population, x = squares(data, scale, n_sets)
-        error = 1e4 * float(x.std() / len(x) ** 0.5)
-        means = f"{1e4 * float(x.mean()):.1f} ({error:.1f}) | {1e4 * float(x.clamp(min=0).mean()):.1f}"
-        yield f"| {data} | {scale} | {1e4 * float(population):.1f} | {means} |"
+def means_of_squares(data: str, scale: float, n_sets: int) -> list[str]:
+    """Return population, mean with its standard error, and mean after the clamp of squares times 10,000."""
+    population, x = squares(data, scale, n_sets)
+    error = 1e4 * float(x.std() / len(x) ** 0.5)
+    clamped = f"{1e4 * float(x.clamp(min=0).mean()):.1f}"
+    return [f"{1e4 * float(population):.1f}", f"{1e4 * float(x.mean()):.1f} ({error:.1f})", clamped]
 
 
-def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Tensor]:
-    """Return the estimates `(D,)` of all data sets of a cell."""
+def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Any]:
+    """Return the target, and the mean and root mean squared error of each estimator over the data sets."""
+    p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
+    whole = bins_of(p.unsqueeze(0), true.unsqueeze(0))
+    target = 0.0 if truth == "calibrated" else float(ece_from_bins(whole))
     generator = torch.Generator().manual_seed(1)
     found: dict[str, list[Tensor]] = {name: [] for name in NAMES}
-    for start in range(0, n_sets, max(1, AT_ONCE // n)):
-        d = min(max(1, AT_ONCE // n), n_sets - start)
+    for d in batches(n_sets, AT_ONCE // n):
         p, true = (x.reshape(d, n) for x in draw(law, truth, d * n, generator))
         y = (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
         b = bins_of(p, y)
         for name, estimate in OVER_BINS.items():
             found[name].append(estimate(b))
         found["sweep"].append(sweep(p, y))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    columns = [torch.cat(parts) for parts in found.values()]
+    return {"target": target, "found": [(float(x.mean()), float((x - target).square().mean().sqrt())) for x in columns]}
 
 
-def target_of(law: str, truth: str) -> float:
-    """Return the ECE of infinitely many samples, from the true probabilities of 2^21."""
-    p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
-    return 0.0 if truth == "calibrated" else float(ece_from_bins(bins_of(p.unsqueeze(0), true.unsqueeze(0))))
-
-
-def table(cells: dict[tuple[str, str, int], tuple[float, dict[str, Tensor]]]) -> Iterator[str]:
-    """Yield the tables of bias and root mean squared error."""
-    bias: dict[tuple[str, int], list[float]] = {}
-    error: dict[tuple[str, int], list[float]] = {}
-    share: dict[tuple[str, int], list[float]] = {}
-    for (_, truth, n), (target, found) in cells.items():
-        for name, x in found.items():
-            bias.setdefault((name, n), []).append(abs(float(x.mean()) - target))
-            error.setdefault((name, n), []).append(float((x - target).square().mean().sqrt()))
-            if truth != "calibrated":
-                share.setdefault((name, n), []).append(float(x.mean()) / target)
-
-    def middle(values: list[float]) -> float:
-        return float(torch.tensor(values).double().quantile(0.5))
-
-    for title, rows, summary in (
-        ("Mean absolute bias over all cells", bias, lambda v: f"{sum(v) / len(v):.4f}"),
-        ("Mean root mean squared error over all cells", error, lambda v: f"{sum(v) / len(v):.4f}"),
-        ("Median ratio of the mean estimate to the target, miscalibrated cells", share, lambda v: f"{middle(v):.2f}"),
-    ):
-        yield from ("", f"## {title}", "", f"| N | {' | '.join(NAMES)} |", "|---" * (1 + len(NAMES)) + "|")
-        for n in SIZES:
-            yield f"| {n:,} | {' | '.join(summary(rows[name, n]) for name in NAMES)} |"
-    yield from ("", "## Every cell: mean estimate, and root mean squared error in parentheses", "")
-    yield f"| confidences | truth | N | target | {' | '.join(NAMES)} |"
-    yield "|---" * (4 + len(NAMES)) + "|"
-    for (law, truth, n), (target, found) in cells.items():
-        values = [f"{x.mean():.4f} ({(x - target).square().mean().sqrt():.4f})" for x in found.values()]
-        yield f"| {law} | {truth} | {n:,} | {target:.4f} | {' | '.join(values)} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=1_000, help="data sets for each cell (default 1000)")
-    given = parser.parse_args()
-    start = time.perf_counter()
-    cells = {
-        (law, truth, n): (target_of(law, truth), estimates(law, truth, n, given.sets))
-        for law, truth, n in product(LAWS, TRUTHS, SIZES)
-    }
-    page = [
-        "# Bias of estimators of the expected calibration error",
-        "",
-        f"Computed by `python -m benchmarks.debiased` with torch {torch.__version__}: {given.sets:,} data sets for "
-        "each cell, 15 equal-width bins. The target is the ECE over the same bins for infinitely many samples. "
-        "*excess*: minus the noise floor. *Kumar*: Kumar et al. 2019. *squares*: `ece(debiased=True)`, the root "
-        "of debiased squared gaps, Broecker 2012. "
-        "*inverted*: gap of the observed expected absolute value. *scaled*: ECE times debiased RMSCE / RMSCE. *sweep*: "
-        "Roelofs et al. 2022. The debiased RMSCE has a larger target, and is shown for comparison.",
-        *table(cells),
-        *table_of_squares(5 * given.sets),
+def tables(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+    """Yield mean absolute bias, mean root mean squared error and median ratio over cells, and all cells."""
+    bias, error, ratio = list[Row](), list[Row](), list[Row]()
+    for n in SIZES:
+        of_size = [each.values for cell, each in found.items() if cell[2] == n]
+        target = torch.tensor([each["target"] for each in of_size], dtype=torch.float64).unsqueeze(-1)
+        mean, deviation = torch.tensor([each["found"] for each in of_size], dtype=torch.float64).unbind(-1)
+        of_target = (mean / target)[target.squeeze(-1) != 0].quantile(0.5, 0)
+        bias.append((n, *(f"{x:.4f}" for x in (mean - target).abs().mean(0).tolist())))
+        error.append((n, *(f"{x:.4f}" for x in deviation.mean(0).tolist())))
+        ratio.append((n, *(f"{x:.2f}" for x in of_target.tolist())))
+    yield from (bias, error, ratio)
+    yield [
+        (*cell, f"{each.values['target']:.4f}", *(f"{mean:.4f} ({error:.4f})" for mean, error in each.values["found"]))
+        for cell, each in found.items()
     ]
-    publish(page, PAGE, given.sets == parser.get_default("sets"), start)
 
+
+STUDY = Study(
+    "debiased",
+    1_000,
+    [
+        Part(list(product(LAWS, TRUTHS, SIZES)), estimates, tables),
+        Part(
+            list(product(DATA, SCALES)),
+            means_of_squares,
+            row_of_each(lambda cell, found: (*cell, *found)),
+            lambda _: 5,
+        ),
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

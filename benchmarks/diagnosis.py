@@ -1,19 +1,20 @@
-"""Frequency of right decisions in simulations: `python -m benchmarks.diagnosis` writes results/diagnosis.md.
+"""Frequency of right decisions in simulations: `python -m benchmarks.diagnosis`.
 
 The decision is computed as in a report, with 199 simulated replicates for the p-value of ECE. Intervals, affine scaling
 and the cross-validation of calibrators are omitted, because they do not change the cause.
 """
 
-import argparse
 import math
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from benchmarks import study
+from benchmarks.study import Found, Part, Row, Study
 from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import modes_of
@@ -24,7 +25,6 @@ from torchcalib.metrics.binned import ECE, rmsce_from_bins
 from torchcalib.metrics.groups.named import NamedGroupState
 from torchcalib.reporting.calibration import FittedCalibrators, fitted
 from torchcalib.reporting.catalogue import BY_CLASS, bins_of, catalogue_of
-from torchcalib.reporting.decision import LEVEL
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data as ReportData
 from torchcalib.results.decision import Decision
@@ -130,52 +130,32 @@ def _labels(g: torch.Generator, logits: Tensor) -> Tensor:
     return torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
 
 
-def _binary(change: Callable[[Tensor], Tensor], centre: float = 0.0) -> Simulation:
-    """Return a simulation of log-odds with standard deviation 2, to which a change is applied after drawing labels."""
+def _law(
+    change: Callable[..., Tensor] = lambda z: z,
+    n_classes: int = 2,
+    *,
+    n_labels: int = 0,
+    centre: float = 0.0,
+    n_groups: int = 0,
+    noise: float = 0.0,
+    flipped: bool = False,
+) -> Simulation:
+    """Return a simulation of logits with standard deviation 2.
+
+    `change` is applied to logits, and group numbers if there are groups, after the labels were drawn. A fraction
+    `noise` of the labels is random, or the other label of a binary task if `flipped`.
+    """
 
     def simulate(g: torch.Generator, n: int) -> Data:
-        z = centre + 2 * _normal(g, n)
-        return Data(change(z), _outcomes(g, z))
-
-    return simulate
-
-
-def _multiclass(change: Callable[[Tensor], Tensor], n_classes: int = 10) -> Simulation:
-    def simulate(g: torch.Generator, n: int) -> Data:
-        z = 2 * _normal(g, n, n_classes)
-        return Data(change(z), _labels(g, z))
-
-    return simulate
-
-
-def _multilabel(change: Callable[[Tensor], Tensor]) -> Simulation:
-    def simulate(g: torch.Generator, n: int) -> Data:
-        z = 2 * _normal(g, n, 5)
-        return Data(change(z), _outcomes(g, z))
-
-    return simulate
-
-
-def _noisy(rate: float, n_classes: int, flipped: bool = False) -> Simulation:
-    """Replace labels by random ones, or by the other label of a binary task if `flipped`."""
-
-    def simulate(g: torch.Generator, n: int) -> Data:
-        z = 2 * _normal(g, n) if n_classes == 2 else 2 * _normal(g, n, n_classes)
-        labels = _outcomes(g, z) if n_classes == 2 else _labels(g, z)
-        drawn = 1 - labels if flipped else torch.randint(n_classes, (n,), generator=g)
-        return Data(z, torch.where(_uniform(g, n) < rate, drawn, labels))
-
-    return simulate
-
-
-def _grouped(n_groups: int, change: Callable[[Tensor, Tensor], Tensor], n_classes: int = 2) -> Simulation:
-    """Apply a change of log-odds and group numbers."""
-
-    def simulate(g: torch.Generator, n: int) -> Data:
-        z = 2 * _normal(g, n) if n_classes == 2 else 2 * _normal(g, n, n_classes)
-        groups = torch.randint(n_groups, (n,), generator=g)
-        labels = _outcomes(g, z) if n_classes == 2 else _labels(g, z)
-        return Data(change(z, groups if n_classes == 2 else groups[:, None]), labels, groups)
+        is_binary = n_classes == 2 and not n_labels
+        z = centre + 2 * (_normal(g, n) if is_binary else _normal(g, n, n_labels or n_classes))
+        groups = torch.randint(n_groups, (n,), generator=g) if n_groups else None
+        labels = _outcomes(g, z) if is_binary or n_labels else _labels(g, z)
+        if noise:
+            drawn = 1 - labels if flipped else torch.randint(n_classes, (n,), generator=g)
+            labels = torch.where(_uniform(g, n) < noise, drawn, labels)
+        of_rows = () if groups is None else (groups if is_binary else groups[:, None],)
+        return Data(change(z, *of_rows), labels, groups)
 
     return simulate
 
@@ -249,66 +229,68 @@ def _uniform_tail(z: Tensor) -> Tensor:
 RANGES = ("uneven", "spread")
 NONE = ("calibrated", "too little data")
 FAULTS: dict[str, tuple[Task, Simulation, tuple[str, ...]]] = {
-    "logits times 1.6": ("binary", _binary(lambda z: 1.6 * z), ("over-confidence",)),
-    "logits times 0.6": ("binary", _binary(lambda z: 0.6 * z), ("under-confidence",)),
-    "log-odds plus 0.6": ("binary", _binary(lambda z: z + 0.6), ("class bias",)),
-    "rare class, log-odds plus 1": ("binary", _binary(lambda z: z + 1, -3), ("class bias",)),
-    "10% random labels": ("binary", _noisy(0.1, 2), ("label noise",)),
-    "5% flipped labels": ("binary", _noisy(0.05, 2, flipped=True), ("label noise",)),
-    "one group of 10: log-odds plus 2": ("binary", _grouped(10, lambda z, k: z + 2 * (k == 3)), ("bad group",)),
-    "one group of 6: logits times 2.5": ("binary", _grouped(6, lambda z, k: z * (1 + 1.5 * (k == 3))), ("bad group",)),
-    "gaps of 10 groups": ("binary", _grouped(10, lambda z, k: z + 0.25 * (k - 4.5)), ("bad group",)),
-    "half times 2, half times 0.5": ("binary", _half, RANGES),
-    "sine: z + sin 2z": ("binary", _binary(lambda z: z + (2 * z).sin()), (*RANGES, "over-confidence")),
-    "logits above 0.8 times 2": (
-        "binary", _binary(lambda z: torch.where(z > 1.386, 2 * z, z)), (*RANGES, "over-confidence", "class bias"),
+    "logits times 1.6": ("binary", _law(lambda z: 1.6 * z), ("over-confidence",)),
+    "logits times 0.6": ("binary", _law(lambda z: 0.6 * z), ("under-confidence",)),
+    "log-odds plus 0.6": ("binary", _law(lambda z: z + 0.6), ("class bias",)),
+    "rare class, log-odds plus 1": ("binary", _law(lambda z: z + 1, centre=-3), ("class bias",)),
+    "10% random labels": ("binary", _law(noise=0.1), ("label noise",)),
+    "5% flipped labels": ("binary", _law(noise=0.05, flipped=True), ("label noise",)),
+    "one group of 10: log-odds plus 2": ("binary", _law(lambda z, k: z + 2 * (k == 3), n_groups=10), ("bad group",)),
+    "one group of 6: logits times 2.5": (
+        "binary", _law(lambda z, k: z * (1 + 1.5 * (k == 3)), n_groups=6), ("bad group",),
     ),
-    "times 3, clipped at 1% and 99%": ("binary", _binary(lambda z: _clipped(3 * z)), ("over-confidence",)),
-    "times 1.5, plus 0.6": ("binary", _binary(lambda z: 1.5 * z + 0.6), ("over-confidence", "class bias")),
+    "gaps of 10 groups": ("binary", _law(lambda z, k: z + 0.25 * (k - 4.5), n_groups=10), ("bad group",)),
+    "half times 2, half times 0.5": ("binary", _half, RANGES),
+    "sine: z + sin 2z": ("binary", _law(lambda z: z + (2 * z).sin()), (*RANGES, "over-confidence")),
+    "logits above 0.8 times 2": (
+        "binary", _law(lambda z: torch.where(z > 1.386, 2 * z, z)), (*RANGES, "over-confidence", "class bias"),
+    ),
+    "times 3, clipped at 1% and 99%": ("binary", _law(lambda z: _clipped(3 * z)), ("over-confidence",)),
+    "times 1.5, plus 0.6": ("binary", _law(lambda z: 1.5 * z + 0.6), ("over-confidence", "class bias")),
     "noise in log-odds": ("binary", _noisy_logits, ("over-confidence",)),
-    "reversed": ("binary", _binary(lambda z: -z), ("over-confidence",)),
+    "reversed": ("binary", _law(lambda z: -z), ("over-confidence",)),
     "constant prediction": ("binary", _constant, NONE),
-    "rounded to 0.5%": ("binary", _binary(_rounded), NONE),
-    "clipped at 1% and 99%": ("binary", _binary(_clipped), NONE),
-    "logits times 1.5": ("multiclass", _multiclass(lambda z: 1.5 * z), ("over-confidence",)),
-    "logits times 0.67": ("multiclass", _multiclass(lambda z: 0.67 * z), ("under-confidence",)),
-    "logit of class 3 plus 1": ("multiclass", _multiclass(lambda z: z + (torch.arange(10) == 3)), ("class bias",)),
-    "10% random labels, 10 classes": ("multiclass", _noisy(0.1, 10), ("label noise",)),
+    "rounded to 0.5%": ("binary", _law(_rounded), NONE),
+    "clipped at 1% and 99%": ("binary", _law(_clipped), NONE),
+    "logits times 1.5": ("multiclass", _law(lambda z: 1.5 * z, 10), ("over-confidence",)),
+    "logits times 0.67": ("multiclass", _law(lambda z: 0.67 * z, 10), ("under-confidence",)),
+    "logit of class 3 plus 1": ("multiclass", _law(lambda z: z + (torch.arange(10) == 3), 10), ("class bias",)),
+    "10% random labels, 10 classes": ("multiclass", _law(n_classes=10, noise=0.1), ("label noise",)),
     "times 3 where class 3 is predicted": (
         "multiclass",
-        _multiclass(lambda z: torch.where((z.argmax(-1) == 3)[:, None], 3 * z, z)),
+        _law(lambda z: torch.where((z.argmax(-1) == 3)[:, None], 3 * z, z), 10),
         ("bad class",),
     ),
     "30% of predicted class 0 are class 2": ("multiclass", _confused, ("confusion", "bad class")),
-    "two classes swapped below the top": ("multiclass", _multiclass(_swapped, 5), ("swapped classes",)),
-    "2nd and 3rd class swapped": ("multiclass", _multiclass(_ranks_swapped, 5), ("other classes",)),
+    "two classes swapped below the top": ("multiclass", _law(_swapped, 5), ("swapped classes",)),
+    "2nd and 3rd class swapped": ("multiclass", _law(_ranks_swapped, 5), ("other classes",)),
     "two classes swapped": (
-        "multiclass", _multiclass(lambda z: z[:, [0, 1, 2, 4, 3]], 5), ("swapped classes",),
+        "multiclass", _law(lambda z: z[:, [0, 1, 2, 4, 3]], 5), ("swapped classes",),
     ),
-    "rest of the mass uniform": ("multiclass", _multiclass(_uniform_tail, 5), NONE),
+    "rest of the mass uniform": ("multiclass", _law(_uniform_tail, 5), NONE),
     "rest uniform, similar classes": ("multiclass", _uniform_tail_of_similar, ("confusion",)),
     "rest of the mass sharpened": (
-        "multiclass", _multiclass(lambda z: _tail(z, lambda rest: 2 * rest), 5), ("other classes",),
+        "multiclass", _law(lambda z: _tail(z, lambda rest: 2 * rest), 5), ("other classes",),
     ),
     "one group of 6: times 2.5, 5 classes": (
-        "multiclass", _grouped(6, lambda z, k: z * (1 + 1.5 * (k == 3)), 5), ("bad group",),
+        "multiclass", _law(lambda z, k: z * (1 + 1.5 * (k == 3)), 5, n_groups=6), ("bad group",),
     ),
-    "5 labels times 1.6": ("multilabel", _multilabel(lambda z: 1.6 * z), ("over-confidence",)),
+    "5 labels times 1.6": ("multilabel", _law(lambda z: 1.6 * z, n_labels=5), ("over-confidence",)),
     "one of 5 labels times 2.5": (
-        "multilabel", _multilabel(lambda z: z * (1 + 1.5 * (torch.arange(5) == 3))), ("bad label",),
+        "multilabel", _law(lambda z: z * (1 + 1.5 * (torch.arange(5) == 3)), n_labels=5), ("bad label",),
     ),
     "one of 5 labels plus 1": (
-        "multilabel", _multilabel(lambda z: z + (torch.arange(5) == 3)), ("bad label", "class bias"),
+        "multilabel", _law(lambda z: z + (torch.arange(5) == 3), n_labels=5), ("bad label", "class bias"),
     ),
 }  # fmt: skip
 """Faults: task, simulation, and the decisions that are right."""
 
 CALIBRATED: dict[str, tuple[Task, Simulation]] = {
-    "binary": ("binary", _binary(lambda z: z)),
-    "binary, rare (4%)": ("binary", _binary(lambda z: z, -5)),
-    "binary, 8 groups": ("binary", _grouped(8, lambda z, _: z)),
-    "5 classes": ("multiclass", _multiclass(lambda z: z, 5)),
-    "5 labels": ("multilabel", _multilabel(lambda z: z)),
+    "binary": ("binary", _law()),
+    "binary, rare (4%)": ("binary", _law(centre=-5)),
+    "binary, 8 groups": ("binary", _law(lambda z, _: z, n_groups=8)),
+    "5 classes": ("multiclass", _law(n_classes=5)),
+    "5 labels": ("multilabel", _law(n_labels=5)),
 }
 
 
@@ -321,78 +303,46 @@ def cell(task: Task, simulate: Simulation, right: tuple[str, ...], n: int, sets:
     return sum(kinds[kind] for kind in right) / sets, f"{wrong[0][0]} {wrong[0][1] / sets:.1%}" if wrong else ""
 
 
-def _error(n: int) -> float:
-    """Return the standard error of a frequency of `LEVEL` in n data sets, in percent."""
-    return 100 * math.sqrt(LEVEL * (1 - LEVEL) / n)
+def share_of_alarms(name: str, n: int, n_sets: int) -> float:
+    task, simulate = CALIBRATED[name]
+    return 1 - cell(task, simulate, NONE, n, n_sets)[0]
 
 
-def calibrated_section(sets: int) -> list[str]:
-    """Return the table of wrong alarms."""
+def part_of_sets(key: study.Cell) -> float:
+    """Return a fifth of the data sets where a data set takes much time."""
+    (task, _), n = CALIBRATED[key[0]], key[1]
+    return 1 if n <= 1000 or (task != "multilabel" and n <= 5000) else 1 / 5
 
-    def n_sets(task: Task, n: int) -> int:
-        """Return a fifth of the data sets where a data set takes much time."""
-        return sets if n <= 1000 or (task != "multilabel" and n <= 5000) else sets // 5
 
-    lines = [
-        "## Calibrated models",
-        "",
-        f'Percentage of calibrated data sets with a verdict other than "calibrated" or "too little data". The stated '
-        f"level is {LEVEL:.0%}. There are {sets:,} data sets, and {sets // 5:,} for 20,000 samples and for 5,000 "
-        f"samples of several labels. The standard error at this level is {_error(sets):.1f}% and "
-        f"{_error(sets // 5):.1f}%.",
-        "",
-        f"| model | {' | '.join(f'{n:,} samples' for n in NULL_SIZES)} |",
-        f"|---|{'---:|' * len(NULL_SIZES)}",
+def decisions(name: str, n: int, n_sets: int) -> tuple[float, str]:
+    return cell(*FAULTS[name], n, n_sets)
+
+
+def by_name(found: dict[study.Cell, Found]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each name with the values of all sizes."""
+    for name, of_sizes in groupby(found.items(), key=lambda item: item[0][0]):
+        yield name, [each.values for _, each in of_sizes]
+
+
+def alarms(found: dict[study.Cell, Found]) -> Iterator[list[Row]]:
+    yield [(name, *(f"{share:.1%}" for share in shares)) for name, shares in by_name(found)]
+
+
+def right_decisions(found: dict[study.Cell, Found]) -> Iterator[list[Row]]:
+    yield [
+        (FAULTS[name][0], name, ", ".join(FAULTS[name][2]), *(f"{share:.0%}" for share, _ in of_sizes), of_sizes[-1][1])
+        for name, of_sizes in by_name(found)
     ]
-    for name, (task, simulate) in CALIBRATED.items():
-        alarms = [1 - cell(task, simulate, NONE, n, n_sets(task, n))[0] for n in NULL_SIZES]
-        lines.append(f"| {name} | {' | '.join(f'{alarm:.1%}' for alarm in alarms)} |")
-        print(lines[-1], flush=True)
-    return lines
 
 
-def faults_section(sets: int) -> list[str]:
-    """Return the table of right decisions."""
-    lines = [
-        "## Faults",
-        "",
-        f"Percentage of {sets} data sets with a right decision (standard error at most {50 / math.sqrt(sets):.1f}%), "
-        f"and the most frequent wrong one for {SIZES[-1]:,} samples. Some changes need no verdict: harmless rounding "
-        "and clipping; a constant prediction, which is calibrated, but not better than the class frequencies, as the "
-        "verdict states; and a uniform rest of the mass of exchangeable classes. The latter model knows less, but "
-        "remains calibrated: E[y | q] = q. No test that only uses predictions and labels can detect it.",
-        "",
-        f"| task | fault | right | {' | '.join(f'{n:,}' for n in SIZES)} | most frequent wrong decision |",
-        f"|---|---|---|{'---:|' * len(SIZES)}---|",
-    ]
-    for name, (task, simulate, right) in FAULTS.items():
-        found = [cell(task, simulate, right, n, sets) for n in SIZES]
-        shares = " | ".join(f"{share:.0%}" for share, _ in found)
-        lines.append(f"| {task} | {name} | {', '.join(right)} | {shares} | {found[-1][1]} |")
-        print(lines[-1], flush=True)
-    return lines
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", type=int, default=40, help="data sets for each fault and size (default 40)")
-    parser.add_argument("--null-sets", type=int, default=1000, help="calibrated data sets for each cell (default 1000)")
-    parser.add_argument("--only", choices=("calibrated", "faults"), help="keep the other table of the file")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    path = Path(__file__).resolve().parent / "results" / "diagnosis.md"
-    head = (
-        "# Decisions on simulated data\n\n"
-        f"Decisions of reports without intervals and gains, with {N_REPLICATES} replicates for the p-value of ECE. "
-        "Logits and log-odds are normal with standard deviation 2, and there are 10 classes unless stated. Computed by "
-        "`python -m benchmarks.diagnosis`.\n\n"
-    )
-    stored = f"## {path.read_text().partition('## ')[2]}".partition("\n## Faults")
-    tables = stored[0].strip(), "".join(stored[1:]).strip()
-    calibrated = tables[0] if given.only == "faults" else "\n".join(calibrated_section(given.null_sets))
-    faults = tables[1] if given.only == "calibrated" else "\n".join(faults_section(given.sets))
-    path.write_text(f"{head}{calibrated}\n\n{faults}\n")
-
+STUDY = Study(
+    "diagnosis",
+    1_000,
+    [
+        Part(list(product(CALIBRATED, NULL_SIZES)), share_of_alarms, alarms, part_of_sets),
+        Part(list(product(FAULTS, SIZES)), decisions, right_decisions, lambda _: 1 / 10),
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    study.main(STUDY)

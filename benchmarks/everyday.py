@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,8 +94,16 @@ def csv_file(n: int, device: str, num_classes: int = 10) -> tuple[Path]:
     return (path,)
 
 
+class Data(NamedTuple):
+    """Data of a job: kind and size in the table, number of rows, and function of a number of rows and a device."""
+
+    title: str
+    n: int
+    draw: Callable[[int, str], Sequence[Any]]
+
+
 def compared(
-    data: Callable[..., Sequence[Any]],
+    data: Data,
     ours: Callable[..., object],
     theirs: Callable[..., object],
     tolerance: float,
@@ -104,26 +112,20 @@ def compared(
     device: str = "cpu",
 ) -> Sides:
     """Two functions of the same data."""
-    given = data(n, device)
+    given = data.draw(n, device)
     peer = partial(theirs, *given)
     return Sides(partial(ours, *given), {title(theirs): peer}, repeats=repeats, tolerance=tolerance)
 
 
 def updated(
-    data: Callable[..., tuple[Tensor, Tensor]],
-    ours: Callable[[], Metric],
-    theirs: Callable[[], Metric],
-    name: str,
-    n: int,
-    device: str = "cpu",
-    repeats: int = 100,
+    data: Data, ours: Callable[[], Metric], theirs: Callable[[], Metric], name: str, n: int, device: str = "cpu"
 ) -> Sides:
     """Updates of two metrics with the same batch of n rows. The values of all updates are compared."""
-    preds, target = data(n, device)
+    preds, target = data.draw(n, device)
     metrics = ours().to(device), theirs().to(device)
     calls = [partial(metric.update, preds, target) for metric in metrics]
     values = {OURS: lambda: ece_of(metrics[0].compute()), name: lambda: ece_of(metrics[1].compute())}
-    return Sides(calls[0], {name: calls[1]}, repeats=repeats, tolerance=SUMS, values=values)
+    return Sides(calls[0], {name: calls[1]}, repeats=100, tolerance=SUMS, values=values)
 
 
 def ece_of(value: Any) -> Any:
@@ -138,14 +140,9 @@ def title(function: Callable[..., object]) -> str:
     return function.__name__.replace("_", " ")
 
 
-def peer_of(name: str, goal: float) -> Peer:
-    return Peer(name, goal, PACKAGES.get(name.split()[0], ()))
-
-
 def job(
-    name: str,
-    n: int,
-    data: Callable[..., Sequence[Any]],
+    what: str,
+    data: Data,
     ours: Callable[..., object],
     theirs: Callable[..., object],
     goal: float = 1.0,
@@ -153,16 +150,15 @@ def job(
     repeats: int = 1,
 ) -> Job:
     """Job of two functions. It runs on a GPU if its alternative is in torch."""
-    peer = title(theirs)
-    sides = partial(compared, data, ours, theirs, tolerance, repeats, n=n)
-    why = REASONS.get(name, "")
-    return Job(name, sides, (peer_of(peer, goal),), why=why, alone=False, on_device=peer.startswith("torch"))
+    name = title(theirs)
+    peer = Peer(name, goal, PACKAGES.get(name.split()[0], ()))
+    sides = partial(compared, data, ours, theirs, tolerance, repeats, n=data.n)
+    return Job(f"{what}, {data.title}", sides, (peer,), alone=False, on_device=name.startswith("torch"))
 
 
 def update_job(
-    name: str,
-    n: int,
-    data: Callable[..., tuple[Tensor, Tensor]],
+    what: str,
+    data: Data,
     ours: Callable[[], Metric],
     theirs: Callable[[], Metric],
     goal: float = 1.0,
@@ -170,10 +166,10 @@ def update_job(
     against: str = "",
 ) -> Job:
     """Job of two metrics. `seconds` is the goal for one update."""
-    peer = against or title(theirs)
-    sides = partial(updated, data, ours, theirs, peer, n=n)
-    why = REASONS.get(name, "")
-    return Job(name, sides, (peer_of(peer, goal),), seconds=seconds, why=why, alone=False, on_device=True)
+    name = against or title(theirs)
+    sides = partial(updated, data, ours, theirs, name, n=data.n)
+    peers = (Peer(name, goal),)
+    return Job(f"update of {what}, {data.title}", sides, peers, seconds=seconds, alone=False, on_device=True)
 
 
 def gradient(loss: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor) -> Tensor:
@@ -218,210 +214,75 @@ double = partial(binary, dtype=torch.float64)
 MILLION = 1_000_000
 ECE_ALONE = "torchcalib ECE alone"
 
-GROUPS = "a quarter of the time sums the sampling noise of every group"
-REASONS = {
-    "ECE, binary, 1,000": "checks and calls of the compiled loop, whatever the size, take 70% of the time",
-    "NLL, 50,000 x 10": "the compiled pass takes 60 to 80% of the time, and checks and the sum the rest",
-    "NLL, 50,000 x 100": "the pass also finds the top class of each row, and sums what the other scores need",
-    "ECE of 1,000 groups, binary, 1 million": GROUPS,
-    "gradient of NLL, 50,000 x 100": "two passes with exponentials of equal length; torch keeps those of the first one",
-    "update of ECE, binary, 256": "the spread of runs on this machine is 35 to 53 microseconds",
-    "update of ECE, 128 x 100": "calls of Python and numpy take 55% of the time, and the compiled pass the rest",
-    "update of eight metrics, 256 x 1,000": "states and bookkeeping of seven more metrics take 35 microseconds",
-    "temperature, 10,000 x 100": (
-        "two steps over all logits take a third of the time, less if no thread of torch waits for work; steps over a "
-        "tenth of the rows, checks, row means and short operations of torch take the rest"
-    ),
-    "report of a CSV file, 10,000 x 10": (
-        "the cross-validation of five calibrators takes 60% of the time, and tests and intervals of 30 metrics a "
-        "quarter"
-    ),
-}
-"""Why our call misses its goal, by the name of the job."""
-
-CHECKED = "checks take a fifth of the time, and the conversion of values and labels to float64 half"
-TOP = "a quarter of the time finds the top class, in one thread; sums exclude it, which keeps digits"
-LABEL = "a third or more of the time is sums without the label, which keep digits, and their float64 logarithms"
-FEW_CALLS = "60 calls of Python, numpy and torch, of 1 to 5 microseconds each, whatever the size"
-REASONS_WITHOUT_NUMBA = {
-    "NLL, binary, 1 million": "logarithms are float64, and those of torch float32",
-    "ECE, binary, 1 million": "checks, and counts of outcomes beside the sums of confidences; torch sums differences",
-    "NLL, binary, 1 million logits": "checks and signs from labels take a third of the time; sums are float64",
-    "Brier score, binary, 1 million": CHECKED,
-    "Brier score, binary, 1 million, float64": "checks and the conversion of labels take half of the time",
-    "Brier score, binary, 100,000, numpy float32": CHECKED,
-    "ECE, binary, 1 million, numpy float64": "checks and separate counts of outcomes take a third of the time",
-    "ECE, binary, 1,000": "checks, the events, and short operations of torch, whatever the size",
-    "ECE, 50,000 x 10, numpy float64": "sums and smallest values of all rows are checked",
-    "ECE, 50,000 x 10": TOP,
-    "ECE, 50,000 x 100": TOP,
-    "ECE, 50,000 x 100, bfloat16": TOP,
-    "NLL, 50,000 x 10": LABEL,
-    "NLL, 50,000 x 100": LABEL,
-    "Brier score, 50,000 x 100": TOP,
-    "class-wise ECE, 50,000 x 10": "a third of the time checks rows in a pass of their own, with a second softmax",
-    "ECE of 1,000 groups, binary, 1 million": GROUPS,
-    "gradient of NLL, 50,000 x 100": "two softmaxes; new memory to keep the first one takes as long as the second one",
-    "gradient of ECE + NLL, 50,000 x 100": "autograd adds up two gradients, each from two softmaxes",
-    "update of ECE, 64 x 10": FEW_CALLS,
-    "update of ECE, 128 x 100": FEW_CALLS,
-    "update of eight metrics, 256 x 1,000": "squares and entropies take as long as the pass for ECE, and states follow",
-    "AURC, 50,000 x 10": "a third of the time computes log-odds in float64, which do not saturate",
-    "temperature, 10,000 x 100": "two steps over all logits take half of the time, and short operations the rest",
-    "interval of the Brier score, 10,000, 1,000 replicates": (
-        "two thirds of the time draw weights, equal on every device, by numpy in one thread; they are also checked"
-    ),
-    "report of a CSV file, 10,000 x 10": (
-        "the cross-validation of five calibrators takes three quarters of the time, a third of it for fits of "
-        "Venn-Abers by loops in Python; tests and intervals of 30 metrics take a fifth"
-    ),
-}
-"""The same without numba."""
-
-BINARY = [
-    job("NLL, binary, 1 million", MILLION, binary, tc.nll, by_hand.torch_binary_cross_entropy, 0.8, tolerance=1e-4),
-    job("NLL, binary, 1 million, float64", MILLION, double, tc.nll, by_hand.torch_binary_cross_entropy),
-    job(
-        "NLL, binary, 1 million logits",
-        MILLION,
-        binary_logits,
-        partial(tc.nll, from_logits=True),
-        by_hand.torch_binary_cross_entropy_with_logits,
-    ),
-    job("NLL, binary, 1 million, numpy float64", MILLION, partial(arrays, double), tc.nll, by_hand.sklearn_log_loss),
-    job("Brier score, binary, 1 million", MILLION, binary, tc.brier_score, by_hand.torch_mean_squared_error, 1.2),
-    job("Brier score, binary, 1 million, float64", MILLION, double, tc.brier_score, by_hand.torch_mean_squared_error),
-    job(
-        "Brier score, binary, 100,000, numpy float32",
-        100_000,
-        partial(arrays, binary),
-        tc.brier_score,
-        by_hand.numpy_mean_squared_error,
-        repeats=10,
-    ),
-    job(
-        "Brier score, binary, 10,000, lists",
-        10_000,
-        partial(lists, double),
-        tc.brier_score,
-        by_hand.sklearn_brier_score,
-        repeats=5,
-    ),
-    job("ECE, binary, 1 million", MILLION, binary, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4),
-    job("ECE, binary, 1 million, numpy float64", MILLION, partial(arrays, double), tc.ece, by_hand.numpy_binary_ece),
-    job("ECE, binary, 1,000", 1_000, binary, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4, repeats=100),
-]
+MILLION_ROWS = Data("1 million", MILLION, binary)
+BINARY = Data("binary, 1 million", MILLION, binary)
+FLOAT64 = Data("binary, 1 million, float64", MILLION, double)
+LOGITS = Data("binary, 1 million logits", MILLION, binary_logits)
+NUMPY = Data("binary, 1 million, numpy float64", MILLION, partial(arrays, double))
+NUMPY_FLOAT32 = Data("binary, 100,000, numpy float32", 100_000, partial(arrays, binary))
+LISTS = Data("binary, 10,000, lists", 10_000, partial(lists, double))
+FEW = Data("binary, 1,000", 1_000, binary)
+NUMPY_CLASSES = Data("50,000 x 10, numpy float64", 50_000, partial(arrays, partial(probabilities, num_classes=10)))
+GROUPS = Data("binary, 1 million", MILLION, partial(grouped, binary, 1_000))
+LABELS = Data("20,000 x 80", 20_000, partial(multi_label, num_labels=80))
+REPLICATES = Data("10,000, 1,000 replicates", 10_000, double)
+CSV_FILE = Data("10,000 x 10", 10_000, csv_file)
 
 
-def of_arrays(name: str, ours: Callable[..., object], theirs: Callable[..., object], goal: float = 1.0) -> Job:
-    """Job for numpy float64 probabilities of 10 classes."""
-    data = partial(arrays, partial(probabilities, num_classes=10))
-    return job(f"{name}, 50,000 x 10, numpy float64", 50_000, data, ours, theirs, goal, DOUBLE)
+def rows(num_classes: int, n: int = 50_000, kind: str = "", **options: Any) -> Data:
+    """Return logits of several classes."""
+    return Data(f"{n:,} x {num_classes:,}{kind}", n, partial(logits, num_classes=num_classes, **options))
 
 
-MULTI_CLASS = [
-    of_arrays("ECE", tc.ece, by_hand.numpy_ece, 0.6),
-    of_arrays("NLL", tc.nll, by_hand.sklearn_log_loss, 0.3),
-    *(
-        job(f"{name}, 50,000 x {c}", 50_000, partial(logits, num_classes=c), ours, theirs)
-        for name, ours, theirs in (
-            ("ECE", ece, by_hand.torch_ece),
-            ("NLL", nll, by_hand.torch_cross_entropy),
-        )
-        for c in (10, 100)
-    ),
-    job("Brier score, 50,000 x 100", 50_000, partial(logits, num_classes=100), brier, by_hand.torch_brier_score),
-    job(
-        "ECE, 50,000 x 1,000",
-        50_000,
-        partial(logits, num_classes=1_000),
-        ece,
-        by_hand.torch_ece_in_a_reused_buffer,
-        0.6,
-    ),
-    job(
-        "ECE, 50,000 x 100, float64",
-        50_000,
-        partial(logits, num_classes=100, dtype=torch.float64),
-        ece,
-        by_hand.torch_ece_of_float64,
-        tolerance=DOUBLE,
-    ),
-    job(
-        "ECE, 50,000 x 100, bfloat16",
-        50_000,
-        partial(logits, num_classes=100, dtype=torch.bfloat16),
-        ece,
-        by_hand.torch_ece,
-        tolerance=ROUNDED,
-    ),
-    job(
-        "NLL, Brier, ECE and accuracy, 50,000 x 100",
-        50_000,
-        partial(logits, num_classes=100),
-        four_scores,
-        by_hand.torch_four_scores,
-    ),
-    *(
-        job(
-            f"class-wise ECE, 50,000 x {c}",
-            50_000,
-            partial(logits, num_classes=c),
-            partial(ece, mode="classwise"),
-            theirs,
-            tolerance=1e-4,
-        )
-        for c, theirs in ((10, by_hand.torch_loop_over_classes), (100, by_hand.torch_one_bincount_of_all_classes))
-    ),
-    job(
-        "ECE of 1,000 groups, binary, 1 million",
-        MILLION,
-        partial(grouped, binary, 1_000),
-        ece_by_group,
-        by_hand.torch_one_bincount_of_all_groups,
-        tolerance=TIES,
-    ),
-    job(
-        "multi-label ECE, 20,000 x 80",
-        20_000,
-        partial(multi_label, num_labels=80),
-        partial(tc.ece, task="multilabel"),
-        by_hand.torch_loop_over_labels,
-        0.3,
-        tolerance=1e-4,
-    ),
-]
+C10, C100, C1000 = rows(10), rows(100), rows(1_000)
+C100_FLOAT64 = rows(100, kind=", float64", dtype=torch.float64)
+C100_BFLOAT16 = rows(100, kind=", bfloat16", dtype=torch.bfloat16)
+LEAF = rows(100, gradient=True)
+cross_entropy = by_hand.torch_binary_cross_entropy
+squared_error = by_hand.torch_mean_squared_error
+gradients = partial(gradient, nll), partial(gradient, penalised_loss)
+classwise_ece = partial(ece, mode="classwise")
 
-GRADIENTS = [
-    job(
-        f"gradient of {name}, 50,000 x 100",
-        50_000,
-        partial(logits, num_classes=100, gradient=True),
-        partial(gradient, loss),
-        theirs,
-        goal,
-        tolerance=1e-3,
-    )
-    for name, loss, theirs, goal in (
-        ("NLL", nll, by_hand.torch_gradient_of_cross_entropy, 0.9),
-        ("ECE + NLL", penalised_loss, by_hand.torch_gradient_of_ece_and_cross_entropy, 1.0),
-    )
-]
-
-UPDATES = [
+WITH_NUMBA = [
+    job("NLL", BINARY, tc.nll, cross_entropy, 0.8, tolerance=1e-4),
+    job("NLL", FLOAT64, tc.nll, cross_entropy),
+    job("NLL", LOGITS, partial(tc.nll, from_logits=True), by_hand.torch_binary_cross_entropy_with_logits),
+    job("NLL", NUMPY, tc.nll, by_hand.sklearn_log_loss),
+    job("Brier score", BINARY, tc.brier_score, squared_error, 1.2),
+    job("Brier score", FLOAT64, tc.brier_score, squared_error),
+    job("Brier score", NUMPY_FLOAT32, tc.brier_score, by_hand.numpy_mean_squared_error, repeats=10),
+    job("Brier score", LISTS, tc.brier_score, by_hand.sklearn_brier_score, repeats=5),
+    job("ECE", BINARY, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4),
+    job("ECE", NUMPY, tc.ece, by_hand.numpy_binary_ece),
+    job("ECE", FEW, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4, repeats=100),
+    job("ECE", NUMPY_CLASSES, tc.ece, by_hand.numpy_ece, 0.6, DOUBLE),
+    job("NLL", NUMPY_CLASSES, tc.nll, by_hand.sklearn_log_loss, 0.3, DOUBLE),
+    job("ECE", C10, ece, by_hand.torch_ece),
+    job("ECE", C100, ece, by_hand.torch_ece),
+    job("NLL", C10, nll, by_hand.torch_cross_entropy),
+    job("NLL", C100, nll, by_hand.torch_cross_entropy),
+    job("Brier score", C100, brier, by_hand.torch_brier_score),
+    job("ECE", C1000, ece, by_hand.torch_ece_in_a_reused_buffer, 0.6),
+    job("ECE", C100_FLOAT64, ece, by_hand.torch_ece_of_float64, tolerance=DOUBLE),
+    job("ECE", C100_BFLOAT16, ece, by_hand.torch_ece, tolerance=ROUNDED),
+    job("NLL, Brier, ECE and accuracy", C100, four_scores, by_hand.torch_four_scores),
+    job("class-wise ECE", C10, classwise_ece, by_hand.torch_loop_over_classes, tolerance=1e-4),
+    job("class-wise ECE", C100, classwise_ece, by_hand.torch_one_bincount_of_all_classes, tolerance=1e-4),
+    job("ECE of 1,000 groups", GROUPS, ece_by_group, by_hand.torch_one_bincount_of_all_groups, tolerance=TIES),
+    job("multi-label ECE", LABELS, partial(tc.ece, task="multilabel"), by_hand.torch_loop_over_labels, 0.3, 1e-4),
+    job("gradient of NLL", LEAF, gradients[0], by_hand.torch_gradient_of_cross_entropy, 0.9, 1e-3),
+    job("gradient of ECE + NLL", LEAF, gradients[1], by_hand.torch_gradient_of_ece_and_cross_entropy, 1.0, 1e-3),
     update_job(
-        "update of ECE, binary, 256",
-        256,
-        binary,
+        "ECE",
+        Data("binary, 256", 256, binary),
         partial(tc.ECE, task="binary"),
         by_hand.torchmetrics_binary_ece,
         seconds=40e-6,
     ),
     *(
         update_job(
-            f"update of ECE, {n} x {c:,}",
-            n,
-            partial(logits, num_classes=c),
+            "ECE",
+            rows(c, n),
             partial(tc.ECE, num_classes=c, **GIVEN),
             partial(by_hand.torchmetrics_ece, c),
             seconds=seconds,
@@ -429,64 +290,38 @@ UPDATES = [
         for n, c, seconds in ((64, 10, 60e-6), (128, 100, 80e-6), (32, 1_000, 90e-6))
     ),
     update_job(
-        "update of eight metrics, 256 x 1,000",
-        256,
-        partial(logits, num_classes=1_000),
+        "eight metrics",
+        rows(1_000, 256),
         lambda: tc.CalibrationCollection(eight_metrics(1_000)),
         partial(tc.ECE, num_classes=1_000, **GIVEN),
         1.2,
         against=ECE_ALONE,
     ),
-]
-
-SELECTIVE = [
-    job("AURC, 1 million", MILLION, binary, tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
-    job("AURC, 50,000 x 10", 50_000, partial(logits, num_classes=10), partial(tc.aurc, **GIVEN), by_hand.torch_aurc),
-    job("AUROC of correctness, 1 million", MILLION, binary, tc.correctness_auroc, by_hand.sklearn_roc_auc_score),
+    job("AURC", MILLION_ROWS, tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
+    job("AURC", C10, partial(tc.aurc, **GIVEN), by_hand.torch_aurc),
+    job("AUROC of correctness", MILLION_ROWS, tc.correctness_auroc, by_hand.sklearn_roc_auc_score),
     job(
-        "accuracy at a coverage of 80%, 1 million",
-        MILLION,
-        binary,
+        "accuracy at a coverage of 80%",
+        MILLION_ROWS,
         partial(tc.accuracy_at_coverage, coverage=0.8),
         by_hand.torch_topk_accuracy,
     ),
-]
-
-FITS_AND_REPORTS = [
+    job("temperature", rows(100, 10_000), temperature, by_hand.torch_lbfgs_temperature, 0.4, OPTIMUM),
     job(
-        "temperature, 10,000 x 100",
-        10_000,
-        partial(logits, num_classes=100),
-        temperature,
-        by_hand.torch_lbfgs_temperature,
-        0.4,
-        OPTIMUM,
-    ),
-    job(
-        "interval of the Brier score, 10,000, 1,000 replicates",
-        10_000,
-        double,
+        "interval of the Brier score",
+        REPLICATES,
         interval_of_brier_score,
         by_hand.numpy_bootstrap_of_brier_score,
         tolerance=NOISE,
     ),
-    job(
-        "report of a CSV file, 10,000 x 10",
-        10_000,
-        csv_file,
-        report_of_file,
-        by_hand.pandas_and_sklearn_report,
-        tolerance=SINGLE,
-    ),
+    job("report of a CSV file", CSV_FILE, report_of_file, by_hand.pandas_and_sklearn_report),
 ]
-
-WITH_NUMBA = [*BINARY, *MULTI_CLASS, *GRADIENTS, *UPDATES, *SELECTIVE, *FITS_AND_REPORTS]
 
 
 def in_plain_torch(job: Job) -> Job:
     """Return the job without numba, with a goal of at least 1."""
     peers = tuple(replace(peer, goal=max(1.0, peer.goal or 0)) for peer in job.peers)
-    return replace(job.without_numba(peers=peers), why=REASONS_WITHOUT_NUMBA.get(job.name, ""))
+    return job.without_numba(peers=peers)
 
 
 JOBS = [*WITH_NUMBA, *map(in_plain_torch, WITH_NUMBA)]

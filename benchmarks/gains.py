@@ -1,6 +1,4 @@
-"""Advice on calibrators against the truth: `python -m benchmarks.gains` writes results/gains.md.
-
-    python -m benchmarks.gains --sets 20    fewer data sets for each cell; prints only
+"""Advice on calibrators against the truth: `python -m benchmarks.gains`.
 
 A data set has N samples with logits N(0, 2^2) for each of C classes (two classes: log-odds are N(0, 2^2)), and labels
 from a law. Calibrators are cross-validated as in a report, for many data sets at once. The true gain is that
@@ -8,16 +6,10 @@ of the fit to all samples, from the conditional risk on fresh logits, whose clas
 is that of `benchmarks.diagnosis`. A gain of any size is worthwhile unless the verdict says otherwise.
 """
 
-import argparse
-import json
 import math
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from multiprocessing import Pool
-from pathlib import Path
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from benchmarks.diagnosis import Data, found_in
+from benchmarks.study import Cell, Found, Part, Row, Study, main
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
@@ -45,7 +38,6 @@ from torchcalib.reporting.findings import Findings, decide
 from torchcalib.results.calibration import CalibrationStage, CalibratorLine
 from torchcalib.results.decision import Decision
 
-RESULTS = Path(__file__).resolve().parent / "results"
 N_FRESH = {2: 10_000, 10: 4_000}
 N_DETAILED = 200  # number of data sets for the true gains of all calibrators
 AT_ONCE = 2**15
@@ -151,8 +143,6 @@ def contradicts(decision: Decision, recommended: Recommendation) -> bool:
 
 def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list[Outcome]:
     """Return the outcomes of several data sets."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     task = "multiclass" if num_classes > 2 else "binary"
     values, _, labels = drawn(n_sets, n, num_classes, law, seed)
     options = {"from_logits": True}
@@ -212,38 +202,46 @@ def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list
     return found_outcomes
 
 
-def cell(found: list[Outcome]) -> dict[str, float]:
-    """Return the statistics of a cell."""
+def gains_of(num_classes: int, n: int, law: str, n_sets: int) -> dict[str, Any]:
+    """Return the row of a cell, and the rows of its calibrators."""
+    size = max(1, min(n_sets, AT_ONCE // (n * num_classes)))
+    found = [x for seed in range(1, 1 + -(-n_sets // size)) for x in outcomes(num_classes, n, law, size, seed)]
     columns = [torch.tensor(x, dtype=torch.float64) for x in zip(*(each[:-1] for each in found), strict=True)]
     evidence, advised, gain, low, high, true, contradicted, lacking = columns
     is_advised, covered = advised > 0, ((low <= true) & (true <= high)).double()
-    error = gain - true
-    return {
-        "sets": len(found),
-        "evidence": float(evidence.mean()),
-        "advised": float(advised.mean()),
-        "true": float(true.mean()),
-        "gain": float(gain.mean()),
-        "bias": float(error.mean()),
-        "standard error": float(error.std() / math.sqrt(len(found))),
-        "coverage": float(covered.mean()),
-        "coverage if advised": float(covered[is_advised].mean()),
-        "contains 0": float((low[is_advised] <= 0).double().mean()),
-        "harm": float((true[is_advised] < 0).double().mean()),
-        "contradicted": float(contradicted.mean()),
-        "lacking": float(lacking.mean()),
-    }
+    of_advised = [""] * 3
+    if bool(is_advised.any()):
+        shares = covered, (low <= 0).double(), (true < 0).double()
+        of_advised = [f"{float(x[is_advised].mean()):.1%}" for x in shares]
+    row = [
+        f"{len(found):,}",
+        *(f"{float(x.mean()):.1%}" for x in (evidence, advised)),
+        *(f"{float(x.mean()):.2f}" for x in (true, gain)),
+        with_error(gain - true),
+        f"{float(covered.mean()):.1%}",
+        *of_advised,
+        *(f"{float(x.mean()):.1%}" for x in (contradicted, lacking)),
+    ]
+    return {"row": row, "calibrators": list(by_calibrator(found))}
 
 
-def by_calibrator(found: list[Outcome]) -> Iterator[tuple[str, float, float, float, float]]:
-    """Yield name, mean true gain, bias, its standard error and coverage of each calibrator with finite gains."""
+def with_error(x: Tensor) -> str:
+    """Return the mean and its standard error."""
+    return f"{float(x.mean()):+.2f} ± {float(x.std() / math.sqrt(len(x))):.2f}"
+
+
+def by_calibrator(found: list[Outcome]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, mean true gain, bias with its standard error, and coverage of each calibrator with finite gains."""
     for name in found[0].every:
         x = torch.tensor([e.every[name] for e in found[:N_DETAILED] if name in e.every], dtype=torch.float64)
-        x = x[x[:, (0, 3)].isfinite().all(-1)]
-        gain, low, high, true = x.unbind(-1)
-        error = gain - true
+        gain, low, high, true = x[x[:, (0, 3)].isfinite().all(-1)].unbind(-1)
         covered = ((low <= true) & (true <= high)).double().mean()
-        yield name, float(true.mean()), float(error.mean()), float(error.std() / math.sqrt(len(x))), float(covered)
+        yield name, f"{float(true.mean()):.2f}", with_error(gain - true), f"{float(covered):.1%}"
+
+
+def tables(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+    yield [(*cell, *each.values["row"]) for cell, each in found.items()]
+    yield [(*cell, *row) for cell, each in found.items() for row in each.values["calibrators"]]
 
 
 TARGETS = ("5 annotators", "beta", "beta, varying", "labels", "labels in 50 clusters", "exponential weights")
@@ -252,7 +250,6 @@ TARGETS = ("5 annotators", "beta", "beta, varying", "labels", "labels in 50 clus
 
 def null_statistics(target: str, num_classes: int, n: int, n_sets: int, seed: int) -> Tensor:
     """Return p-values of temperature, bias and both for calibrated predictions, `(B, 3)`."""
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(seed)
     z = normal_logits(n_sets, n, num_classes, generator)
     q, options, effect, groups = z.softmax(-1), {"from_logits": True}, 1.0, None
@@ -296,91 +293,23 @@ def _row_of(p: Predictions, b: int, weights: Tensor | None, groups: Tensor | Non
     return replace(p, input_preds=p.input_preds[b], input_target=p.input_target[b], weights=weights, groups=groups)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", type=int, default=1000, help="data sets for each cell (default 1000)")
-    parser.add_argument("--processes", type=int, default=2)
-    given = parser.parse_args()
-    rows, details, levels, start = [], [], [], time.perf_counter()
-    with Pool(given.processes) as pool:
-        for num_classes, n in ((2, 100), (2, 500), (5, 300)):
-            for target in TARGETS:
-                n_sets = 2 * given.sets
-                p_values = torch.cat(
-                    pool.starmap(null_statistics, [(target, num_classes, n, n_sets // 10, k) for k in range(10)])
-                )
-                shares = [(p_values < level).double().mean(0).tolist() for level in (0.05, 0.01)]
-                levels.append((target, num_classes, n, len(p_values), *shares))
-                print(json.dumps(levels[-1]), flush=True)
-        for num_classes, n, law in CELLS:
-            size = max(1, min(given.sets, AT_ONCE // (n * num_classes)))
-            seeds = range(1, 1 + -(-given.sets // size))
-            found = [x for part in pool.map(partial(outcomes, num_classes, n, law, size), seeds) for x in part]
-            rows.append({"classes": num_classes, "n": n, "law": law, **cell(found)})
-            details += [(num_classes, n, law, *each) for each in by_calibrator(found)]
-            print(json.dumps(rows[-1]), flush=True)
-            if given.sets == parser.get_default("sets"):
-                write(rows, details, levels)
-    print(f"{time.perf_counter() - start:.0f} s")
+def level_of(num_classes: int, n: int, target: str, n_sets: int) -> list[str]:
+    """Return the shares of p-values below 5 % and below 1 %."""
+    p_values = torch.cat([null_statistics(target, num_classes, n, n_sets // 10, seed) for seed in range(10)])
+    shares = [(p_values < level).double().mean(0).tolist() for level in (0.05, 0.01)]
+    return [f"{len(p_values):,}", *(f"{x:.1%}" for of_level in shares for x in of_level)]
 
 
-def write(rows: list[dict[str, Any]], details: list[tuple[Any, ...]], levels: list[tuple[Any, ...]]) -> None:
-    """Write the tables of the cells that are finished."""
-    page = [
-        "# Gains of calibrators in reports",
-        "",
-        "Gains are decreases of the NLL in percent, and any gain is worthwhile. Evidence: share of data sets in which "
-        "the likelihood ratios of calibrators that contain the identity are significant at level 1% together. Advised: "
-        "share in which a calibrator is advised. True: mean gain of the preferred calibrator on new data. Reported: "
-        "mean of its reported gain; bias: their difference, with its standard error. Coverage: of the true gain by the "
-        "95% interval, in all data sets and in those with advice. Contains 0: share of the latter intervals that "
-        "contain 0; the advice then says that the gain is uncertain. Harm: share of the advised calibrators that "
-        "increase the NLL of new data. Contradiction: share of reports with advice that contradicts the verdict or its "
-        "interval. No advice: share with the verdict of clear miscalibration by a temperature or biases, which has the "
-        "level 5%, without advice, whose level is 1%. Computed by `python -m benchmarks.gains`.",
-        "",
-        "| classes | N | predictions | sets | evidence | advised | true | reported | bias | coverage | if advised | "
-        "contains 0 | harm | contradiction | no advice |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for r in rows:
-        of_advised = " | | "
-        if r["advised"]:
-            of_advised = f"{r['coverage if advised']:.1%} | {r['contains 0']:.1%} | {r['harm']:.1%}"
-        page.append(
-            f"| {r['classes']} | {r['n']:,} | {r['law']} | {r['sets']:,} | {r['evidence']:.1%} | {r['advised']:.1%} | "
-            f"{r['true']:.2f} | {r['gain']:.2f} | {r['bias']:+.2f} ± {r['standard error']:.2f} | {r['coverage']:.1%} | "
-            f"{of_advised} | {r['contradicted']:.1%} | {r['lacking']:.1%} |"
-        )
-    page += [
-        "",
-        "## Every calibrator",
-        "",
-        f"Gains in {N_DETAILED} data sets, without correction for the choice.",
-        "",
-        "| classes | N | predictions | calibrator | true | bias | coverage |",
-        "|---:|---:|---|---|---:|---:|---:|",
-        *(
-            f"| {c} | {n:,} | {law} | {name} | {true:.2f} | {bias:+.2f} ± {error:.2f} | {covered:.1%} |"
-            for c, n, law, name, true, bias, error, covered in details
-        ),
-        "",
-        "## Level of likelihood ratios",
-        "",
-        "Share of calibrated data sets with p < 5% and p < 1%, for a temperature, biases and both. Soft targets are "
-        "the mean of 5 annotators, or have a Dirichlet distribution around the predicted probabilities, with a "
-        "constant or a varying concentration. Clusters are copies of one row, with their design effect.",
-        "",
-        "| targets | classes | N | sets | temperature, 5% | biases, 5% | both, 5% | temperature, 1% | biases, 1% | "
-        "both, 1% |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *(
-            f"| {target} | {c} | {n:,} | {sets:,} | {' | '.join(f'{x:.1%}' for x in (*five, *one))} |"
-            for target, c, n, sets, five, one in levels
-        ),
-    ]
-    (RESULTS / "gains.md").write_text("\n".join(page) + "\n")
+def level_table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+    yield [(target, num_classes, n, *each.values) for (num_classes, n, target), each in found.items()]
 
+
+LEVEL_CELLS = [(*size, target) for size, target in product(((2, 100), (2, 500), (5, 300)), TARGETS)]
+STUDY = Study(
+    "gains",
+    1_000,
+    [Part(CELLS, gains_of, tables), Part(LEVEL_CELLS, level_of, level_table, lambda _: 2, "level")],
+)
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

@@ -1,26 +1,21 @@
-"""Level and power of the tests of groups in a report, in simulations: writes benchmarks/results/groups.md.
-
-    python -m benchmarks.groups               all cells, in about 5 minutes
-    python -m benchmarks.groups --sets 100    fewer data sets for each cell; writes nothing
+"""Level and power of the tests of groups in a report: `python -m benchmarks.groups`, in about 5 minutes.
 
 A data set has N rows of a law of the confidences, each in one of G groups by chance. For power, the log-odds of one
 group are changed after the labels were drawn.
 """
 
-import argparse
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from benchmarks.coverage import publish
+from benchmarks.clusters import beta
+from benchmarks.study import Part, Study, batches, main, percent, row_of_each
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
 from torchcalib.reporting.groups import GroupGaps, large_groups, roots_of_differences, roots_of_gaps
 
-PAGE = Path(__file__).resolve().parent / "results" / "groups.md"
 N_BINS, AT_ONCE = 15, 2**19  # rows in memory
 LEVEL, SHARED = 0.025, 0.00625  # level of all causes together, and of one of four causes
 SIZES, N_GROUPS = (2_000, 8_000), (5, 10, 40)
@@ -31,11 +26,7 @@ def _normal(deviation: float) -> Callable[[int, torch.Generator], Tensor]:
 
 
 def _beta(a: float, b: float) -> Callable[[int, torch.Generator], Tensor]:
-    def draw(n: int, g: torch.Generator) -> Tensor:
-        x, y = (torch._standard_gamma(torch.full((n,), k, dtype=torch.float64), generator=g) for k in (a, b))
-        return (x / (x + y)).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
-
-    return draw
+    return lambda n, g: beta(a, b, n, g).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
 
 
 LAWS = {
@@ -56,9 +47,7 @@ def data_sets(
 ) -> Iterator[BinCells]:
     """Yield the bins of all groups `(D, G, B)` of data sets, in batches; group 0 is changed."""
     generator = torch.Generator().manual_seed(1)
-    done = 0
-    while done < sets:
-        d = min(sets - done, max(1, AT_ONCE // n))
+    for d in batches(sets, AT_ONCE // n):
         p = LAWS[law](d * n, generator)
         y = torch.bernoulli(p, generator=generator)
         group = torch.randint(n_groups, (d * n,), generator=generator)
@@ -68,7 +57,6 @@ def data_sets(
         columns = (torch.ones_like(p), p, y, p * (1 - p), p * (1 - p))
         sums = [torch.bincount(cell, x, minlength=d * n_groups * N_BINS).reshape(d, n_groups, N_BINS) for x in columns]
         yield BinCells.from_bins(BinStats(torch.stack(sums, -2), has_noise=True))
-        done += d
 
 
 def p_values(roots: Tensor, large: Tensor) -> Tensor:
@@ -97,9 +85,20 @@ def cell(law: str, n: int, n_groups: int, sets: int, fault: str = "") -> dict[st
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def rate(p: Tensor, level: float) -> str:
-    """Return the share of p-values below a level, in percent."""
-    return f"{100 * float((p < level).double().mean()):.1f}"
+def rates(p: dict[str, Tensor], *columns: tuple[str, float]) -> list[str]:
+    """Return the shares of p-values of tests below a level, in percent."""
+    return [percent(p[name] < level) for name, level in columns]
+
+
+def level(law: str, n: int, n_groups: int, n_sets: int) -> list[str]:
+    of_tests = [(name, level) for name in ("gaps", "normal") for level in (LEVEL, SHARED)]
+    return rates(cell(law, n, n_groups, n_sets), *of_tests, ("differences", 0.05))
+
+
+def power(law: str, n: int, n_groups: int, fault: str, n_sets: int) -> list[str]:
+    found = cell(law, n, n_groups, n_sets, fault)
+    shares = rates(found, ("gaps", LEVEL), ("normal", LEVEL), ("differences", 0.05))
+    return [*shares, covered(law, n, n_groups, max(1, n_sets // 5), fault)]
 
 
 def covered(law: str, n: int, n_groups: int, sets: int, fault: str) -> str:
@@ -121,62 +120,15 @@ def covered(law: str, n: int, n_groups: int, sets: int, fault: str) -> str:
     return f"{100 * n_covered / n_named:.1f} ({n_named:,})" if n_named else "–"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", type=int, default=1000, help="data sets for each cell (default 1000)")
-    sets = parser.parse_args().sets
-    torch.set_num_threads(1)
-    start = time.perf_counter()
-    level = ["| confidences | rows | groups | gap or slope | at 0.625% | normal | at 0.625% | differences, at 5% |"]
-    level.append("|---|---:|---:|---:|---:|---:|---:|---:|")
-    power = ["| confidences | rows | groups | fault of one group | gap or slope | normal | differences, at 5% |"]
-    power[0] += " coverage (intervals) |"
-    power.append("|---|---:|---:|---|---:|---:|---:|---:|")
-    for law in LAWS:
-        for n in SIZES:
-            for n_groups in N_GROUPS:
-                found = cell(law, n, n_groups, sets)
-                rates = [rate(found[name], x) for name in ("gaps", "normal") for x in (LEVEL, SHARED)]
-                rates.append(rate(found["differences"], 0.05))
-                level.append(f"| {law} | {n:,} | {n_groups} | {' | '.join(rates)} |")
-                print(level[-1], flush=True)
-            for fault in FAULTS:
-                found = cell(law, n, 10, sets, fault)
-                rates = [
-                    rate(found[name], x) for name, x in (("gaps", LEVEL), ("normal", LEVEL), ("differences", 0.05))
-                ]
-                rates.append(covered(law, n, 10, max(1, sets // 5), fault))
-                power.append(f"| {law} | {n:,} | 10 | {fault} | {' | '.join(rates)} |")
-                print(power[-1], flush=True)
-    error = 100 * (LEVEL * (1 - LEVEL) / sets) ** 0.5
-    page = [
-        "# Tests of groups",
-        "",
-        f"Computed by `python -m benchmarks.groups` with {sets:,} data sets for each cell and 15 bins. Rows are "
-        "assigned to groups by chance. A report tests the mean gap and the slope of each group by the signed root of "
-        "its deviance, and multiplies the smallest p-value by the number of statistics (Bonferroni). The columns "
-        '"normal" use both statistics in standard errors instead.',
-        "",
-        "## Calibrated models",
-        "",
-        "Percentage of data sets with an alarm at a level of 2.5%, the level of all causes together, and at "
-        "0.625%, that of one of four causes. The last column contains the test of differences between groups, which "
-        "decides whether the first screen names a worst group. Its level is 5%. The standard error at 2.5% is "
-        f"{error:.1f}%.",
-        "",
-        *level,
-        "",
-        "## One miscalibrated group of 10",
-        "",
-        "Percentage of data sets with an alarm at a level of 2.5%. The normal statistics also have more false alarms. "
-        "Coverage is that of the interval of the mean gap of the group which the verdict names at 0.625%, from "
-        f"{max(1, sets // 5):,} data sets, with the number of intervals in parentheses. Intervals are adjusted for the "
-        "choice among 10 groups (Benjamini and Yekutieli).",
-        "",
-        *power,
-    ]
-    publish(page, PAGE, sets == parser.get_default("sets"), start)
-
+row = row_of_each(lambda cell, found: (*cell, *found))
+STUDY = Study(
+    "groups",
+    1_000,
+    [
+        Part(list(product(LAWS, SIZES, N_GROUPS)), level, row),
+        Part(list(product(LAWS, SIZES, (10,), FAULTS)), power, row),
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

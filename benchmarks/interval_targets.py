@@ -1,29 +1,22 @@
-"""Coverage of the intervals of calibration errors for their stated targets, in simulations.
-
-    python -m benchmarks.interval_targets              writes benchmarks/results/interval_targets.md
-    python -m benchmarks.interval_targets --sets 100   fewer data sets for each cell; writes nothing
+"""Coverage of the intervals of calibration errors for their stated targets: `python -m benchmarks.interval_targets`.
 
 The target of ECE and RMSCE is the expected error over samples (confidences and outcomes) of the same size: the mean
 over 20 times as many data sets. That of ESCE is the expected mean gap, that of the debiased RMSCE the error over the
 same bins for infinitely many samples, and that of the negative log-likelihood (NLL) its expected value.
 """
 
-import argparse
-import time
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.coverage import DEBIASED, LARGE, WITH_INTERVAL, publish, tests_of
+from benchmarks.coverage import DEBIASED, LARGE, tests_of
 from benchmarks.debiased import LAWS, SIZES, TRUTHS, bins_of, draw
+from benchmarks.study import Part, Study, main, percent, row_of_each
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
 
-PAGE = Path(__file__).resolve().parent / "results" / "interval_targets.md"
-ERRORS = tuple(name for name in WITH_INTERVAL if name != "ACE")
 LEAST_PRINTED = 50  # fewer printed intervals tell nothing about their coverage
 
 
@@ -55,7 +48,7 @@ def share_covered(low: Tensor, high: Tensor, target: float) -> str:
         return "not printed"
     above = 100 * float((low[printed] > target + 1e-12).double().mean())
     below = 100 * float((high[printed] < target - 1e-12).double().mean())
-    some = "" if bool(printed.all()) else f", {100 * float(printed.double().mean()):.0f}% printed"
+    some = "" if bool(printed.all()) else f", {percent(printed, 0)}% printed"
     return f"{100 - above - below:.1f} ({above:.1f} / {below:.1f}{some})"
 
 
@@ -73,36 +66,25 @@ def bootstrap_of_nll(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return low.masked_fill(events < MIN_EVENTS, torch.nan), high
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=1_000, help="data sets for each cell (default 1000)")
-    given = parser.parse_args()
-    start = time.perf_counter()
-    lines = []
-    for n, law, truth in product(SIZES, LAWS, TRUTHS):
-        n_sets = given.sets if n < SIZES[-1] else max(1, given.sets // 4)
-        p, y = outcomes(law, truth, n, n_sets, 1)
-        found = {name: (test.low, test.high) for name, test in tests_of(p, y, ()).items()}
-        found["NLL"] = bootstrap_of_nll(p, y)
-        shares = [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]
-        lines.append(f"| {law} | {truth} | {n:,} | {' | '.join(shares)} |")
-        print(lines[-1], flush=True)
-    page = [
-        "# Coverage of intervals for their stated targets",
-        "",
-        f"Computed by `python -m benchmarks.interval_targets` with torch {torch.__version__}: share of {given.sets:,} "
-        "data sets whose 95% interval contains its target, in percent, and in parentheses the shares of intervals "
-        f"above and below it. Cells of {SIZES[-1]:,} samples have a quarter of the data sets. Intervals of ECE and "
-        "RMSCE are not printed if fewer than 5 events or complements are expected, and bootstrap intervals of NLL if "
-        f"fewer than {MIN_EVENTS:g} events or complements are expected and observed; the coverage is "
-        f"that of printed intervals, if there are at least {LEAST_PRINTED}.",
-        "",
-        f"| confidences | truth | N | {' | '.join(ERRORS)} | NLL |",
-        "|---" * (4 + len(ERRORS)) + "|",
-        *lines,
-    ]
-    publish(page, PAGE, given.sets == parser.get_default("sets"), start)
+def shares_covered(n: int, law: str, truth: str, n_sets: int) -> list[str]:
+    p, y = outcomes(law, truth, n, n_sets, 1)
+    found = {name: (test.low, test.high) for name, test in tests_of(p, y, ()).items()}
+    found["NLL"] = bootstrap_of_nll(p, y)
+    return [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]
 
+
+STUDY = Study(
+    "interval_targets",
+    1_000,
+    [
+        Part(
+            list(product(SIZES, LAWS, TRUTHS)),
+            shares_covered,
+            row_of_each(lambda cell, found: (cell[1], cell[2], cell[0], *found)),
+            share=lambda cell: 1 if cell[0] < SIZES[-1] else 1 / 4,
+        )
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    main(STUDY)

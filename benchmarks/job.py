@@ -1,10 +1,15 @@
 """Jobs of the benchmarks: our call, the calls of other packages, and the goals."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+REASONS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
+"""Why jobs miss their goals by family and name, and why kernels are far from the limits of a machine."""
 
 Call = Callable[[], object]
 OURS = "ours"
@@ -86,7 +91,6 @@ class Job:
         grows: further sizes for our call: arguments of `prepare`, including `n`.
         numba: whether our call may import numba.
         rounds: number of measurements.
-        why: reason for a missed goal.
         alone: whether the job gets a process of its own. Other jobs of a family share one, which saves their imports.
         on_device: whether `prepare` has an argument `device`, and all sides run there.
     """
@@ -101,7 +105,6 @@ class Job:
     grows: tuple[Mapping[str, int], ...] = ()
     numba: bool = True
     rounds: int = 9
-    why: str = ""
     alone: bool = True
     on_device: bool = False
 
@@ -119,7 +122,7 @@ class Job:
         """Return this job in plain torch, without peers that require numba and without goals other than `changes`."""
         peers = tuple(replace(peer, goal=None) for peer in self.peers if "numba" not in peer.needs)
         plain = {"peers": peers, "seconds": None, "grows": ()}
-        return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, why="", **(plain | changes))
+        return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, **(plain | changes))
 
 
 def jobs_of(family: str) -> list[Job]:

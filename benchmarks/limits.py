@@ -56,35 +56,6 @@ class Kernel(NamedTuple):
     n_exps: int = 0
 
 
-REASONS = {
-    "statistics of rows of 10 logits": "a quarter of the time is that of the operating system, for the new results",
-    "statistics of rows of probabilities": "float64 sums of p and p log p, and a logarithm for each probability",
-    "gradient of logits": "a third or more of the time is that of the operating system, for the new result",
-    "gradient of probabilities": "a third or more of the time is that of the operating system, for the new result",
-    "bin sums of every class": "two float64 sums for each logit, to which every row is added",
-    "gradient of the bin sums of every class": "a third of the time is that of the operating system, for the result",
-    "5 largest entries of rows": "four passes over each row: NaN, infinity, largest entries and rank",
-    "bin sums of binary events": "a conversion to float64 and a comparison with the bin edge for each event",
-    "bin sums of weighted events": "three float64 sums for each event, one event after the other",
-    "bin sums of 1,000 groups": "each event is added to sums that do not fit into the level-1 cache",
-    "cells of the smooth error": "seven roundings for each confidence, and a third of the time for the new result",
-    "sums of the smooth error": "seven products and roundings for each confidence, and five sums in the cache",
-    "log loss of binary probabilities": "a float64 logarithm, and the rounding error of 1 - p, for each probability",
-    "sums of risk-coverage curves": "a sequential loop over groups of equal scores, with a division for each sample",
-    "log-odds of the top class": "float64 exponentials, so that equal rows are tied and probabilities near 1 are not",
-    "random resampling counts": "a hash of 64 bits for each draw, and a sum at a random place of the cache",
-    "confidences of binary predictions": "84% of the time is that of the operating system, for the new results",
-    "sort keys of scores with labels": "74% of the time is that of the operating system, for the new result",
-    "equal-mass bins": "each event is counted at a random place of the level-2 cache, and read twice",
-    "isotonic blocks": "a sequential loop, in which each step depends on the previous one",
-    "isotonic blocks of bounded size": "a sequential loop, in which each step depends on the previous one",
-    "isotonic means at all test scores": "a sequential loop, in which each step depends on the previous one",
-    "logistic regression": "several Newton steps in float64, each of which reads the samples from the cache again",
-    "fit of a temperature": "several steps, the last ones in float64, and passes for the largest and the mean scores",
-}
-"""Why a kernel reaches less than `ENOUGH` of its limit, by name."""
-
-
 def kernels(n: int = 50_000, num_classes: int = 1_000, n_events: int = 10_000_000) -> Iterator[Kernel]:
     yield from row_kernels(n, num_classes)
     yield from event_kernels(n_events)

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 import torchcalib as tc
 import torchcalib.functional as F
-from benchmarks import peers
+from benchmarks import by_hand, peers
 from benchmarks.job import OURS, Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, overconfident_logits
 
@@ -44,12 +44,8 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
     logits, target = network_logits(n, num_classes)
     batches = list(zip(logits.split(rows), target.split(rows), strict=True))
 
-    def ours() -> Metric:
-        return tc.ECE(num_classes=num_classes, n_bins=n_bins, **GIVEN)
-
-    def theirs() -> Metric:
-        return peers.torchmetrics_stream(num_classes, n_bins)
-
+    ours = partial(tc.ECE, num_classes=num_classes, n_bins=n_bins, **GIVEN)
+    theirs = partial(by_hand.torchmetrics_ece, num_classes, n_bins)
     return Sides(
         lambda: streamed(ours(), batches).compute(),
         {TORCHMETRICS_CLASS: lambda: streamed(theirs(), batches).compute()},
@@ -175,7 +171,7 @@ def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -
         loss.backward()
         return logits.grad
 
-    peer = {CROSS_ENTROPY: lambda: peers.cross_entropy_with_gradient(logits, target)}
+    peer = {CROSS_ENTROPY: lambda: by_hand.torch_gradient_of_cross_entropy(logits, target)}
     return Sides(ours, peer, result_bytes=logits.nbytes)
 
 
@@ -196,7 +192,6 @@ WITH_NUMBA = [
         (Peer(SOFTMAX, 0.6), Peer(TORCHMETRICS, 1 / 7)),
         extra_bytes=EXTRA_BYTES,
         grows=OF_ROWS + OF_CLASSES,
-        why="the logits are read at 43% of the memory bandwidth",
     ),
     Job(
         "ECE in batches of 256, 50,000 x 1,000",
@@ -204,13 +199,11 @@ WITH_NUMBA = [
         (Peer(TORCHMETRICS_CLASS, 0.35),),
         extra_bytes=EXTRA_BYTES,
         updates=(1, 196),
-        why="an update takes 130 microseconds, 70 of them in Python; torchmetrics takes 300 or 500 by run",
     ),
     Job(
         "100 updates of eight metrics, 256 x 1,000",
         updated_collection,
         (Peer(ONE_ECE, 1.2),),
-        why="each metric has its own state: 3 microseconds to add, count and restore, and 8 for the sum of each score",
     ),
     Job(
         "NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000",
@@ -224,7 +217,6 @@ WITH_NUMBA = [
         (Peer(SOFTMAX, 2.0),),
         extra_bytes=EXTRA_BYTES,
         grows=OF_CLASSWISE_BINS,
-        why="two float64 sums for each logit; the bin sums of every class alone take twice as long as the softmax",
     ),
     *(
         Job(
@@ -243,7 +235,6 @@ WITH_NUMBA = [
             partial(ece_of_groups, n=n, num_classes=num_classes),
             (Peer(ONE_GROUP, 1.5),),
             grows=() if num_classes else tuple({"n": n, "num_groups": 10**k} for k in range(7)),
-            why="15,000 cells do not fit into the level-1 cache",
         )
         for n, num_classes, size in ((1_000_000, None, "binary, 1 million"), (50_000, 1_000, "50,000 x 1,000"))
     ),
@@ -253,7 +244,6 @@ WITH_NUMBA = [
             partial(gradient, together=together),
             (Peer(CROSS_ENTROPY, 1.0),),
             extra_bytes=EXTRA_BYTES if together else EXTRA_BYTES_IN_PLAIN_TORCH,
-            why="" if together else "autograd adds up two gradients of the size of the logits",
         )
         for how, together in (("one collection", True), ("two functions", False))
     ),

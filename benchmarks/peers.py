@@ -4,7 +4,6 @@
 only its own comparisons.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torchmetrics import Metric
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
@@ -159,14 +157,6 @@ def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int, **options: Any
     return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins, **options)
 
 
-def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:
-    """ECE class of torchmetrics, which stores the confidence and the outcome of every sample."""
-    from torchmetrics.classification import MulticlassCalibrationError
-
-    with warnings.catch_warnings(action="ignore"):  # a warning about memory
-        return MulticlassCalibrationError(num_classes=num_classes, n_bins=n_bins)
-
-
 def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int) -> Tensor:
     """Binary ECE of torchmetrics, with float32 sums."""
     from torchmetrics.functional.classification import binary_calibration_error
@@ -195,10 +185,3 @@ def relplot_smece(y: Ints, p: Floats) -> float:
     from relplot.metrics import smECE
 
     return float(smECE(p, y))
-
-
-def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None:
-    """Cross-entropy, forward and backward."""
-    logits.grad = None
-    cross_entropy(logits, target).backward()
-    return logits.grad

@@ -1,7 +1,6 @@
 """Power of the p-values of calibration errors: how often they reject a miscalibrated model.
 
     python -m benchmarks.power              writes benchmarks/results/power.json and power.md
-    python -m benchmarks.power --sets 50    fewer data sets for each cell; writes nothing
     python -m benchmarks.power --few        writes power_few.json and power_few.md, in about two minutes
     python -m benchmarks.power --classes    writes power_classes.json and power_classes.md, in about ten minutes
 
@@ -17,36 +16,29 @@ A third table is for the average of the ECE over many classes, at a level of 1 %
 the combined one is that of a streaming metric.
 """
 
-import argparse
-import json
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import simulate
+from benchmarks.study import Cell, Part, Row, Study, main, percent, row_of_each
 from torchcalib.inference import calibration_test
 from torchcalib.metrics.base import CalibrationMetric
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (200, 1_000, 5_000)
 LEVEL = 0.05
 N_REPLICATES = 99
 FEW_SAMPLES = (5, 10, 20, 50, 100, 200)
-SETS_OF_FEW = 1_000
-CLASS_COUNTS, SETS_OF_CLASSES, LEVEL_OF_CLASSES = (10, 50), 1_000, 0.01
+CLASS_COUNTS, LEVEL_OF_CLASSES = (10, 50), 0.01
 SLOPES = {"calibrated: logits N(0, 2^2)": 1.0, "logits times 1.1": 1.1, "logits times 1.3": 1.3}
 
 Data = tuple[Tensor, Tensor]
 """P(y=1) and labels of one data set, `(N,)`."""
-Rows = list[dict[str, Any]]
 
 
 def with_labels(preds: Tensor, log_odds: Tensor, temperature: float, shift: float, generator: torch.Generator) -> Data:
@@ -150,9 +142,9 @@ def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, tar
     return float((p_value <= LEVEL + 1e-9).double().mean())
 
 
-def power_of_few(draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
+def power_of_few(model: str, n: int, n_sets: int) -> dict[str, float]:
     """Return the fractions rejected by the valid and the randomised p-value of every error."""
-    preds, target = (part.reshape(SETS_OF_FEW, n) for part in draw(SETS_OF_FEW * n, n))
+    preds, target = (part.reshape(n_sets, n) for part in SMALL_MODELS[model](n_sets * n, n))
     power = {}
     for name, (error, function) in SMALL_ERRORS.items():
         power[f"{name}, valid"] = share_rejected(error, preds, target)
@@ -160,24 +152,25 @@ def power_of_few(draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
     return power
 
 
-def power_over_classes(slope: float, num_classes: int, n: int = 700) -> dict[str, float]:
+def power_over_classes(model: str, num_classes: int, n_sets: int, n: int = 700) -> dict[str, float]:
     """Return the fractions rejected by the joint and the combined p-value of the class-wise ECE."""
     rejected = {"joint": 0, "combined": 0}
-    for seed in range(SETS_OF_CLASSES):
+    for seed in range(n_sets):
         generator = torch.Generator().manual_seed(seed)
         logits = 2 * torch.randn(n, num_classes, generator=generator)
         target = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
         metric = tc.ECE(task="multiclass", num_classes=num_classes, mode="classwise", from_logits=True)
-        joint = calibration_test(metric, slope * logits, target, n_replicates=199)
-        metric.update(slope * logits, target)
+        preds = SLOPES[model] * logits
+        joint = calibration_test(metric, preds, target, n_replicates=199)
+        metric.update(preds, target)
         for name, found in (("joint", joint), ("combined", metric.test(n_replicates=199))):
             rejected[name] += bool(found.p_value <= LEVEL_OF_CLASSES + 1e-9)
-    return {name: count / SETS_OF_CLASSES for name, count in rejected.items()}
+    return {name: count / n_sets for name, count in rejected.items()}
 
 
-def power_of(n_sets: int, draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
+def power_of(model: str, n: int, n_sets: int) -> dict[str, float]:
     """Return the fraction rejected by the p-value of every error."""
-    sets = [draw(n, seed) for seed in range(n_sets)]
+    sets = [MODELS[model](n, seed) for seed in range(n_sets)]
     size = min(len(p) for p, _ in sets)
     preds, target = (torch.stack([part[:size] for part in column]) for column in zip(*sets, strict=True))
     power = {}
@@ -188,74 +181,27 @@ def power_of(n_sets: int, draw: Callable[[int, int], Data], n: int) -> dict[str,
     return power
 
 
-def table(models: dict[str, Any], sizes: Iterable[int], power: Callable[[Any, int], dict[str, float]]) -> Rows:
-    """Print and return a row for every model and size."""
-    rows = []
-    for name, draw in models.items():
-        for n in sizes:
-            rows.append({"model": name, "n": n, "power": power(draw, n)})
-            shares = "  ".join(f"{error} {share:.3f}" for error, share in rows[-1]["power"].items())
-            print(f"{name:40} {n:6,}  {shares}", flush=True)
-    return rows
+def study_of(
+    page: str,
+    sets: int,
+    models: Sequence[str],
+    sizes: Sequence[int],
+    power: Callable[..., dict[str, float]],
+    errors: Sequence[str],
+    digits: int = 1,
+) -> Study:
+    """Return the study of a table with a row for each model and size, and a column for each error."""
+
+    def row(cell: Cell, found: dict[str, float]) -> Row:
+        return *cell, *(percent(found[error], digits) if error in found else None for error in errors)
+
+    return Study(page, sets, [Part(list(product(models, sizes)), power, row_of_each(row))])
 
 
-def write(name: str, title: str, explanation: str, rows: Rows, digits: int, size: str = "N", **settings: Any) -> None:
-    columns = list(rows[0]["power"])
-    page = [
-        f"# {title}",
-        "",
-        explanation,
-        "",
-        f"| model | {size} | {' | '.join(columns)} |",
-        "|---" * (2 + len(columns)) + "|",
-    ]
-    for row in rows:
-        cells = (f"{100 * row['power'][c]:.{digits}f}" if c in row["power"] else "–" for c in columns)
-        page.append(f"| {row['model']} | {row['n']:,} | {' | '.join(cells)} |")
-    settings |= {"versions": {"torch": torch.__version__, "numpy": np.__version__}, "rows": rows}
-    (RESULTS / f"{name}.md").write_text("\n".join(page) + "\n")
-    (RESULTS / f"{name}.json").write_text(json.dumps(settings, indent=1) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=200, help="data sets for each cell (default 200)")
-    parser.add_argument("--few", action="store_true", help="compute the table for few samples (about two minutes)")
-    parser.add_argument("--classes", action="store_true", help="compute the table for averages over classes")
-    given = parser.parse_args()
-    start = time.perf_counter()
-    settings: dict[str, Any] = {"level": LEVEL, "replicates": N_REPLICATES}
-    if given.few:
-        rows = table(SMALL_MODELS, FEW_SAMPLES, power_of_few)
-        explanation = (
-            f"Share of {SETS_OF_FEW:,} data sets with a p-value of at most 5 %, in percent. The valid p-value is that "
-            "of `metric.test()`, which counts replicates equal to the data. The randomised one counts a random part of "
-            "them. Computed by `python -m benchmarks.power --few`."
-        )
-        title = "Power lost to ties at few samples"
-        write("power_few", title, explanation, rows, digits=1, **settings, data_sets=SETS_OF_FEW)
-    elif given.classes:
-        rows = table(SLOPES, CLASS_COUNTS, power_over_classes)
-        explanation = (
-            f"Share of {SETS_OF_CLASSES:,} data sets of 700 samples with a p-value of at most 1 %, in percent, for ECE "
-            "averaged over the classes. The joint p-value is that of `torchcalib.inference.calibration_test`, which "
-            "simulates the label of each row. The combined one is that of `metric.test()` of a metric without stored "
-            "rows. Computed by `python -m benchmarks.power --classes`."
-        )
-        settings = {"level": LEVEL_OF_CLASSES, "replicates": 199, "data_sets": SETS_OF_CLASSES}
-        title = "Power of averages over classes"
-        write("power_classes", title, explanation, rows, digits=1, size="classes", **settings)
-    else:
-        rows = table(MODELS, SIZES, partial(power_of, given.sets))
-        if given.sets == parser.get_default("sets"):
-            fewer = ", ".join(f"{name} {given.sets // by}" for name, by in SLOW.items())
-            explanation = (
-                f"Share of {given.sets} data sets ({fewer}) in which `metric.test()` returns a p-value of at most 5 %, "
-                "in percent. Computed by `python -m benchmarks.power`."
-            )
-            write("power", "Power of the p-values", explanation, rows, 0, **settings, data_sets=given.sets, fewer=SLOW)
-    print(f"{time.perf_counter() - start:.0f} s")
-
+POWER = study_of("power", 200, list(MODELS), SIZES, power_of, list(ERRORS), digits=0)
+TWO_P_VALUES = [f"{error}, {kind}" for error in SMALL_ERRORS for kind in ("valid", "randomised")]
+FEW = study_of("power_few", 1_000, list(SMALL_MODELS), FEW_SAMPLES, power_of_few, TWO_P_VALUES)
+CLASSES = study_of("power_classes", 1_000, list(SLOPES), CLASS_COUNTS, power_over_classes, ("joint", "combined"))
 
 if __name__ == "__main__":
-    main()
+    main(POWER, few=FEW, classes=CLASSES)

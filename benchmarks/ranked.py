@@ -93,7 +93,6 @@ TCE = Job(
     tce_of_binary,
     (Peer(ONE_TEST_EACH, 1 / 1000, needs=("scipy",)),),
     seconds=0.006,
-    why="the tests alone take most of it",
 )
 
 JOBS = [

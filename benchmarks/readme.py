@@ -12,8 +12,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.job import EVERYDAY, FAMILIES, WITHOUT_NUMBA, Job, jobs_of
-from benchmarks.limits import ENOUGH, REASONS, UNEXPLAINED
+from benchmarks.job import EVERYDAY, FAMILIES, REASONS, WITHOUT_NUMBA, Job, jobs_of
+from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import MISSED, NOT_YET, Compared, Record, clock, compared, figure, lines, missed, share
 from benchmarks.run import RESULTS, is_gpu
 
@@ -123,7 +123,8 @@ def everyday_cell(job: Job, record: Record | None) -> str:
     times = f"{found[-1].ours} / {found[-1].theirs} = {found[-1].ratio}"
     cell = f"{times} [{share(spread['least'])}, {share(spread['most'])}]" if spread else found[-1].verdict
     misses = [line.verdict for line in found if line.verdict.startswith(MISSED)]
-    return ", ".join((cell, *misses, *([job.why] if misses and job.why else ())))
+    why = REASONS[EVERYDAY].get(job.name)
+    return ", ".join((cell, *misses, *([why] if misses and why else ())))
 
 
 def name(machine: dict[str, Any]) -> str:
@@ -152,7 +153,7 @@ def limits(content: dict[str, Any]) -> Iterator[str]:
     yield f"\nLimits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second.\n"
     yield LIMITS_HEAD
     for kernel in found["kernels"]:
-        why = REASONS.get(kernel["kernel"], UNEXPLAINED) if kernel["share"] < ENOUGH else ""
+        why = REASONS["kernels"].get(kernel["kernel"], UNEXPLAINED) if kernel["share"] < ENOUGH else ""
         cells = kernel["kernel"], clock(kernel["seconds"]), kernel["limit"], f"{kernel['share']:.0%}", why
         yield f"| {' | '.join(cells)} |"
 
@@ -166,7 +167,8 @@ def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
             continue
         record, plain = by_name.get(name), f"{name}{WITHOUT_NUMBA}"
         beside = in_plain_torch(jobs[plain], by_name.get(plain)) if plain in jobs else {}
-        shown = f"{name} ({job.why})" if job.why and record and missed(job, record) else name
+        why = REASONS.get(family, {}).get(name)
+        shown = f"{name} ({why})" if why and record and missed(job, record) else name
         for line in lines(job, record, with_spread=False):
             cells = (line.ours, line.theirs, line.ratio, line.goal, line.verdict)
             yield (shown, line.what, *cells, beside.get(line.what, ""))

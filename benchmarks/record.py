@@ -85,7 +85,7 @@ class Line(NamedTuple):
 
 def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[Line]:
     """Return the lines of a job: its time, if it has a goal or no peers, its peers, and its other goals."""
-    found = list(_lines(job, record, with_spread)) if record else list(_goals(job))
+    found = list(_lines(job, record or {}, with_spread))
     return found if record else [line._replace(verdict=NOT_YET) for line in found]
 
 
@@ -114,28 +114,14 @@ def compared_ratios(record: Record, stored: Iterable[Record]) -> tuple[list[str]
     return found, n_compared
 
 
-def _goals(job: Job) -> Iterator[Line]:
-    """Yield the lines of a job without measurements."""
-    if job.seconds is not None or not job.peers:
-        yield Line("time", goal=clock(job.seconds))
-    for peer in job.peers:
-        yield Line(peer.name, goal=share(peer.goal))
-    if job.extra_bytes is not None:
-        yield Line("extra memory", goal=megabytes(job.extra_bytes))
-    if job.error is not None:
-        yield Line("error", goal=figure(job.error))
-    if job.updates:
-        yield Line(state_after(job.updates), goal="constant")
-
-
 def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
-    """Yield the lines of `_goals` with measurements and verdicts."""
-    goals = _goals(job)
-    ours = times_of(record["seconds"], with_spread)
+    """Yield the lines of a job; without measurements if the record is empty."""
+    taken = record.get("seconds", {})
+    ours = times_of(taken, with_spread) if taken else ""
     if job.seconds is not None or not job.peers:
-        yield next(goals)._replace(ours=ours, verdict=verdict(record["seconds"]["median"], job.seconds))
+        yield Line("time", ours, goal=clock(job.seconds), verdict=verdict(taken.get("median"), job.seconds))
     for peer in job.peers:
-        line, found = next(goals)._replace(ours=ours), record["peers"].get(peer.name)
+        line, found = Line(peer.name, ours, goal=share(peer.goal)), record.get("peers", {}).get(peer.name)
         if found is None:
             yield line._replace(verdict=NOT_YET)
         elif found["seconds"] is None:
@@ -147,20 +133,24 @@ def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
             line = line._replace(what=f"{peer.name}{scaled}", theirs=theirs, ratio=share(ratio))
             yield line._replace(verdict=verdict(ratio, peer.goal))
     if job.extra_bytes is not None:
-        sizes = {side: megabytes(n) for side, n in record["extra_bytes"].items()}
-        yield _with_sides(next(goals), sizes, verdict(record["extra_bytes"].get(OURS), job.extra_bytes))
+        n_bytes = record.get("extra_bytes", {})
+        sizes = {side: megabytes(n) for side, n in n_bytes.items()}
+        judged = verdict(n_bytes.get(OURS), job.extra_bytes)
+        yield of_sides("extra memory", sizes, megabytes(job.extra_bytes), judged)
     if job.error is not None:
-        yield next(goals)._replace(ours=figure(record["error"]), verdict=verdict(record["error"], job.error))
+        error = record.get("error")
+        yield Line("error", figure(error), goal=figure(job.error), verdict=verdict(error, job.error))
     if job.updates:
-        states = record["state_bytes"]
+        states = record.get("state_bytes", {})
         sizes = {side: " to ".join(f"{n:,} B" for n in after.values()) for side, after in states.items()}
-        grown = max(states[OURS].values()) - min(states[OURS].values())
-        yield _with_sides(next(goals), sizes, verdict(grown, 0))
+        of_ours = states.get(OURS, {0: 0}).values()
+        yield of_sides(state_after(job.updates), sizes, "constant", verdict(max(of_ours) - min(of_ours), 0))
 
 
-def _with_sides(line: Line, values: dict[str, str], judged: str) -> Line:
+def of_sides(what: str, values: dict[str, str], goal: str, judged: str) -> Line:
+    """Return a line with our value and those of all peers."""
     theirs = ", ".join(value for side, value in values.items() if side != OURS)
-    return line._replace(ours=values[OURS], theirs=theirs, verdict=judged)
+    return Line(what, values.get(OURS, ""), theirs, goal=goal, verdict=judged)
 
 
 def state_after(updates: Iterable[int]) -> str:

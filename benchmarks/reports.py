@@ -81,7 +81,6 @@ JOBS = [
         (Peer(IMPORT_TORCHMETRICS),),
         seconds=3,
         rounds=5,
-        why="most of it is the import of torch and torchmetrics",
     ),
     Job("report, 10,000 x 10", report, seconds=1.5, rounds=5),
     Job("report, binary, 50,000", partial(report, n=50_000, num_classes=None), seconds=4, rounds=5),

@@ -112,7 +112,6 @@ JOBS = [
         (Peer(PRODUCT_IN_BLOCKS, 4.4), Peer(LINEAR_CROSS_ENTROPY, 1.5)),
         extra_bytes=EXTRA_BYTES,
         rounds=3,
-        why="four products, where one with all logits in memory needs three",
     ),
     Job(
         "rows of a head, 8,192 x 1,024 x 151,936",

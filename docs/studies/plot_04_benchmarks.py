@@ -14,8 +14,8 @@ import math
 
 import matplotlib.pyplot as plt
 
-from benchmarks.job import EVERYDAY, OURS, WITHOUT_NUMBA, jobs_of
-from benchmarks.limits import ENOUGH, REASONS, UNEXPLAINED
+from benchmarks.job import EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
+from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import compared
 from benchmarks.run import RESULTS, is_gpu
 
@@ -219,7 +219,7 @@ def print_limits():
         print(f"{name(content)}: {bandwidth:.3g} GB/s, {rate:.3g} billion exponentials per second")
         for kernel in found["kernels"]:
             share = f"{kernel['share']:.0%} of the limit by {kernel['limit']}"
-            why = f" ({REASONS.get(kernel['kernel'], UNEXPLAINED)})" if kernel["share"] < ENOUGH else ""
+            why = f" ({REASONS['kernels'].get(kernel['kernel'], UNEXPLAINED)})" if kernel["share"] < ENOUGH else ""
             print(f"  {kernel['kernel']}: {1000 * kernel['seconds']:.3g} ms, {share}{why}")
 
 

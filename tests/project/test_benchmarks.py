@@ -12,13 +12,36 @@ import torch
 import torchmetrics
 
 import torchcalib as tc
-from benchmarks import by_hand, diagnosis, everyday, limits, measure, one_pass, peers, readme, run
-from benchmarks.job import EVERYDAY, FAMILIES, OURS, Job, Peer, Sides, jobs_of
+from benchmarks import (
+    by_hand,
+    calibrated,
+    clusters,
+    comparisons,
+    coverage,
+    debiased,
+    diagnosis,
+    everyday,
+    gains,
+    groups,
+    interval_targets,
+    limits,
+    looks,
+    measure,
+    one_pass,
+    peers,
+    power,
+    readme,
+    run,
+    study,
+)
+from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, Peer, Sides, jobs_of
 from benchmarks.record import Line, compared, figure, growth_lines, lines, missed, recorded, share
 from torchcalib.ops.dispatch import Op
 
 PEER = "a peer"
 FILES = readme.results()
+MODULES = (calibrated, clusters, comparisons, coverage, debiased, diagnosis, gains, groups, interval_targets, looks)
+STUDIES = {each.page: each for each in (power.POWER, power.FEW, power.CLASSES, *(module.STUDY for module in MODULES))}
 TIMES = {
     "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},
     "shares": {},
@@ -64,7 +87,7 @@ def test_decisions_of_benchmarks_equal_those_of_reports():
 
 
 def test_medians_memory_errors_and_states_are_compared_with_goals():
-    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "error": 1e-7, "updates": (1, 9), "why": "a reason"}
+    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "error": 1e-7, "updates": (1, 9)}
     given = Job("a job", lambda n=1: Sides(lambda: None, {PEER: lambda: None}), (Peer(PEER, 0.5),), **goals)
     state = {OURS: {"1": 368, "9": 368}, PEER: {"1": 8, "9": 72}}
     points = [{"n": 10, "num_classes": 4, "seconds": [2e-6, 4e-6]}]
@@ -181,7 +204,7 @@ def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path
 def test_every_operation_has_a_limit_and_every_reason_a_kernel():
     kernels = list(limits.kernels(n=40, num_classes=20, n_events=400))
     assert {kernel.op for kernel in kernels} == set(get_args(Op))
-    assert limits.REASONS.keys() <= {kernel.name for kernel in kernels}
+    assert REASONS["kernels"].keys() <= {kernel.name for kernel in kernels}
     for kernel in kernels:
         kernel.call()
         assert kernel.n_bytes > 0
@@ -202,3 +225,62 @@ def test_one_pass_jobs_compute_the_values_of_their_peers():
     torch.testing.assert_close(together, separate)
     assert one_pass.binary_ece(n=500).error() <= one_pass.ERROR
     assert streamed.states[OURS](1) == streamed.states[OURS](3)
+
+
+@pytest.mark.parametrize("page", STUDIES)
+def test_pages_of_studies_are_those_of_their_records(page):
+    """Names of cells are unique. Without a record, the study computes as many tables as its page has."""
+    tasks = study.tasks_of(STUDIES[page], STUDIES[page].sets)
+    assert len({task.name for task in tasks}) == len(tasks)
+    assert all(task.sets > 0 for task in tasks)
+    text, record = ((study.RESULTS / f"{page}.{kind}") for kind in ("md", "json"))
+    if record.is_file():
+        assert study.page_of(STUDIES[page], json.loads(record.read_text())) == text.read_text()
+
+
+PAGE = (
+    "# Page\n\nIn 0 of 7 cells.\n\n| law | N | mean |\n|---|---:|---|\n| old | 1 | 2.0 |\n\nEnd with torch 2.0.0+cpu.\n"
+)
+
+
+def mean_of(law, n, n_sets):
+    torch.randn(1)
+    return {"mean": n / n_sets if law == "half" else None}
+
+
+def page_of_means(found):
+    yield f"In {sum(each.values['mean'] is not None for each in found.values())} of {len(found):,} cells."
+    yield [(*cell, each.values["mean"]) for cell, each in found.items()]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_studies_write_their_page_and_resume_from_their_record(processes, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    part = study.Part([("half", 4_000), ("none", 3)], mean_of, page_of_means, lambda cell: 1 if cell[1] == 3 else 2)
+    given = study.Study("page", 5, [part])
+    study.run(given, 5, "half", processes)
+    study.run(given, 1, processes=processes)
+    assert page.read_text() == PAGE
+    assert "| half | 4,000 | 2000.0 |" in capsys.readouterr().out
+    expected = PAGE.replace("| old | 1 | 2.0 |", "| half | 4,000 | 400.0 |\n| none | 3 | – |").replace(
+        "0 of 7", "1 of 2"
+    )
+    expected = expected.replace("2.0.0+cpu", torch.__version__)
+    record = study.run(given, 5, processes=processes)
+    assert page.read_text() == expected
+    assert record == json.loads((tmp_path / "page.json").read_text())
+    assert record["half, 4000"] == {"sets": 10, "found": {"mean": 400.0}}
+    (tmp_path / "page.json").write_text(json.dumps(record | {"half, 4000": {"sets": 10, "found": {"mean": 7.0}}}))
+    study.run(given, 5, processes=processes, resume=True)
+    assert "| half | 4,000 | 7.0 |" in page.read_text()
+    for wrong, text in (
+        ([[("a", 1)]], "rows must have the columns"),
+        (["In no cell.", []], "must have the sentence"),
+        ([[], []], "must have 2 tables, got 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            study.with_results(PAGE, wrong)
+    with pytest.raises(SystemExit, match="no cell with 'third' in its name"):
+        study.run(given, 5, "third")
