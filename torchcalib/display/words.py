@@ -180,7 +180,8 @@ def gain(rcl: float) -> str:
 
 def ends(low: float, high: float, digits: int = 3) -> str:
     """Format an interval as `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
-    return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
+    shown = (f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
+    return " to ".join(end.replace("inf", "infinity") for end in shown)
 
 
 def _signed(value: float, digits: str, plus: str = "") -> str:

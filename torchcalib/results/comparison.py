@@ -224,7 +224,10 @@ def _in_words(difference: Difference, evidence: str = " ({})") -> str:
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value if abs(difference.value) > _ROUNDING else 0.0
-    words = f"{'higher' if value > 0 else 'lower'} by {abs(value):.3g}" if value else "equal"
+    side = "higher" if value > 0 else "lower"
+    words = f"{side} by {abs(value):.3g}" if value else "equal"
+    if math.isinf(value):
+        words = f"infinitely {side}"
     interval, p, adjusted = difference.interval, difference.p_value, difference.adjusted_p_value
     if interval is None or p is None or max(value, interval.high) - min(value, interval.low) <= _ROUNDING:
         return words
@@ -233,7 +236,8 @@ def _in_words(difference: Difference, evidence: str = " ({})") -> str:
         words += f"; the difference beyond chance is {difference.beyond_chance:.3g}"
     elif value < 0:
         bounds = (-interval.high, -interval.low)
-    found = f"95% interval {ends(*bounds, digits=3)}, p {p_words(p, '= ')}"
+    found = "" if math.isinf(value) else f"95% interval {ends(*bounds, digits=3)}, "
+    found += f"p {p_words(p, '= ')}"
     if adjusted is not None and is_significant(p) and not is_significant(adjusted):
         found += f", adjusted p {p_words(adjusted, '= ')}"
     return words + evidence.format(found)

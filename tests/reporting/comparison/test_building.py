@@ -322,3 +322,4 @@ def test_an_infinite_difference_is_certain(rows):
     assert found.verdict == "worse"
     assert found.interval.low == found.interval.high == torch.inf
     assert found.p_value <= found.adjusted_p_value < 0.05
+    assert "It is worse in NLL (infinitely higher, p = 0.01)" in compared.sentences["b"]
