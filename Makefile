@@ -117,7 +117,8 @@ wheel-test: dist
 	rm -rf $(EMPTY)
 
 coverage:
-	$(MAKE) test TEST_OPTIONS="--cov --cov-report=term:skip-covered"
+	$(MAKE) test TEST_OPTIONS="--cov --cov-report="
+	$(BIN)/python -m coverage report --skip-covered
 
 soak: $(VENV)/.dev
 	$(PYTEST) -m long tests/metrics/streaming/test_faults.py
