@@ -51,7 +51,7 @@ class _Fitted(BaseEstimator):
             self.beta_ = like(calibrator.alpha.to(as_tensor("X", X)), X)
 
     def fit(self, X, y):
-        raise NotImplementedError
+        raise NotImplementedError  # never called: scikit-learn asks only whether an estimator has this method
 
 
 class _Pair(CalibratedPair):
