@@ -1,10 +1,15 @@
 """Pages of simulated predictions, which differ in verdict, task, sections and length of names."""
 
+from collections import defaultdict
 from dataclasses import replace
 
+import pytest
 import torch
+from helpers.html import Parsed
+from markupsafe import Markup
 
 import torchcalib as tc
+from torchcalib.reporting.render import html
 from torchcalib.reporting.render.html import render
 from torchcalib.results.history import History, HistoryRow
 
@@ -60,3 +65,12 @@ PAGES = {
     "four systems": lambda: render(_comparison((LONG.format(1), UNBROKEN.format(2), UNBROKEN.format(3), "short"))),
 }
 """Functions that return a page, by name. The first four are reports, the others are comparisons."""
+
+
+def words_without_pictures(report):
+    """Return the words of a page whose pictures are left out, because they take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_square_diagram", "tce_diagram", "to_svg"):
+            patch.setattr(html, name, lambda *_, **__: "")
+        patch.setattr(html, "both_themes", lambda *_: Markup(""))
+        return Parsed(html._page(report, defaultdict(str))).words

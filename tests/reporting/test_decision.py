@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.html import Parsed
+from helpers.pages import words_without_pictures
 from helpers.reports import QUICK_COMMAND
-from markupsafe import Markup
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
@@ -18,7 +18,7 @@ from torchcalib.cli import main
 from torchcalib.display.words import gain, significant
 from torchcalib.reporting.decision import with_safety
 from torchcalib.reporting.findings import BAD, SLIGHT
-from torchcalib.reporting.render import html, terminal
+from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.results.decision import Decision
 from torchcalib.results.lines import Line, LineInterval
@@ -162,23 +162,22 @@ def reported(case, folder):
     return tc.Report.from_files(file, with_intervals=False)
 
 
-def texts_of(r, capsys, monkeypatch):
+def texts_of(r, capsys):
     """Return the text, the short and the complete terminal output, the page and the notebook, by name."""
-    monkeypatch.setattr(html, "both_themes", lambda *_: Markup(""))
     shown = {"text": str(r)}
     for name, everything in (("terminal", False), ("terminal --all", True)):
         terminal.show(r, everything=everything)
         shown[name] = capsys.readouterr().out
-    shown["page"] = " ".join(Parsed(html.render(r)).words)
+    shown["page"] = " ".join(words_without_pictures(r))
     shown["notebook"] = " ".join(Parsed(r._repr_html_()).words)
     return {name: " ".join(text.split()) for name, text in shown.items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 @pytest.mark.filterwarnings("ignore:.*got only 0 and 1")
-def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch):
+def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys):
     r = reported(case, tmp_path_factory.mktemp("files"))
-    d, stage, texts = r.decision, r.calibration, texts_of(r, capsys, monkeypatch)
+    d, stage, texts = r.decision, r.calibration, texts_of(r, capsys)
     assert r.sentence == f"{d.verdict}. {d.cause}"
     for name, text in texts.items():
         expected = [d.verdict, d.cause, *[d.action] * (name != "notebook")]

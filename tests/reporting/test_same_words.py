@@ -11,13 +11,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers.html import Parsed
+from helpers.pages import words_without_pictures
 from helpers.prediction_files import write_csv, write_npz, write_parquet
-from helpers.reports import bare
 
 import torchcalib as tc
 from torchcalib.reporting.render import terminal
-from torchcalib.reporting.render.html import render
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
@@ -115,11 +113,10 @@ def without_names(report):
 
 
 def texts_of(report):
-    """Return the words of the terminal, of `str` and, for binary tasks, of the page, and the JSON values."""
+    """Return the words of the terminal, of `str` and of the page, and the JSON values."""
     with redirect_stdout(io.StringIO()) as shown:
         terminal.show(report, everything=True)
-    is_short = report.task == "binary"  # pages of other tasks take longer to draw
-    page = [word.strip() for word in Parsed(render(bare(report))).words] if is_short else []
+    page = [word.strip() for word in words_without_pictures(report)]
     return [shown.getvalue(), str(report), page], json.loads(report.to_json())
 
 

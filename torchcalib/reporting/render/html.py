@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import astuple, replace
+from functools import cache
 from typing import Any
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, Template
     from markupsafe import Markup
     from matplotlib import style as matplotlib_style
     from matplotlib.axes import Axes
@@ -128,8 +129,7 @@ def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
             f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(report.history)} validations"
             f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
         )
-    return _render_template(
-        "report.html.jinja",
+    return _template("report.html.jinja").render(
         results=report,
         title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
         colour=_COLOURS.get(decision.degree or decision.kind, "unknown"),
@@ -238,8 +238,7 @@ def _comparison_page(comparison: Comparison, drawn: str) -> str:
     for name, source in comparison.sources.items():
         files = formatted(without_folders(list(source.get("files", []))), 3)
         sources[name] = "; ".join([files, *[str(source[key]) for key in ("predictions",) if key in source]])
-    return _render_template(
-        "comparison.html.jinja",
+    return _template("comparison.html.jinja").render(
         results=comparison,
         title=f"Comparison of {listed([short_name(name) for name in comparison.systems])}",
         verdict=verdict,
@@ -296,7 +295,8 @@ def render_audit(audit: Audit, with_links: bool = False) -> str:
             found.append({"each": each, "diagram": diagram, "page": page})
         has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
         title = f"Audit of {audit.file}"
-        return _render_template("audit.html.jinja", results=audit, title=title, definitions=found, has_gain=has_gain)
+        template = _template("audit.html.jinja")
+        return template.render(results=audit, title=title, definitions=found, has_gain=has_gain)
 
 
 def audit_files(audit: Audit) -> dict[str, bytes]:
@@ -314,9 +314,8 @@ def comparison_files(found: AuditComparison) -> dict[str, bytes]:
     names = {key: CONFIDENCES[key].name for key in found}
     title = " and ".join(found.audits)
     first = next(iter(found.audits.values()))  # whose version and date are those of all
-    index = _render_template(
-        "audits.html.jinja", results=first, found=found, title=title, comparisons=pages, names=names
-    )
+    template = _template("audits.html.jinja")
+    index = template.render(results=first, found=found, title=title, comparisons=pages, names=names)
     files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": index.encode()}
     return files | {page: render(found[key]).encode() for key, page in pages.items()}
 
@@ -328,7 +327,9 @@ def _page_of(confidence: AuditedConfidence) -> str:
 # Templates and diagrams
 
 
-def _render_template(template: str, **values: Any) -> str:
+@cache
+def _template(name: str) -> Template:
+    """Return a template, which is compiled once for all pages."""
     # autoescape=True escapes values in every template, because file and class names are not trusted.
     environment = Environment(
         loader=PackageLoader("torchcalib.reporting.render", "templates"),
@@ -340,7 +341,8 @@ def _render_template(template: str, **values: Any) -> str:
     environment.filters.update(
         count=count, significant=significant, linked=_linked, table=lambda shown: Markup(to_html(shown.layout()))
     )
-    return environment.get_template(template).render(**values, light=LIGHT, dark=DARK)
+    environment.globals.update(light=LIGHT, dark=DARK)
+    return environment.get_template(name)
 
 
 _PLACES = re.compile(r"arXiv[: ](?P<arxiv>\d{4}\.\d{4,5})|(?:doi[: ])?(?P<doi>10\.\d{4,9}/[^\s,;()]+[^\s,;().])")
