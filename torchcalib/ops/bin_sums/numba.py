@@ -71,6 +71,8 @@ def _cells(confidence, n_bins, first, out):
 def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, sums):
     """Add events `(N,)` to the `sums` `(F, K)` of their cells in place, one event at a time.
 
+    Outcomes are float64: each combination of dtypes is compiled, and takes half a second at first use.
+
     `noise` is a pair of bools (outcomes are fractional, weights are squared), or None. `edges` are `(B + 1,)`.
     """
     # 1. Copies of the sums. With many groups, neighbouring events seldom share a cell, so that one copy is enough, and
@@ -134,7 +136,7 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
         # 2. An outcome that is neither 0 nor 1 sets another bit. Such a block is not counted.
         if all_bits(outcomes) & ~1:
             part = None if groups is None else groups[start : start + BLOCK]
-            add_events(values, outcomes, None, None, part, noise, edges, right, sums)
+            add_events(values, outcomes.astype(np.float64), None, None, part, noise, edges, right, sums)
             continue
         # 3. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
         #    a branch per event would prevent vector instructions.
@@ -437,7 +439,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
-            add_events(c[element, block], o[element, block], weight, ecds, group, *options, into)
+            outcome = o[element, block].astype(np.float64, copy=False)
+            add_events(c[element, block], outcome, weight, ecds, group, *options, into)
 
     # The size of a piece depends on the numbers of events and cells, but not on the number of threads. Sums of the same
     # pieces in the same order are equal to the last bit.

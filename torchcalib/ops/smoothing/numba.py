@@ -99,6 +99,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
     """Fill `into` with the cell sums; arguments as for `chunked.sums`."""
     n_series, n = confidence.shape
+    outcome = outcome.double()  # fewer loops to compile
     noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
     starts = range(0, n, size)
@@ -120,7 +121,7 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
     """Fill `slopes` with the gradient in the confidence; arguments as for `chunked.gradient`."""
     n_series, n = confidence.shape
-    starts = range(0, n, _PIECE)
+    outcome, starts = outcome.double(), range(0, n, _PIECE)
 
     def fill(begin: int, end: int) -> None:
         for element, piece in (divmod(k, len(starts)) for k in range(begin, end)):
