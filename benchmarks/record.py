@@ -93,25 +93,18 @@ def missed(job: Job, record: Record) -> bool:
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
 
 
-def compared_ratios(record: Record, stored: Iterable[Record]) -> tuple[list[str], int]:
-    """Compare ratios with the largest stored ones.
-
-    Returns:
-        A line for each ratio that is larger by more than the factor `WORSE`, and the number of compared ratios.
-    """
-    found, n_compared = [], 0
-    for peer, measured in record["peers"].items():
-        before = [
-            other["peers"][peer]["ratio"]
-            for other in stored
-            if other["job"] == record["job"] and (other["peers"].get(peer) or {}).get("ratio")
-        ]
-        if not (measured["ratio"] and before):
-            continue
-        n_compared += 1
-        if measured["ratio"] > WORSE * max(before):
-            found.append(f"worse: {record['job']}, {peer}: {share(measured['ratio'])}, stored {share(max(before))}")
-    return found, n_compared
+def worse(records: Iterable[Record], stored: Iterable[Record]) -> list[str]:
+    """Return a line for each ratio that exceeds the largest stored one by more than the factor `WORSE`."""
+    most: dict[tuple[str, str], float] = {}
+    for before in stored:
+        for peer, found in before["peers"].items():
+            most[before["job"], peer] = max(most.get((before["job"], peer), 0), found["ratio"] or 0)
+    return [
+        f"worse: {record['job']}, {peer}: {share(found['ratio'])}, stored {share(before)}"
+        for record in records
+        for peer, found in record["peers"].items()
+        if (before := most.get((record["job"], peer))) and (found["ratio"] or 0) > WORSE * before
+    ]
 
 
 def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
