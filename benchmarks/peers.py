@@ -185,11 +185,11 @@ def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int = 15, **options
 
 
 @alternative(title="torchmetrics functional calibration error")
-def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int = 15) -> Tensor:
+def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int = 15, **options: Any) -> Tensor:
     """Binary ECE of torchmetrics, with float32 sums."""
     from torchmetrics.functional.classification import binary_calibration_error
 
-    return binary_calibration_error(preds, target, n_bins=n_bins)
+    return binary_calibration_error(preds, target, n_bins=n_bins, **options)
 
 
 @alternative("probmetrics", "numba", title="probmetrics log loss + Brier + ECE + accuracy")
