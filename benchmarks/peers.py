@@ -163,7 +163,7 @@ def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
 
 
 @alternative(title="torch.softmax into a reused buffer, 1,024 rows at a time")
-def softmax_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
+def softmax_in_chunks(logits: Tensor, _target: Tensor | None = None, rows: int = 1024) -> Tensor:
     """Softmax of chunks that fit into the cache, into one buffer, which does not depend on the allocator of torch.
 
     Returns:
