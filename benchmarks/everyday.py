@@ -38,6 +38,7 @@ SUMS = 1e-3  # the same for float32 sums of many updates
 DOUBLE = 1e-9
 ROUNDED = 0.01  # the same for confidences of bfloat16 logits, of which some move to the next bin
 
+ECE_ALONE = "torchcalib ECE alone"
 doubles = partial(binary, dtype=torch.float64)
 SIZES = (50_000, 10), (50_000, 100), (50_000, 1_000), (10_000, 100), (64, 10), (128, 100), (32, 1_000), (256, 1_000)
 DATA = {
@@ -222,7 +223,7 @@ WITH_NUMBA = [
         lambda: tc.CalibrationCollection(eight_metrics(1_000)),
         partial(tc.ECE, num_classes=1_000, **GIVEN),
         1.2,
-        against="torchcalib ECE alone",
+        against=ECE_ALONE,
     ),
     compared("AURC", "1 million", tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
     compared("AURC", "50,000 x 10", partial(tc.aurc, **GIVEN), by_hand.torch_aurc),
