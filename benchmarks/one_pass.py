@@ -11,7 +11,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import by_hand, peers
 from benchmarks.job import OURS, Job, Peer, Sides, gradient, job, peer_of
-from benchmarks.samples import binary, grouped, logits
+from benchmarks.samples import binary, logits
 
 GIVEN = {"task": "multiclass", "from_logits": True}
 ONE_ECE, ONE_GROUP = "ECE alone", "the same of all rows as one group"
@@ -76,7 +76,8 @@ def ece_of_groups(n: int = 1_000_000, num_classes: int | None = None, num_groups
     """ECE of random groups of rows, compared with the ECE of all rows; both get one batch."""
     data, given = (binary, {"task": "binary"}) if num_classes is None else (network_logits, GIVEN)
     sizes = {} if num_classes is None else {"num_classes": num_classes}
-    preds, target, groups = grouped(data, n, num_groups, **sizes)
+    preds, target = data(n, **sizes)
+    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
     by_group, whole = tc.ByGroup(tc.ECE(**given, **sizes), num_groups=num_groups), tc.ECE(**given, **sizes)
 
     def value(metric: Metric, **options: Tensor) -> Tensor:
