@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric
 
+from benchmarks.job import alternative
+
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
@@ -47,12 +49,14 @@ def numpy_mean_squared_error(p: Floats, y: Ints) -> float:
     return float(np.mean((p - y) ** 2))
 
 
+@alternative("scikit-learn")
 def sklearn_log_loss(p: Floats, y: Ints) -> float:
     from sklearn.metrics import log_loss
 
     return float(log_loss(y, p))
 
 
+@alternative("scikit-learn")
 def sklearn_brier_score(p: Sequence[float], y: Sequence[int]) -> float:
     from sklearn.metrics import brier_score_loss
 
@@ -165,6 +169,7 @@ def torch_aurc(logits: Tensor, y: Tensor) -> Tensor:
     return (wrong.double().cumsum(0) / torch.arange(1, len(y) + 1, device=y.device)).mean()
 
 
+@alternative("scikit-learn")
 def sklearn_roc_auc_score(p: Tensor, y: Tensor) -> float:
     from sklearn.metrics import roc_auc_score
 
@@ -197,6 +202,7 @@ def numpy_bootstrap_of_brier_score(p: Tensor, y: Tensor, n_replicates: int = 1_0
     return np.quantile(values, (0.025, 0.975))
 
 
+@alternative("pandas", "scikit-learn")
 def pandas_and_sklearn_report(path: Path, n_replicates: int = 1_000) -> dict[str, float]:
     """Evaluate a file, fit a temperature, and bootstrap the ECE."""
     import pandas as pd

@@ -1,85 +1,65 @@
 """Jobs for multi-class calibration errors: canonical, and of the k most probable classes."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor
 
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import peers
-from benchmarks.job import Job, Peer, Sides
-from benchmarks.samples import overconfident_logits
+from benchmarks.job import gradient, job
+from benchmarks.samples import logits
 
 GIVEN = {"task": "multiclass", "from_logits": True}
-
-AT_ONCE = "torch: the matrix of all pairs"
-TOPK = "torch: softmax, topk, bincount"
-
-
-def skce(estimator: str, at_once: bool = False, n: int = 1_000_000, num_classes: int = 10) -> Sides:
-    logits, target = overconfident_logits(n, num_classes)
-    peer = {AT_ONCE: lambda: peers.skce_at_once(logits, target)} if at_once else {}
-    return Sides(lambda: F.skce(logits, target, estimator=estimator, **GIVEN), peer)
-
-
-def gradient(function: Callable[..., Tensor], n: int, num_classes: int = 10, **options: Any) -> Sides:
-    logits, target = overconfident_logits(n, num_classes)
-    leaf = logits.requires_grad_()
-
-    def ours() -> Tensor:
-        (found,) = torch.autograd.grad(function(leaf, target, **options, **GIVEN), leaf)
-        return found
-
-    return Sides(ours, result_bytes=logits.nbytes)
-
-
-def canonical_error(n: int = 5_000, num_classes: int = 10, bandwidth: float = 0.05) -> Sides:
-    logits, target = overconfident_logits(n, num_classes)
-    return Sides(
-        lambda: F.canonical_error(logits, target, bandwidth=bandwidth, **GIVEN),
-        {AT_ONCE: lambda: peers.dirichlet_error_at_once(logits, target, bandwidth)},
-    )
-
-
-def top_5(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
-    logits, target = overconfident_logits(n, num_classes, separation=4.0)
-    return Sides(
-        lambda: F.ece(logits, target, mode=tc.TopK(5), n_bins=n_bins, **GIVEN),
-        {TOPK: lambda: peers.top_k_ece(logits, target, 5, n_bins)},
-    )
-
+rows_of_10 = partial(logits, num_classes=10)
+skce = partial(F.skce, **GIVEN)
+canonical_error = partial(F.canonical_error, bandwidth=0.05, **GIVEN)
+top_5 = partial(F.ece, mode=tc.TopK(5), n_bins=15, **GIVEN)
+SMALL = {"extra_bytes": 50_000_000, "rounds": 3}
 
 JOBS = [
-    Job("SKCE, linear, 1 million x 10", partial(skce, "linear"), seconds=1.0, extra_bytes=100_000_000),
-    Job("SKCE in blocks of 32, 1 million x 10", partial(skce, "block"), extra_bytes=100_000_000, rounds=3),
-    Job(
+    job(
+        "SKCE, linear, 1 million x 10",
+        partial(rows_of_10, n=1_000_000),
+        partial(skce, estimator="linear"),
+        seconds=1.0,
+        extra_bytes=100_000_000,
+    ),
+    job(
+        "SKCE in blocks of 32, 1 million x 10",
+        partial(rows_of_10, n=1_000_000),
+        partial(skce, estimator="block"),
+        extra_bytes=100_000_000,
+        rounds=3,
+    ),
+    job(
         "SKCE, all pairs, 10,000 x 10",
-        partial(skce, "unbiased", at_once=True, n=10_000),
-        (Peer(AT_ONCE, 1.0),),
-        extra_bytes=50_000_000,
-        rounds=3,
+        partial(rows_of_10, n=10_000),
+        partial(skce, estimator="unbiased"),
+        {peers.skce_at_once: 1.0},
+        **SMALL,
     ),
-    Job(
+    job(
         "SKCE, all pairs, 10,000 x 10, forward + backward",
-        partial(gradient, F.skce, n=10_000),
-        extra_bytes=50_000_000,
-        rounds=3,
+        partial(rows_of_10, n=10_000, gradient=True),
+        partial(gradient, skce),
+        **SMALL,
     ),
-    Job(
+    job(
         "canonical error, 5,000 x 10",
+        partial(rows_of_10, n=5_000),
         canonical_error,
-        (Peer(AT_ONCE, 1.0),),
-        extra_bytes=50_000_000,
-        rounds=3,
+        {partial(peers.dirichlet_error_at_once, bandwidth=0.05): 1.0},
+        **SMALL,
     ),
-    Job(
+    job(
         "canonical error, 5,000 x 10, forward + backward",
-        partial(gradient, F.canonical_error, n=5_000, bandwidth=0.05),
-        extra_bytes=50_000_000,
-        rounds=3,
+        partial(rows_of_10, n=5_000, gradient=True),
+        partial(gradient, canonical_error),
+        **SMALL,
     ),
-    Job("top-5 ECE, 50,000 x 1,000", top_5, (Peer(TOPK, 0.8),)),
+    job(
+        "top-5 ECE, 50,000 x 1,000",
+        partial(logits, n=50_000, num_classes=1_000, separation=4.0),
+        top_5,
+        {partial(peers.top_k_ece, k=5, n_bins=15): 0.8},
+    ),
 ]

@@ -12,6 +12,7 @@ to 1 / k. Its laws are a beta mixture, rare outcomes, and clusters whose rows ha
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.coverage import LAWS, LEVELS, TRUTHS, updated
+from benchmarks import laws
+from benchmarks.coverage import LEVELS
+from benchmarks.laws import TRUTHS, beta, normal, random, updated
 from benchmarks.study import Cell, Found, Part, Row, Study, main, percent, rejected, row_of_each
 from torchcalib.inference.testing import ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ece_from_bins, esce_from_bins
@@ -58,24 +61,19 @@ def sizes_of(n_clusters: int, rows: str, generator: torch.Generator) -> Tensor:
     return torch.full((n_clusters,), int(rows))
 
 
-def beta(a: float, b: float, n: int, generator: torch.Generator) -> Tensor:
-    """Draw from beta(a, b): x / (x + y) for gamma variables."""
-    x, y = (torch._standard_gamma(torch.full((n,), k, dtype=torch.float64), generator=generator) for k in (a, b))
-    return x / (x + y)
+def mixture(n: int, g: torch.Generator) -> Tensor:
+    is_first = torch.rand(n, generator=g) < 0.5
+    return torch.where(is_first, beta(2, 5, n, g), beta(5, 2, n, g))
 
 
-def confidences(law: str, clusters: Tensor, generator: torch.Generator) -> Tensor:
+LAWS = laws.LAWS | {MIXTURE: mixture, RARE: partial(beta, 0.5, 20)}
+
+
+def confidences(law: str, clusters: Tensor, g: torch.Generator) -> Tensor:
     """Return confidences for rows of the given clusters `(d, N)`."""
-    n = clusters.numel()
-    if law == MIXTURE:
-        is_first = torch.rand(n, generator=generator) < 0.5
-        return torch.where(is_first, beta(2, 5, n, generator), beta(5, 2, n, generator)).reshape(clusters.shape)
-    if law == RARE:
-        return beta(0.5, 20, n, generator).reshape(clusters.shape)
     if law == ONE_CLASS:
-        of_cluster = torch.rand(len(clusters), int(clusters.max()) + 1, generator=generator, dtype=torch.float64)
-        return of_cluster.gather(1, clusters)
-    return LAWS[law](n, generator).reshape(clusters.shape)
+        return random(len(clusters), int(clusters.max()) + 1, g=g).gather(1, clusters)
+    return LAWS[law](clusters.numel(), g).reshape(clusters.shape)
 
 
 def data_sets(cell: Cell, truth: str, n_sets: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -89,8 +87,7 @@ def data_sets(cell: Cell, truth: str, n_sets: int) -> Iterator[tuple[Tensor, Ten
         d = min(13, max(1, AT_ONCE // n), n_sets - done)  # more would merge clusters: 1,024 need d <= 13
         clusters = torch.repeat_interleave(torch.arange(n_clusters), sizes).expand(d, -1)
         p = confidences(law, clusters, generator)
-        of_cluster = torch.randn(d, n_clusters, generator=generator, dtype=torch.float64).gather(1, clusters)
-        of_row = torch.randn(d, n, generator=generator, dtype=torch.float64)
+        of_cluster, of_row = normal(d, n_clusters, g=generator).gather(1, clusters), normal(d, n, g=generator)
         z = math.sqrt(rho) * of_cluster + math.sqrt(1 - rho) * of_row
         yield p, (torch.special.ndtr(z) < TRUTHS[truth](p)).long(), clusters
         done += d

@@ -198,8 +198,8 @@ def errors(
     counts, signs = draws.weights(groups), draws.signs(groups)
     found: list[Values] = [{} for _ in range(3 if clusters is None else 4)]
     if not ranked:
-        for key, loss in losses(p).items():
-            weights = counts[:, of_rows].double()
+        weights = counts[:, of_rows].double()
+        for key, loss in (("nll", p.cross_entropy), ("brier", p.squared_error)):
             found[0][key], found[1][key] = loss.mean(-1), (weights @ loss.T) / weights.sum(-1, keepdim=True)
     tested = [each for each in catalogue_of(p.task, N_BINS).members if each.is_error and "debiased" not in each.key]
     for mode in modes:
@@ -240,14 +240,6 @@ def errors(
         for columns, each in zip(found, bins, strict=True):
             columns |= values(members, {name: each})
     return found
-
-
-def losses(p: Predictions) -> Values:
-    """Return NLL and Brier score of each row `(D, N)`."""
-    q = torch.stack([1 - p.values, p.values], -1) if p.task == "binary" else p.values
-    q = q.clamp(min=torch.finfo(q.dtype).tiny)
-    right = q.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
-    return {"nll": -right.log(), "brier": q.square().sum(-1) - 2 * right + 1}
 
 
 def residuals(b: BinStats) -> Tensor:

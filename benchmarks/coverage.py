@@ -9,29 +9,22 @@ without noise.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from itertools import product
 
 import torch
 from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.study import Cell, Found, Part, Row, Study, batches, main, rejected, row_of_each
+from benchmarks.laws import CLASSES, bins_of, data_sets, expected, updated
+from benchmarks.study import Cell, Found, Part, Row, Study, main, missed, rejected, row_of_each
 from torchcalib.inference import CalibrationTest
 from torchcalib.inference.testing import ErrorTest, run_error_tests
-from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, mce_from_bins, rmsce_from_bins
 
 SIZES = (200, 500, 3_000, 20_000)
 N_REPLICATES = 199
-AT_ONCE = 2**22  # samples
-LARGE = 2**18  # samples for expected values
-
-Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
-"""Function of a number of samples that returns confidences and true probabilities of their events."""
-
-
 DEBIASED = "RMSCE, debiased"
 OVER_BINS = {
     "ECE": ErrorTest(ece_from_bins, interval="absolute"),
@@ -47,87 +40,12 @@ WITH_INTERVAL = ("ECE", "ACE", "RMSCE", DEBIASED, "ESCE")
 LARGEST = {"KS": 200, "ATB": 200, "CORP MCB": 200}
 """Largest number of samples for p-values of errors whose replicates require sorted samples."""
 
-
-def _beta(a: float, b: float, n: int, generator: torch.Generator) -> Tensor:
-    """Draw from beta(a, 1) or beta(1, b), by inversion."""
-    u = torch.rand(n, generator=generator, dtype=torch.float64)
-    return u ** (1 / a) if b == 1 else 1 - u ** (1 / b)
-
-
-def _two_points(n: int, generator: torch.Generator) -> Tensor:
-    return torch.where(torch.rand(n, generator=generator) < 0.5, 0.2, 0.9).double()
-
-
-def _many_certain(n: int, generator: torch.Generator) -> Tensor:
-    kind, p = torch.rand(2, n, generator=generator, dtype=torch.float64)
-    return torch.where(kind < 0.3, 0.0, torch.where(kind < 0.6, 1.0, p))
-
-
-LAWS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "uniform": partial(_beta, 1, 1),
-    "near 0: beta(1, 12)": partial(_beta, 1, 12),
-    "near 1: beta(8, 1)": partial(_beta, 8, 1),
-    "two values": _two_points,
-    "60% exactly 0 or 1": _many_certain,
-}
-
-
-def _scaled(scale: float, shift: float, p: Tensor) -> Tensor:
-    return (scale * p.logit() + shift).sigmoid()
-
-
-TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
-    "calibrated": lambda p: p,
-    "log-odds times 0.7": partial(_scaled, 0.7, 0.0),
-    "log-odds times 1.3": partial(_scaled, 1.3, 0.0),
-    "log-odds times 1.5": partial(_scaled, 1.5, 0.0),
-    "log-odds plus 0.3": partial(_scaled, 1.0, 0.3),
-    "from 0.02 to 0.98": lambda p: p.clamp(0.02, 0.98),
-    "0.3 lower in (0.55, 0.8)": lambda p: torch.where((p > 0.55) & (p < 0.8), p - 0.3, p),
-}
-
-
-def binary(law: str, truth: str, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw confidences and true probabilities of a binary task."""
-    p = LAWS[law](n, generator)
-    return p, TRUTHS[truth](p)
-
-
-def top_label(n_classes: int, truth: str, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw confidences of the predicted class, and its true probabilities, from normal logits."""
-    logits = 2 * torch.randn(n, n_classes, generator=generator).double()
-    confidence, predicted = logits.softmax(-1).max(-1)
-    if truth.startswith("log-odds times"):
-        true = (float(truth.split()[-1]) * logits).softmax(-1).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
-    else:
-        true = TRUTHS[truth](confidence)
-    return confidence, true
-
-
-def one_of_three(truth: str, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the probability of the first of three classes, and its true probability."""
-    logits = 2 * torch.randn(n, 3, generator=generator).double()
-    p = logits.softmax(-1)[:, 0]
-    if truth.startswith("log-odds times"):
-        return p, (float(truth.split()[-1]) * logits).softmax(-1)[:, 0]
-    return p, TRUTHS[truth](p)
-
-
-DRAWS: dict[str, Callable[[str], Draw]] = {
-    **{law: partial(partial, binary, law) for law in LAWS},
-    "top label of 10 classes": partial(partial, top_label, 10),
-    "top label of 100 classes": partial(partial, top_label, 100),
-    "one of 3 classes": partial(partial, one_of_three),
-}
-"""Distribution of the confidences by name, from the name of the truth."""
-
+LAWS = ("uniform", "near 0: beta(1, 12)", "near 1: beta(8, 1)", "two values", "60% exactly 0 or 1", *CLASSES)
+MISCALIBRATED = ("times 0.7", "times 1.3", "times 1.5", "plus 0.3")
+TRUTHS = ("calibrated", *(f"log-odds {how}" for how in MISCALIBRATED), "from 0.02 to 0.98", "0.3 lower in (0.55, 0.8)")
 # Large samples of 100 classes are left out, because a batch of their logits needs several GB.
 CELLS = [
-    (law, truth, n)
-    for truth in TRUTHS
-    for law in DRAWS
-    for n in SIZES
-    if law != "top label of 100 classes" or n <= 3_000
+    (law, truth, n) for truth, law, n in product(TRUTHS, LAWS, SIZES) if law != "top label of 100 classes" or n <= 3_000
 ]
 
 
@@ -136,36 +54,20 @@ def share_of(cell: Cell) -> float:
     return 1 / 4 if cell[2] == SIZES[-1] else 1
 
 
-def samples(law: str, truth: str, n: int, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield confidences and outcomes of the data sets `(d, N)` of a cell, in batches."""
-    generator = torch.Generator().manual_seed(1)
-    for d in batches(n_sets, AT_ONCE // n):
-        p, true = (x.reshape(d, n) for x in DRAWS[law](truth)(d * n, generator))
-        yield p, (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
-
-
 def tests_of(p: Tensor, y: Tensor, others: Iterable[str]) -> dict[str, CalibrationTest]:
     """Return the tests of data sets `(D, N)`: those of all errors over equal-width bins, and of `others`."""
-    metric = updated(tc.ECE, p, y)
-    found = run_error_tests(OVER_BINS, metric.statistic(), n_replicates=N_REPLICATES)
+    found = run_error_tests(OVER_BINS, bins_of(p, y), n_replicates=N_REPLICATES)
     return found | {name: updated(OTHERS[name], p, y).test(n_replicates=N_REPLICATES) for name in others}
-
-
-def updated(cls: type[CalibrationMetric[Any]], p: Tensor, target: Tensor) -> CalibrationMetric[Any]:
-    """Return a metric of the data sets `(D, N)`."""
-    metric = cls(task="binary", batch_shape=(len(p),))
-    metric.update(p, target)
-    return metric
 
 
 def coverage_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, list[float]]:
     """Return coverage, shares of intervals above and below the target in percent, and mean width, by error."""
     ends: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y in samples(law, truth, n, n_sets):
+    for p, y in data_sets(law, truth, n, n_sets):
         for name, found in tests_of(p, y, ("ACE",)).items():
             base = torch.zeros_like(found.low) if name in (DEBIASED, "ESCE") else found.noise_floor
             ends[name].append(torch.stack((found.statistic, found.low, found.high)) - base)
-    p, true = DRAWS[law](truth)(LARGE, torch.Generator().manual_seed(2))
+    p, true = expected(law, truth)
     tables = {}
     for name in WITH_INTERVAL:
         value, low, high = torch.cat(ends[name], -1)
@@ -174,13 +76,13 @@ def coverage_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, list[flo
         elif name == "ESCE":
             target = float((true - p).mean())
         elif name == DEBIASED:
-            target = float(rmsce_from_bins(updated(tc.ECE, p.unsqueeze(0), true.unsqueeze(0)).statistic()))
+            target = float(rmsce_from_bins(bins_of(p, true)))
         else:
             target = float(value.mean())
             # The excess of an almost calibrated model is 0 up to the error of this mean.
             if abs(target) < 3 * float(value.std()) / math.sqrt(len(value)):
                 target = 0.0
-        above, below = (100 * float(x.double().mean()) for x in (low > target + 1e-12, high < target - 1e-12))
+        above, below = missed(low, high, target)
         tables[name] = [100 - above - below, above, below, float((high - low).mean())]
     return tables
 
@@ -202,22 +104,20 @@ def p_values_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, Tensor]:
     """Return the p-values `(D,)` of every error."""
     others = [name for name in OTHERS if n <= LARGEST.get(name, n)]
     found: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y in samples(law, truth, n, n_sets):
+    for p, y in data_sets(law, truth, n, n_sets):
         for name, test in tests_of(p, y, others).items():
-            if name != DEBIASED:  # the p-value of RMSCE
-                found[name].append(test.p_value)
+            found[name].append(test.p_value)
+    found.pop(DEBIASED)  # the p-value of RMSCE
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def validity_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, tuple[str, int]]:
     """Return the shares of p-values at or below each level by error, and how many are above it by 2.6 errors."""
+    limits = {level: level + 2.6 * math.sqrt(level * (1 - level) / n_sets) for level in LEVELS}
     return {
         name: (
             rejected(p, *LEVELS),
-            sum(
-                float((p <= level + 1e-9).double().mean()) > level + 2.6 * math.sqrt(level * (1 - level) / len(p))
-                for level in LEVELS
-            ),
+            sum(float((p <= level + 1e-9).double().mean()) > limit for level, limit in limits.items()),
         )
         for name, p in p_values_of(law, truth, n, n_sets).items()
     }

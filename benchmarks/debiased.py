@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import torchcalib as tc
-from benchmarks.coverage import AT_ONCE, LARGE
-from benchmarks.study import Cell, Found, Part, Row, Study, batches, main, row_of_each
+from benchmarks.laws import LARGE, bins_of, data_sets, expected, normal, random
+from benchmarks.study import Cell, Found, Part, Row, Study, main, row_of_each
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
@@ -24,41 +23,8 @@ SIZES = (60, 150, 700, 5_000)
 N_REPLICATES = 99
 
 
-def _mixture(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from beta(2, 8) or beta(8, 2) with equal probability: order statistics of 9 uniform numbers."""
-    ranks = torch.rand(n, 9, generator=generator, dtype=torch.float64).sort(-1).values
-    return torch.where(torch.rand(n, generator=generator) < 0.5, ranks[:, 1], ranks[:, 7])
-
-
-def _rare(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from beta(0.5, 20): x / (x + y) for gamma variables x with shape 0.5 and y with shape 20."""
-    x = torch.randn(n, generator=generator, dtype=torch.float64).square() / 2
-    y = -torch.rand(n, 20, generator=generator, dtype=torch.float64).log().sum(-1)
-    return x / (x + y)
-
-
-def _normal(n: int, generator: torch.Generator) -> Tensor:
-    return (1.5 * torch.randn(n, generator=generator, dtype=torch.float64)).sigmoid()
-
-
-LAWS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "beta mixture": _mixture,
-    "normal log-odds": _normal,
-    "rare: beta(0.5, 20)": _rare,
-}
-TRUTHS = {
-    "calibrated": (1.0, 0.0),
-    "log-odds times 1.3": (1.3, 0.0),
-    "log-odds times 0.7": (0.7, 0.0),
-    "log-odds plus 0.4": (1.0, 0.4),
-}
-
-
-def draw(law: str, truth: str, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw n confidences and their true probabilities."""
-    scale, shift = TRUTHS[truth]
-    p = LAWS[law](n, generator)
-    return p, p if truth == "calibrated" else (scale * p.logit() + shift).sigmoid()
+LAWS = ("beta mixture", "normal log-odds", "rare: beta(0.5, 20)")
+TRUTHS = ("calibrated", "log-odds times 1.3", "log-odds times 0.7", "log-odds plus 0.4")
 
 
 def folded_mean(gap: Tensor, variance: Tensor) -> Tensor:
@@ -124,13 +90,6 @@ OVER_BINS: dict[str, Callable[[BinStats], Tensor]] = {
 NAMES = (*OVER_BINS, "sweep")
 
 
-def bins_of(p: Tensor, y: Tensor, weights: Tensor | None = None) -> BinStats:
-    """Return the bins of data sets `(D, N)`."""
-    metric = tc.ECE(task="binary", batch_shape=(len(p),))
-    metric.update(p, y, weights=weights)
-    return metric.statistic()
-
-
 DATA = (
     "labels",
     "labels, exponential weights",
@@ -147,25 +106,23 @@ def squares(data: str, scale: float, n_sets: int, seed: int = 1) -> tuple[Tensor
     Log-odds of true probabilities are normal with standard deviation 1.5 / `scale`, and those of predictions are
     `scale` times as large. A target is a label, the fraction of 5 labels, or the true probability (soft labels).
     """
-    generator = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(seed)
 
     def sets(d: int, n: int) -> tuple[Tensor, Tensor]:
-        log_odds = 1.5 * torch.randn(d, n, generator=generator, dtype=torch.float64)
+        log_odds = 1.5 * normal(d, n, g=g)
         return log_odds.sigmoid(), (log_odds / scale).sigmoid()
 
     b = bins_of(*sets(1, 2**21))
     population = (b.share * b.gap.square()).sum(-1)[0]
     p, true = sets(n_sets, N_ROWS)
-    n_labels = 5 if data == "5 annotators" else 1
-    shape = (n_labels, *p.shape)
-    target = (torch.rand(shape, generator=generator, dtype=torch.float64) < true).double().mean(0)
+    target = (random(5 if data == "5 annotators" else 1, *p.shape, g=g) < true).double().mean(0)
     weights = None
     if data == "soft labels":
         target = true
     elif data == "labels, exponential weights":
-        weights = -torch.rand(p.shape, generator=generator, dtype=torch.float64).log()
+        weights = -random(*p.shape, g=g).log()
     elif data == "labels, lognormal(2) weights":
-        weights = (2 * torch.randn(p.shape, generator=generator, dtype=torch.float64)).exp()
+        weights = (2 * normal(*p.shape, g=g)).exp()
     b = bins_of(p, target.long() if data.startswith("labels") else target, weights)
     return population, (b.share * (b.gap.square() - b.gap_variance)).sum(-1)
 
@@ -180,14 +137,9 @@ def means_of_squares(data: str, scale: float, n_sets: int) -> list[str]:
 
 def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Any]:
     """Return the target, and the mean and root mean squared error of each estimator over the data sets."""
-    p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
-    whole = bins_of(p.unsqueeze(0), true.unsqueeze(0))
-    target = 0.0 if truth == "calibrated" else float(ece_from_bins(whole))
-    generator = torch.Generator().manual_seed(1)
+    target = 0.0 if truth == "calibrated" else float(ece_from_bins(bins_of(*expected(law, truth, 8 * LARGE))))
     found: dict[str, list[Tensor]] = {name: [] for name in NAMES}
-    for d in batches(n_sets, AT_ONCE // n):
-        p, true = (x.reshape(d, n) for x in draw(law, truth, d * n, generator))
-        y = (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
+    for p, y in data_sets(law, truth, n, n_sets):
         b = bins_of(p, y)
         for name, estimate in OVER_BINS.items():
             found[name].append(estimate(b))

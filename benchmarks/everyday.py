@@ -5,28 +5,30 @@ agree. The goal is at most the time of the alternative, unless a job has another
 numba, with a goal of at least 1.
 """
 
-import atexit
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 import torchcalib as tc
 from benchmarks import by_hand
-from benchmarks.job import OURS, Job, Peer, Sides
+from benchmarks.job import OURS, Job, Peer, Sides, gradient, job, on_device, peer_of
 from benchmarks.one_pass import GIVEN, eight_metrics
-from benchmarks.samples import like_imagenet_dogs, overconfident_logits
-
-PACKAGES = {"sklearn": ("scikit-learn",), "pandas": ("pandas", "scikit-learn")}
-"""Packages that an alternative requires, by the first word of its name."""
+from benchmarks.samples import (
+    arrays,
+    binary,
+    binary_logits,
+    csv_file,
+    grouped,
+    lists,
+    logits,
+    multi_label,
+    probabilities,
+)
 
 TIES = 1e-3  # relative difference of values that average over the orders of ties, and values of one order
 NOISE = 0.05  # the same for two bootstrap intervals with different random numbers
@@ -36,145 +38,76 @@ SUMS = 1e-3  # the same for float32 sums of many updates
 DOUBLE = 1e-9
 ROUNDED = 0.01  # the same for confidences of bfloat16 logits, of which some move to the next bin
 
-
-def binary(n: int, device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return P(positive) and labels."""
-    p, y = like_imagenet_dogs(n)
-    return p.to(device, dtype), y.to(device)
-
-
-def binary_logits(n: int, device: str) -> tuple[Tensor, Tensor]:
-    p, y = like_imagenet_dogs(n)
-    return p.logit().to(device, torch.float32), y.to(device)
-
-
-def logits(
-    n: int, device: str, num_classes: int, dtype: torch.dtype = torch.float32, gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    z, y = overconfident_logits(n, num_classes)
-    return z.to(device, dtype).requires_grad_(gradient), y.to(device)
-
-
-def probabilities(n: int, device: str, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return float64 probabilities and labels."""
-    z, y = logits(n, device, num_classes, torch.float64)
-    return z.softmax(-1), y
-
-
-def multi_label(n: int, device: str, num_labels: int) -> tuple[Tensor, Tensor]:
-    """Return float32 probabilities and 0/1 targets, both `(N, L)`."""
-    p, y = binary(n * num_labels, device)
-    return p.view(n, num_labels), y.view(n, num_labels)
-
-
-def grouped(data: Callable[..., tuple[Tensor, Tensor]], num_groups: int, n: int, device: str) -> tuple[Tensor, ...]:
-    """Return predictions, labels and random groups."""
-    num_groups = min(num_groups, n)
-    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
-    groups[:num_groups] = torch.arange(num_groups)  # no group is empty
-    return *data(n, device), groups.to(device)
-
-
-def arrays(data: Callable[..., tuple[Tensor, Tensor]], n: int, device: str) -> tuple[Any, ...]:
-    return tuple(x.numpy() for x in data(n, device))
-
-
-def lists(data: Callable[..., tuple[Tensor, Tensor]], n: int, device: str) -> tuple[Any, ...]:
-    return tuple(x.tolist() for x in data(n, device))
-
-
-def csv_file(n: int, device: str, num_classes: int = 10) -> tuple[Path]:
-    """Return a file with a column for each class and the column "target"."""
-    q, y = probabilities(n, device, num_classes)
-    path = Path(tempfile.mkdtemp()) / "predictions.csv"
-    atexit.register(shutil.rmtree, path.parent)
-    names = ",".join([*(f"prob_{k}" for k in range(num_classes)), "target"])
-    table = np.column_stack((q.numpy(), y.numpy()))
-    np.savetxt(path, table, ["%.17g"] * num_classes + ["%d"], delimiter=",", header=names, comments="")
-    return (path,)
-
-
-class Data(NamedTuple):
-    """Data of a job: kind and size in the table, number of rows, and function of a number of rows and a device."""
-
-    title: str
-    n: int
-    draw: Callable[[int, str], Sequence[Any]]
+ECE_ALONE = "torchcalib ECE alone"
+doubles = partial(binary, dtype=torch.float64)
+SIZES = (50_000, 10), (50_000, 100), (50_000, 1_000), (10_000, 100), (64, 10), (128, 100), (32, 1_000), (256, 1_000)
+DATA = {
+    **{f"{n:,} x {c:,}": partial(logits, n=n, num_classes=c) for n, c in SIZES},
+    "1 million": partial(binary, n=1_000_000),
+    "binary, 1 million": partial(binary, n=1_000_000),
+    "binary, 1 million, float64": partial(doubles, n=1_000_000),
+    "binary, 1 million logits": partial(binary_logits, n=1_000_000),
+    "binary, 1 million, numpy float64": partial(arrays, doubles, n=1_000_000),
+    "binary, 100,000, numpy float32": partial(arrays, binary, n=100_000),
+    "binary, 10,000, lists": partial(lists, doubles, n=10_000),
+    "binary, 1,000": partial(binary, n=1_000),
+    "binary, 256": partial(binary, n=256),
+    "50,000 x 10, numpy float64": partial(arrays, probabilities, n=50_000, num_classes=10),
+    "50,000 x 100, float64": partial(logits, n=50_000, num_classes=100, dtype=torch.float64),
+    "50,000 x 100, bfloat16": partial(logits, n=50_000, num_classes=100, dtype=torch.bfloat16),
+    "20,000 x 80": partial(multi_label, n=20_000, num_labels=80),
+    "10,000, 1,000 replicates": partial(doubles, n=10_000),
+    "10,000 x 10": partial(csv_file, n=10_000),
+}
+"""Functions that return the data, by the size in the name of a job."""
+groups_of_binary = partial(grouped, binary, n=1_000_000, num_groups=1_000)
 
 
 def compared(
-    data: Data,
-    ours: Callable[..., object],
-    theirs: Callable[..., object],
-    tolerance: float,
-    repeats: int,
-    n: int,
-    device: str = "cpu",
-) -> Sides:
-    """Two functions of the same data."""
-    given = data.draw(n, device)
-    peer = partial(theirs, *given)
-    return Sides(partial(ours, *given), {title(theirs): peer}, repeats=repeats, tolerance=tolerance)
-
-
-def updated(
-    data: Data, ours: Callable[[], Metric], theirs: Callable[[], Metric], name: str, n: int, device: str = "cpu"
-) -> Sides:
-    """Updates of two metrics with the same batch of n rows. The values of all updates are compared."""
-    preds, target = data.draw(n, device)
-    metrics = ours().to(device), theirs().to(device)
-    calls = [partial(metric.update, preds, target) for metric in metrics]
-    values = {OURS: lambda: ece_of(metrics[0].compute()), name: lambda: ece_of(metrics[1].compute())}
-    return Sides(calls[0], {name: calls[1]}, repeats=100, tolerance=SUMS, values=values)
-
-
-def ece_of(value: Any) -> Any:
-    """Return the ECE of a collection, or the value of one metric."""
-    return value["ECE"] if isinstance(value, dict) else value
-
-
-def title(function: Callable[..., object]) -> str:
-    """Return the name of an alternative in the table."""
-    while isinstance(function, partial):
-        function = function.func
-    return function.__name__.replace("_", " ")
-
-
-def job(
     what: str,
-    data: Data,
+    size: str,
     ours: Callable[..., object],
     theirs: Callable[..., object],
     goal: float = 1.0,
     tolerance: float = SINGLE,
+    data: Callable[..., Any] | None = None,
     repeats: int = 1,
 ) -> Job:
-    """Job of two functions. It runs on a GPU if its alternative is in torch."""
-    name = title(theirs)
-    peer = Peer(name, goal, PACKAGES.get(name.split()[0], ()))
-    sides = partial(compared, data, ours, theirs, tolerance, repeats, n=data.n)
-    return Job(f"{what}, {data.title}", sides, (peer,), alone=False, on_device=name.startswith("torch"))
+    """Job of two functions of `data`, or of those in the table. It runs on a GPU if its alternative is in torch."""
+    options = {"tolerance": tolerance, "repeats": repeats, "on_device": peer_of(theirs).name.startswith("torch")}
+    return job(f"{what}, {size}", data or DATA[size], ours, {theirs: goal}, alone=False, **options)
 
 
 def update_job(
     what: str,
-    data: Data,
+    size: str,
     ours: Callable[[], Metric],
     theirs: Callable[[], Metric],
     goal: float = 1.0,
     seconds: float | None = None,
     against: str = "",
 ) -> Job:
-    """Job of two metrics. `seconds` is the goal for one update."""
-    name = against or title(theirs)
-    sides = partial(updated, data, ours, theirs, name, n=data.n)
+    """Job of updates of two metrics with the same batch. The values of all updates are compared.
+
+    `seconds` is the goal for one update.
+    """
+    name = against or peer_of(theirs).name
+
+    def prepare(device: str = "cpu", **sizes: int) -> Sides:
+        preds, target = (on_device(x, device) for x in DATA[size](**sizes))
+        metrics = {side: metric().to(device) for side, metric in ((OURS, ours), (name, theirs))}
+        calls = {side: partial(metric.update, preds, target) for side, metric in metrics.items()}
+        values = {side: partial(ece_of, metric) for side, metric in metrics.items()}
+        return Sides(calls.pop(OURS), calls, repeats=100, tolerance=SUMS, values=values)
+
     peers = (Peer(name, goal),)
-    return Job(f"update of {what}, {data.title}", sides, peers, seconds=seconds, alone=False, on_device=True)
+    return Job(f"update of {what}, {size}", prepare, peers, seconds=seconds, alone=False, on_device=True)
 
 
-def gradient(loss: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor) -> Tensor:
-    (found,) = torch.autograd.grad(loss(z, y), z)
-    return found
+def ece_of(metric: Metric) -> Any:
+    """Return the ECE of a collection, or the value of one metric."""
+    value = metric.compute()
+    return value["ECE"] if isinstance(value, dict) else value
 
 
 def penalised_loss(z: Tensor, y: Tensor) -> Tensor:
@@ -210,118 +143,113 @@ def report_of_file(path: Path) -> dict[str, float]:
 
 
 nll, brier, ece = (partial(function, **GIVEN) for function in (tc.nll, tc.brier_score, tc.ece))
-double = partial(binary, dtype=torch.float64)
-MILLION = 1_000_000
-ECE_ALONE = "torchcalib ECE alone"
-
-MILLION_ROWS = Data("1 million", MILLION, binary)
-BINARY = Data("binary, 1 million", MILLION, binary)
-FLOAT64 = Data("binary, 1 million, float64", MILLION, double)
-LOGITS = Data("binary, 1 million logits", MILLION, binary_logits)
-NUMPY = Data("binary, 1 million, numpy float64", MILLION, partial(arrays, double))
-NUMPY_FLOAT32 = Data("binary, 100,000, numpy float32", 100_000, partial(arrays, binary))
-LISTS = Data("binary, 10,000, lists", 10_000, partial(lists, double))
-FEW = Data("binary, 1,000", 1_000, binary)
-NUMPY_CLASSES = Data("50,000 x 10, numpy float64", 50_000, partial(arrays, partial(probabilities, num_classes=10)))
-GROUPS = Data("binary, 1 million", MILLION, partial(grouped, binary, 1_000))
-LABELS = Data("20,000 x 80", 20_000, partial(multi_label, num_labels=80))
-REPLICATES = Data("10,000, 1,000 replicates", 10_000, double)
-CSV_FILE = Data("10,000 x 10", 10_000, csv_file)
-
-
-def rows(num_classes: int, n: int = 50_000, kind: str = "", **options: Any) -> Data:
-    """Return logits of several classes."""
-    return Data(f"{n:,} x {num_classes:,}{kind}", n, partial(logits, num_classes=num_classes, **options))
-
-
-C10, C100, C1000 = rows(10), rows(100), rows(1_000)
-C100_FLOAT64 = rows(100, kind=", float64", dtype=torch.float64)
-C100_BFLOAT16 = rows(100, kind=", bfloat16", dtype=torch.bfloat16)
-LEAF = rows(100, gradient=True)
+leaf = partial(logits, n=50_000, num_classes=100, gradient=True)
 cross_entropy = by_hand.torch_binary_cross_entropy
 squared_error = by_hand.torch_mean_squared_error
-gradients = partial(gradient, nll), partial(gradient, penalised_loss)
 classwise_ece = partial(ece, mode="classwise")
 
 WITH_NUMBA = [
-    job("NLL", BINARY, tc.nll, cross_entropy, 0.8, tolerance=1e-4),
-    job("NLL", FLOAT64, tc.nll, cross_entropy),
-    job("NLL", LOGITS, partial(tc.nll, from_logits=True), by_hand.torch_binary_cross_entropy_with_logits),
-    job("NLL", NUMPY, tc.nll, by_hand.sklearn_log_loss),
-    job("Brier score", BINARY, tc.brier_score, squared_error, 1.2),
-    job("Brier score", FLOAT64, tc.brier_score, squared_error),
-    job("Brier score", NUMPY_FLOAT32, tc.brier_score, by_hand.numpy_mean_squared_error, repeats=10),
-    job("Brier score", LISTS, tc.brier_score, by_hand.sklearn_brier_score, repeats=5),
-    job("ECE", BINARY, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4),
-    job("ECE", NUMPY, tc.ece, by_hand.numpy_binary_ece),
-    job("ECE", FEW, tc.ece, by_hand.torch_binary_ece, tolerance=1e-4, repeats=100),
-    job("ECE", NUMPY_CLASSES, tc.ece, by_hand.numpy_ece, 0.6, DOUBLE),
-    job("NLL", NUMPY_CLASSES, tc.nll, by_hand.sklearn_log_loss, 0.3, DOUBLE),
-    job("ECE", C10, ece, by_hand.torch_ece),
-    job("ECE", C100, ece, by_hand.torch_ece),
-    job("NLL", C10, nll, by_hand.torch_cross_entropy),
-    job("NLL", C100, nll, by_hand.torch_cross_entropy),
-    job("Brier score", C100, brier, by_hand.torch_brier_score),
-    job("ECE", C1000, ece, by_hand.torch_ece_in_a_reused_buffer, 0.6),
-    job("ECE", C100_FLOAT64, ece, by_hand.torch_ece_of_float64, tolerance=DOUBLE),
-    job("ECE", C100_BFLOAT16, ece, by_hand.torch_ece, tolerance=ROUNDED),
-    job("NLL, Brier, ECE and accuracy", C100, four_scores, by_hand.torch_four_scores),
-    job("class-wise ECE", C10, classwise_ece, by_hand.torch_loop_over_classes, tolerance=1e-4),
-    job("class-wise ECE", C100, classwise_ece, by_hand.torch_one_bincount_of_all_classes, tolerance=1e-4),
-    job("ECE of 1,000 groups", GROUPS, ece_by_group, by_hand.torch_one_bincount_of_all_groups, tolerance=TIES),
-    job("multi-label ECE", LABELS, partial(tc.ece, task="multilabel"), by_hand.torch_loop_over_labels, 0.3, 1e-4),
-    job("gradient of NLL", LEAF, gradients[0], by_hand.torch_gradient_of_cross_entropy, 0.9, 1e-3),
-    job("gradient of ECE + NLL", LEAF, gradients[1], by_hand.torch_gradient_of_ece_and_cross_entropy, 1.0, 1e-3),
-    update_job(
-        "ECE",
-        Data("binary, 256", 256, binary),
-        partial(tc.ECE, task="binary"),
-        by_hand.torchmetrics_binary_ece,
-        seconds=40e-6,
+    compared("NLL", "binary, 1 million", tc.nll, cross_entropy, 0.8, 1e-4),
+    compared("NLL", "binary, 1 million, float64", tc.nll, cross_entropy),
+    compared(
+        "NLL",
+        "binary, 1 million logits",
+        partial(tc.nll, from_logits=True),
+        by_hand.torch_binary_cross_entropy_with_logits,
     ),
+    compared("NLL", "binary, 1 million, numpy float64", tc.nll, by_hand.sklearn_log_loss),
+    compared("Brier score", "binary, 1 million", tc.brier_score, squared_error, 1.2),
+    compared("Brier score", "binary, 1 million, float64", tc.brier_score, squared_error),
+    compared(
+        "Brier score", "binary, 100,000, numpy float32", tc.brier_score, by_hand.numpy_mean_squared_error, repeats=10
+    ),
+    compared("Brier score", "binary, 10,000, lists", tc.brier_score, by_hand.sklearn_brier_score, repeats=5),
+    compared("ECE", "binary, 1 million", tc.ece, by_hand.torch_binary_ece, 1.0, 1e-4),
+    compared("ECE", "binary, 1 million, numpy float64", tc.ece, by_hand.numpy_binary_ece),
+    compared("ECE", "binary, 1,000", tc.ece, by_hand.torch_binary_ece, 1.0, 1e-4, repeats=100),
+    compared("ECE", "50,000 x 10, numpy float64", tc.ece, by_hand.numpy_ece, 0.6, DOUBLE),
+    compared("NLL", "50,000 x 10, numpy float64", tc.nll, by_hand.sklearn_log_loss, 0.3, DOUBLE),
+    compared("ECE", "50,000 x 10", ece, by_hand.torch_ece),
+    compared("ECE", "50,000 x 100", ece, by_hand.torch_ece),
+    compared("NLL", "50,000 x 10", nll, by_hand.torch_cross_entropy),
+    compared("NLL", "50,000 x 100", nll, by_hand.torch_cross_entropy),
+    compared("Brier score", "50,000 x 100", brier, by_hand.torch_brier_score),
+    compared("ECE", "50,000 x 1,000", ece, by_hand.torch_ece_in_a_reused_buffer, 0.6),
+    compared("ECE", "50,000 x 100, float64", ece, by_hand.torch_ece_of_float64, 1.0, DOUBLE),
+    compared("ECE", "50,000 x 100, bfloat16", ece, by_hand.torch_ece, 1.0, ROUNDED),
+    compared("NLL, Brier, ECE and accuracy", "50,000 x 100", four_scores, by_hand.torch_four_scores),
+    compared("class-wise ECE", "50,000 x 10", classwise_ece, by_hand.torch_loop_over_classes, 1.0, 1e-4),
+    compared("class-wise ECE", "50,000 x 100", classwise_ece, by_hand.torch_one_bincount_of_all_classes, 1.0, 1e-4),
+    compared(
+        "ECE of 1,000 groups",
+        "binary, 1 million",
+        ece_by_group,
+        by_hand.torch_one_bincount_of_all_groups,
+        1.0,
+        TIES,
+        groups_of_binary,
+    ),
+    compared(
+        "multi-label ECE", "20,000 x 80", partial(tc.ece, task="multilabel"), by_hand.torch_loop_over_labels, 0.3, 1e-4
+    ),
+    compared(
+        "gradient of NLL",
+        "50,000 x 100",
+        partial(gradient, nll),
+        by_hand.torch_gradient_of_cross_entropy,
+        0.9,
+        1e-3,
+        leaf,
+    ),
+    compared(
+        "gradient of ECE + NLL",
+        "50,000 x 100",
+        partial(gradient, penalised_loss),
+        by_hand.torch_gradient_of_ece_and_cross_entropy,
+        1.0,
+        1e-3,
+        leaf,
+    ),
+    update_job("ECE", "binary, 256", partial(tc.ECE, task="binary"), by_hand.torchmetrics_binary_ece, seconds=40e-6),
     *(
         update_job(
-            "ECE",
-            rows(c, n),
-            partial(tc.ECE, num_classes=c, **GIVEN),
-            partial(by_hand.torchmetrics_ece, c),
-            seconds=seconds,
+            "ECE", size, partial(tc.ECE, num_classes=c, **GIVEN), partial(by_hand.torchmetrics_ece, c), seconds=seconds
         )
-        for n, c, seconds in ((64, 10, 60e-6), (128, 100, 80e-6), (32, 1_000, 90e-6))
+        for size, c, seconds in (("64 x 10", 10, 60e-6), ("128 x 100", 100, 80e-6), ("32 x 1,000", 1_000, 90e-6))
     ),
     update_job(
         "eight metrics",
-        rows(1_000, 256),
+        "256 x 1,000",
         lambda: tc.CalibrationCollection(eight_metrics(1_000)),
         partial(tc.ECE, num_classes=1_000, **GIVEN),
         1.2,
         against=ECE_ALONE,
     ),
-    job("AURC", MILLION_ROWS, tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
-    job("AURC", C10, partial(tc.aurc, **GIVEN), by_hand.torch_aurc),
-    job("AUROC of correctness", MILLION_ROWS, tc.correctness_auroc, by_hand.sklearn_roc_auc_score),
-    job(
+    compared("AURC", "1 million", tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
+    compared("AURC", "50,000 x 10", partial(tc.aurc, **GIVEN), by_hand.torch_aurc),
+    compared("AUROC of correctness", "1 million", tc.correctness_auroc, by_hand.sklearn_roc_auc_score),
+    compared(
         "accuracy at a coverage of 80%",
-        MILLION_ROWS,
+        "1 million",
         partial(tc.accuracy_at_coverage, coverage=0.8),
         by_hand.torch_topk_accuracy,
     ),
-    job("temperature", rows(100, 10_000), temperature, by_hand.torch_lbfgs_temperature, 0.4, OPTIMUM),
-    job(
+    compared("temperature", "10,000 x 100", temperature, by_hand.torch_lbfgs_temperature, 0.4, OPTIMUM),
+    compared(
         "interval of the Brier score",
-        REPLICATES,
+        "10,000, 1,000 replicates",
         interval_of_brier_score,
         by_hand.numpy_bootstrap_of_brier_score,
-        tolerance=NOISE,
+        1.0,
+        NOISE,
     ),
-    job("report of a CSV file", CSV_FILE, report_of_file, by_hand.pandas_and_sklearn_report),
+    compared("report of a CSV file", "10,000 x 10", report_of_file, by_hand.pandas_and_sklearn_report),
 ]
 
 
 def in_plain_torch(job: Job) -> Job:
     """Return the job without numba, with a goal of at least 1."""
-    peers = tuple(replace(peer, goal=max(1.0, peer.goal or 0)) for peer in job.peers)
-    return job.without_numba(peers=peers)
+    return job.without_numba({peer.name: max(1.0, peer.goal or 0) for peer in job.peers})
 
 
 JOBS = [*WITH_NUMBA, *map(in_plain_torch, WITH_NUMBA)]

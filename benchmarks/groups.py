@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.clusters import beta
+from benchmarks.laws import beta
 from benchmarks.study import Part, Study, batches, main, percent, row_of_each
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells

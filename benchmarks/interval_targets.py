@@ -10,9 +10,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.coverage import DEBIASED, LARGE, tests_of
-from benchmarks.debiased import LAWS, SIZES, TRUTHS, bins_of, draw
-from benchmarks.study import Part, Study, main, percent, row_of_each
+from benchmarks.coverage import DEBIASED, tests_of
+from benchmarks.debiased import LAWS, SIZES, TRUTHS
+from benchmarks.laws import LARGE, bins_of, data_sets, expected
+from benchmarks.study import Part, Study, main, missed, percent, row_of_each
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
@@ -20,22 +21,14 @@ from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
 LEAST_PRINTED = 50  # fewer printed intervals tell nothing about their coverage
 
 
-def outcomes(law: str, truth: str, n: int, n_sets: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw data sets of confidences and outcomes, `(D, N)`."""
-    generator = torch.Generator().manual_seed(seed)
-    p, true = (x.reshape(n_sets, n) for x in draw(law, truth, n_sets * n, generator))
-    return p, (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
-
-
 def targets(law: str, truth: str, n: int, n_sets: int) -> dict[str, float]:
     """Return the target of every interval."""
-    parts = [bins_of(*outcomes(law, truth, n, n_sets, seed)) for seed in range(10, 30)]
-    p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
-    whole = bins_of(p.unsqueeze(0), true.unsqueeze(0))
+    parts = [bins_of(p, y) for seed in range(10, 30) for p, y in data_sets(law, truth, n, n_sets, seed)]
+    p, true = expected(law, truth, 8 * LARGE)
     return {
         "ECE": float(torch.cat([ece_from_bins(b) for b in parts]).mean()),
         "RMSCE": float(torch.cat([rmsce_from_bins(b) for b in parts]).mean()),
-        DEBIASED: 0.0 if truth == "calibrated" else float(rmsce_from_bins(whole)),
+        DEBIASED: 0.0 if truth == "calibrated" else float(rmsce_from_bins(bins_of(p, true))),
         "ESCE": float((true - p).mean()),
         "NLL": -float((torch.xlogy(true, p) + torch.xlogy(1 - true, 1 - p)).mean()),
     }
@@ -46,8 +39,7 @@ def share_covered(low: Tensor, high: Tensor, target: float) -> str:
     printed = low.isfinite()
     if int(printed.sum()) < LEAST_PRINTED:
         return "not printed"
-    above = 100 * float((low[printed] > target + 1e-12).double().mean())
-    below = 100 * float((high[printed] < target - 1e-12).double().mean())
+    above, below = missed(low[printed], high[printed], target)
     some = "" if bool(printed.all()) else f", {percent(printed, 0)}% printed"
     return f"{100 - above - below:.1f} ({above:.1f} / {below:.1f}{some})"
 
@@ -67,7 +59,7 @@ def bootstrap_of_nll(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shares_covered(n: int, law: str, truth: str, n_sets: int) -> list[str]:
-    p, y = outcomes(law, truth, n, n_sets, 1)
+    ((p, y),) = data_sets(law, truth, n, n_sets)
     found = {name: (test.low, test.high) for name, test in tests_of(p, y, ()).items()}
     found["NLL"] = bootstrap_of_nll(p, y)
     return [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]

@@ -3,15 +3,20 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 REASONS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
 """Why jobs miss their goals by family and name, and why kernels are far from the limits of a machine."""
 
 Call = Callable[[], object]
+Function = TypeVar("Function", bound=Callable[..., Any])
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
@@ -118,11 +123,76 @@ class Job:
         """Names of our side and of the installed peers."""
         return [OURS, *(peer.name for peer in self.peers if not peer.missing)]
 
-    def without_numba(self, **changes: Any) -> "Job":
-        """Return this job in plain torch, without peers that require numba and without goals other than `changes`."""
-        peers = tuple(replace(peer, goal=None) for peer in self.peers if "numba" not in peer.needs)
-        plain = {"peers": peers, "seconds": None, "grows": ()}
-        return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, **(plain | changes))
+    def without_numba(self, goals: Mapping[str, float], **changes: Any) -> "Job":
+        """Return this job in plain torch, with the goals of ratios by peer, and without peers that require numba."""
+        peers = [replace(peer, goal=goals.get(peer.name)) for peer in self.peers if "numba" not in peer.needs]
+        plain = {"numba": False, "peers": tuple(peers), "seconds": None, "grows": (), **changes}
+        return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", **plain)
+
+
+def alternative(*needs: str, title: str = "") -> Callable[[Function], Function]:
+    """Declare the packages that a function requires, and its name in tables if it is not that of the function."""
+
+    def declared(function: Function) -> Function:
+        vars(function).update(needs=needs, title=title)
+        return function
+
+    return declared
+
+
+def peer_of(function: Callable[..., Any], goal: float | None = None) -> Peer:
+    """Return an alternative with its declared name and packages."""
+    while isinstance(function, partial):
+        function = function.func
+    known = vars(function)
+    return Peer(known.get("title") or function.__name__.replace("_", " "), goal, known.get("needs", ()))
+
+
+def gradient(loss: Callable[..., Tensor], *given: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of a loss in all arguments that require them."""
+    return torch.autograd.grad(loss(*given), [x for x in given if isinstance(x, Tensor) and x.requires_grad])
+
+
+def job(
+    name: str,
+    data: Callable[..., Sequence[Any]],
+    ours: Callable[..., Any],
+    against: Mapping[Callable[..., Any], float | None] | None = None,
+    *,
+    options: Sequence[str] = ("n_bins",),
+    exact: Callable[..., float] | None = None,
+    shares: Mapping[str, float] | None = None,
+    repeats: int = 1,
+    tolerance: float | None = None,
+    **goals: Any,
+) -> Job:
+    """Return a job of functions that get the result of `data(**sizes)`.
+
+    `against` has the goals for our time divided by that of each alternative. Our function also gets sizes named in
+    `options`. `exact` returns our value without rounding errors. For `shares`, `repeats` and `tolerance` see `Sides`;
+    `goals` are other fields of `Job`.
+    """
+    peers = {peer_of(call, goal): call for call, goal in (against or {}).items()}
+
+    def prepare(device: str = "cpu", **sizes: Any) -> Sides:
+        chosen = {name: sizes.pop(name) for name in options if name in sizes}
+        given = [on_device(each, device) for each in data(**sizes)]
+        return Sides(
+            partial(ours, *given, **chosen),
+            {peer.name: partial(call, *given) for peer, call in peers.items()},
+            shares or {},
+            None if exact is None else lambda: abs(float(ours(*given)) - exact(*given)),
+            result_bytes=sum(x.nbytes for x in given if isinstance(x, Tensor) and x.requires_grad),
+            repeats=repeats,
+            tolerance=tolerance,
+        )
+
+    return Job(name, prepare, tuple(peers), **goals)
+
+
+def on_device(x: Any, device: str) -> Any:
+    """Return a tensor on a device, where a leaf stays a leaf; other data are unchanged."""
+    return x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 
 def jobs_of(family: str) -> list[Job]:

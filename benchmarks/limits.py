@@ -21,7 +21,7 @@ from benchmarks.job import Call
 from benchmarks.measure import seconds
 from benchmarks.one_pass import network_logits
 from benchmarks.run import machine, path_of
-from benchmarks.samples import like_imagenet_dogs, overconfident_logits
+from benchmarks.samples import binary, logits
 from torchcalib.ops import bin_sums, largest, softmax_stats
 from torchcalib.ops.binary_scores import score_sums
 from torchcalib.ops.counter_rng import multinomial_counts
@@ -64,7 +64,7 @@ def kernels(n: int = 50_000, num_classes: int = 1_000, n_events: int = 10_000_00
 
 def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
     values, target = network_logits(n, num_classes)
-    few, few_targets = overconfident_logits(n * num_classes // 10, 10)
+    few, few_targets = logits(n * num_classes // 10, 10)
     n_bytes, n_exps = values.nbytes, values.numel()
     given = {"from_logits": True}
     rows = softmax_stats.rows(values, target, **given)
@@ -102,8 +102,7 @@ def backward(loss: Tensor, leaf: Tensor) -> Tensor:
 
 
 def event_kernels(n: int) -> Iterator[Kernel]:
-    p, y = like_imagenet_dogs(n)
-    p = p.float()
+    p, y = binary(n)
     n_bytes = p.nbytes + y.nbytes
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(n, generator=generator, dtype=torch.float64)
@@ -130,7 +129,7 @@ def event_kernels(n: int) -> Iterator[Kernel]:
 
 def sequential_kernels(n: int) -> Iterator[Kernel]:
     """Yield kernels of sorted samples, and of iterations."""
-    p, y = like_imagenet_dogs(n)
+    p, y = binary(n, torch.float64)
     order = p.argsort()
     score, positives = p[order], y[order]
     call = partial(risk_sums, score, positives.to(torch.uint8), torch.tensor(n))
@@ -148,7 +147,7 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
     x, weights = p.clamp(1e-12, 1 - 1e-12).logit().view(1, 1, n), torch.ones(1, 1, n, dtype=torch.float64)
     call = partial(fit_logistic_regression, x, y.view(1, n), weights)
     yield Kernel("regression", "logistic regression", call, x.nbytes + y.nbytes + weights.nbytes, n)
-    scores, labels = overconfident_logits(n // 10, 100)
+    scores, labels = logits(n // 10, 100)
     call = partial(fit_temperature, scores[None], labels[None], weights[..., : n // 10])
     yield Kernel("moments", "fit of a temperature", call, scores.nbytes, scores.numel())
 

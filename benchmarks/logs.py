@@ -1,20 +1,17 @@
 """Jobs for logs of language models: documents per second from JSON lines, and the parsers of their lines."""
 
-import atexit
 import json
 import random
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import Job, Peer, Sides
+from benchmarks.job import alternative, job
+from benchmarks.samples import folder
 from torchcalib.io.logs import objects, open_log
 from torchcalib.reporting.audit import AuditBuilder, AuditOptions, Layout, have_equal_text
 
-STANDARD, READ_ONLY = "standard library's parser", "reading without sums"
 _OPTIONS = AuditOptions(15, False, False, have_equal_text, None)
 
 
@@ -42,18 +39,16 @@ def lm_eval_line(number: int, probs: list[float], right: int) -> dict[str, Any]:
     }
 
 
-def log_of(n: int, line: Callable[[int, list[float], int], dict[str, Any]]) -> Path:
+def log_of(n: int, line: Callable[[int, list[float], int], dict[str, Any]]) -> tuple[Path]:
     """Write a log of n documents."""
     rng = random.Random(0)
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    path = folder / "log.jsonl"
+    path = folder() / "log.jsonl"
     with path.open("w") as file:
         for number in range(n):
             drawn = [rng.random() + 0.1 for _ in range(4)]
             probs = [each / sum(drawn) for each in drawn]
             file.write(json.dumps(line(number, probs, rng.choices(range(4), probs)[0])) + "\n")
-    return path
+    return (path,)
 
 
 def summed(path: Path) -> int:
@@ -63,6 +58,7 @@ def summed(path: Path) -> int:
     return builder.n_answers
 
 
+@alternative("orjson", title="standard library's parser")
 def summed_with_standard_parser(path: Path) -> int:
     """The same without orjson."""
     parser, objects.orjson = objects.orjson, None  # type: ignore[assignment]
@@ -72,18 +68,20 @@ def summed_with_standard_parser(path: Path) -> int:
         objects.orjson = parser
 
 
-def audit(line: Callable[[int, list[float], int], dict[str, Any]], n: int = 20_000) -> Sides:
-    path = log_of(n, line)
-    peers = {
-        STANDARD: partial(summed_with_standard_parser, path),
-        READ_ONLY: lambda: sum(map(len, open_log(path).blocks(2**15))),
-    }
-    return Sides(partial(summed, path), peers)
+@alternative(title="reading without sums")
+def read_without_sums(path: Path) -> int:
+    return sum(map(len, open_log(path).blocks(2**15)))
 
-
-_PEERS = Peer(STANDARD, needs=("orjson",)), Peer(READ_ONLY)
 
 JOBS = [
-    Job(f"audit of 20,000 {name}", partial(audit, line), _PEERS, seconds=0.2, extra_bytes=200_000_000, rounds=3)
+    job(
+        f"audit of 20,000 {name}",
+        partial(log_of, line=line, n=20_000),
+        summed,
+        {summed_with_standard_parser: None, read_without_sums: None},
+        seconds=0.2,
+        extra_bytes=200_000_000,
+        rounds=3,
+    )
     for name, line in (("answers with probabilities", answer_line), ("samples of lm-eval", lm_eval_line))
 ]

@@ -1,20 +1,14 @@
-"""Measure one quantity of jobs in this process, and print a line of JSON for each job.
+"""Measurements of jobs: seconds of all sides in turn, memory of one call, and seconds at other sizes.
 
-    python -m benchmarks.measure FAMILY times JOB ... [--rounds K]   seconds of all sides in turn; error; size of states
-    python -m benchmarks.measure FAMILY memory JOB ... --side SIDE   additional bytes of one call
-    python -m benchmarks.measure FAMILY growth JOB ... [--rounds K]  seconds of our side at other sizes
-
-`benchmarks.run` starts a process for each quantity, so that they share no memory, caches or imports. Only jobs that are
-not `alone` share a process.
+`benchmarks.run` calls them in new processes, so that they share no memory, caches or imports. Only jobs that are not
+`alone` share a process.
 """
 
-import argparse
 import ctypes
-import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +35,17 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize(device)
 
 
-def times(job: Job, rounds: int, device: str = "cpu") -> dict[str, Any]:
+def hide_numba() -> None:
+    """Make the import of numba fail in this process."""
+    sys.modules["numba"] = None  # type: ignore[assignment]
+
+
+def of_job(quantity: Callable[..., Any], family: str, name: str, *options: Any) -> Any:
+    """Return a quantity of a job by its name."""
+    return quantity(named(jobs_of(family), name), *options)
+
+
+def times(job: Job, rounds: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """Return seconds by side, differences of values, the error, and the sizes of states.
 
     The first round (compilation, caches) is dropped.
@@ -51,7 +55,7 @@ def times(job: Job, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """
     sides = job.prepare(device=device) if job.on_device else job.prepare()
     taken: dict[str, list[float]] = {side: [] for side in job.sides}
-    for _ in range(rounds + 1):
+    for _ in range((rounds or job.rounds) + 1):
         for side, so_far in taken.items():
             so_far.append(seconds(sides.call(side), sides.repeats, device) / sides.shares.get(side, 1))
     measured = [side for side in job.sides if side in sides.states]
@@ -88,8 +92,9 @@ def difference(ours: Any, theirs: Any) -> float:
 
 
 def vector(value: Any) -> Tensor:
-    if isinstance(value, Mapping):
-        return torch.cat([vector(each) for each in value.values()])
+    if isinstance(value, Mapping | list | tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return torch.cat([vector(each) for each in parts])
     return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().flatten()
 
 
@@ -118,37 +123,10 @@ def resident_bytes(field: str) -> int:
     return 1024 * int(found.group(1))
 
 
-def growth(job: Job, rounds: int) -> list[dict[str, Any]]:
+def growth(job: Job, rounds: int | None = None) -> list[dict[str, Any]]:
     """Return the seconds of our side at other sizes."""
     points = []
     for sizes in job.grows:
         ours = job.prepare(**sizes).ours
-        points.append({**sizes, "seconds": [seconds(ours) for _ in range(rounds + 1)][1:]})
+        points.append({**sizes, "seconds": [seconds(ours) for _ in range((rounds or job.rounds) + 1)][1:]})
     return points
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family")
-    parser.add_argument("what", choices=("times", "memory", "growth"))
-    parser.add_argument("jobs", nargs="+")
-    parser.add_argument("--side", default=OURS)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--device", default="cpu")
-    chosen = parser.parse_args()
-    jobs = [named(jobs_of(chosen.family), name) for name in chosen.jobs]
-    if not all(job.numba for job in jobs):
-        sys.modules["numba"] = None  # type: ignore[assignment]  # makes its import fail
-    for job in jobs:
-        rounds = chosen.rounds or job.rounds
-        if chosen.what == "memory":
-            found: Any = extra_bytes(job, chosen.side)
-        elif chosen.what == "growth":
-            found = growth(job, rounds)
-        else:
-            found = times(job, rounds, chosen.device)
-        print(json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    main()

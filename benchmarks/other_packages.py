@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import torchcalib.functional as F
+from benchmarks import peers
 from benchmarks.job import version_of
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "studies" / "recorded.json"
@@ -177,12 +178,9 @@ def torchcalib(metric: str, case: Case) -> float:
 
 
 def torchmetrics(metric: str, case: Case) -> float:
-    from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
-
-    options = {"n_bins": case.n_bins, "norm": {"ECE": "l1", "MCE": "max"}[metric], "ignore_index": case.ignore_index}
-    if case.multiclass:
-        return multiclass_calibration_error(case.preds, case.target, num_classes=3, **options).item()
-    return binary_calibration_error(case.preds, case.target, **options).item()
+    ece = peers.torchmetrics_ece if case.multiclass else peers.torchmetrics_binary_ece
+    options = {"norm": {"ECE": "l1", "MCE": "max"}[metric], "ignore_index": case.ignore_index}
+    return ece(case.preds, case.target, case.n_bins, **options).item()
 
 
 def torch_uncertainty(metric: str, case: Case) -> float:
@@ -219,12 +217,12 @@ def netcal(metric: str, case: Case) -> float:
 
 
 def relplot(metric: str, case: Case) -> float:
-    from relplot.metrics import binnedECE, multiclass_logits_to_confidences, smECE
+    from relplot.metrics import multiclass_logits_to_confidences
 
-    p, y = case.arrays
+    p, y = case.preds, case.target
     if case.multiclass:
-        p, y = multiclass_logits_to_confidences(p, y, probs=True)
-    return float({"ECE": lambda: binnedECE(p, y, nbins=case.n_bins), "smECE": lambda: smECE(p, y)}[metric]())
+        p, y = map(torch.from_numpy, multiclass_logits_to_confidences(*case.arrays, probs=True))
+    return peers.relplot_ece(p, y, case.n_bins) if metric == "ECE" else peers.relplot_smece(p, y)
 
 
 def uncertainty_calibration(metric: str, case: Case) -> float:
@@ -237,10 +235,8 @@ def uncertainty_calibration(metric: str, case: Case) -> float:
 def probmetrics(metric: str, case: Case) -> float:
     from probmetrics.metrics import Metrics
 
-    from benchmarks.peers import temperature_by_bisection
-
     if metric == "temperature":
-        return 1 / temperature_by_bisection(case.preds, case.target)
+        return 1 / peers.temperature_by_bisection(case.preds, case.target)
     names = {"ECE": f"ece-{case.n_bins}", "MCE": f"mce-{case.n_bins}", "Brier score": "brier", "smECE": "smece"}
     metrics = Metrics.from_names([names[metric]])
     probs = case.preds if case.multiclass else torch.stack((1 - case.preds, case.preds), -1)

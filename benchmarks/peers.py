@@ -12,47 +12,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from benchmarks.job import alternative
+
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
 
-def one_test_per_prediction(p: Floats, positives: Ints, n: Ints, alpha: float = 0.05) -> int:
+ONE_TEST_EACH = "authors' procedure: one scipy.stats.binomtest a prediction"
+
+
+@alternative("scipy", title=ONE_TEST_EACH)
+def one_test_per_prediction(_p: Tensor, _y: Tensor, blocks: tuple[Ints, Ints, Floats], alpha: float = 0.05) -> int:
     """Test-based calibration error (TCE) by its authors' procedure: one call of scipy's test per prediction."""
     from scipy.stats import binomtest
 
-    rows = zip(positives.tolist(), n.tolist(), p.tolist(), strict=True)
-    return sum(binomtest(k, size, value).pvalue <= alpha for k, size, value in rows)
+    rows = zip(*(column.tolist() for column in blocks), strict=True)
+    return sum(binomtest(*row).pvalue <= alpha for row in rows)
 
 
-def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats, Floats]:
+@alternative("scikit-learn", title="sklearn calibration_curve(strategy='quantile')")
+def quantile_calibration_curve(p: Tensor, y: Tensor, n_bins: int = 15) -> tuple[Floats, Floats]:
     """Mean outcome and mean prediction of the equal-mass bins of scikit-learn."""
     from sklearn.calibration import calibration_curve
 
-    curve: tuple[Floats, Floats] = calibration_curve(y, p, n_bins=n_bins, strategy="quantile")
+    curve: tuple[Floats, Floats] = calibration_curve(y.numpy(), p.numpy(), n_bins=n_bins, strategy="quantile")
     return curve
 
 
-def isotonic_fit(y: Ints, p: Floats) -> object:
+@alternative("scikit-learn", title="sklearn IsotonicRegression.fit")
+def isotonic_fit(p: Tensor, y: Tensor) -> object:
     """Isotonic fit of scikit-learn, without evaluating it at the predictions."""
     from sklearn.isotonic import IsotonicRegression
 
-    return IsotonicRegression().fit(p, y)
+    return IsotonicRegression().fit(p.numpy(), y.numpy())
 
 
-def plain_ks(y: Ints, p: Floats) -> float:
+@alternative(title="numpy: argsort, cumsum")
+def plain_ks(p: Tensor, y: Tensor) -> float:
     """Kolmogorov-Smirnov calibration error in plain numpy."""
-    order = p.argsort()
-    return float(np.abs((y[order] - p[order]).cumsum()).max() / len(p))
+    scores, labels = p.numpy(), y.numpy()
+    order = scores.argsort()
+    return float(np.abs((labels[order] - scores[order]).cumsum()).max() / len(p))
 
 
-def logistic_fit(y: Ints, p: Floats) -> object:
+@alternative("scikit-learn", title="sklearn LogisticRegression")
+def logistic_fit(p: Tensor, y: Tensor) -> object:
     """Unpenalised logistic regression of scikit-learn on the log-odds."""
     from sklearn.linear_model import LogisticRegression
 
-    p = p.clip(1e-12, 1 - 1e-12)
-    return LogisticRegression(C=np.inf).fit(np.log(p / (1 - p)).reshape(-1, 1), y)
+    q = p.numpy().clip(1e-12, 1 - 1e-12)
+    return LogisticRegression(C=np.inf).fit(np.log(q / (1 - q)).reshape(-1, 1), y.numpy())
 
 
+@alternative("probmetrics", title="probmetrics TemperatureScalingCalibrator")
 def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
     """Inverse temperature by probmetrics: 30 bisections of its logarithm in the precision of the logits."""
     from probmetrics.calibrators import TemperatureScalingCalibrator
@@ -61,6 +73,7 @@ def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
     return float(TemperatureScalingCalibrator().fit_torch(CategoricalLogits(logits), target).invtemp_)
 
 
+@alternative(title="torch.optim.LBFGS(lr=0.01, max_iter=50), as Guo et al. run it")
 def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
     """Temperature by the code of Guo et al. (ICML 2017), gpleiss/temperature_scaling.
 
@@ -79,7 +92,8 @@ def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
     return temperature.item()
 
 
-def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
+@alternative("psrcal", title="psrcal AffineCalLogLoss, float64 (scipy L-BFGS-B, 100 iterations)")
+def affine_fit(_: Tensor, target: Tensor, log_q: Tensor) -> Tensor:
     """Class biases by psrcal (from the authors of [EPSR]), fitted with a scale. It may stop before the optimum."""
     from psrcal.calibration import AffineCalLogLoss
 
@@ -103,11 +117,20 @@ def probmetrics_calibrator(kind: str) -> Any:
     return calibrators.get_calibrator(kind) if by_class is None else by_class()
 
 
-def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
+@alternative(title="torch cross_entropy, forward + backward")
+def gradient_of_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Gradient of the mean cross-entropy in the logits."""
+    (found,) = torch.autograd.grad(cross_entropy(logits, target), logits)
+    return found
+
+
+@alternative(title="torch: softmax @ cost, argmin, gather")
+def plain_bayes_risk(logits: Tensor, target: Tensor, _: object, cost: Tensor) -> Tensor:
     """Mean cost of the decisions with the lowest expected cost, in plain torch."""
     return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()
 
 
+@alternative(title="torch: the matrix of all pairs")
 def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
     """Unbiased squared kernel calibration error (SKCE) from the matrix of all pairs, in plain torch."""
     q = logits.softmax(-1)
@@ -117,6 +140,7 @@ def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
     return (h.sum() - h.trace()) / (n * (n - 1))
 
 
+@alternative(title="torch: the matrix of all pairs")
 def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) -> Tensor:
     """Canonical calibration error from the matrix of all pairs, as computed by its authors."""
     q = logits.softmax(-1)
@@ -127,6 +151,7 @@ def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) ->
     return (expected - q).abs().sum(-1).mean()
 
 
+@alternative(title="torch: softmax, topk, bincount")
 def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
     """Top-k ECE with softmax, `torch.topk` and `bincount`."""
     top = logits.softmax(-1).topk(k, -1)
@@ -137,7 +162,8 @@ def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
     return (sums[1] - sums[0]).abs().sum() / len(target)
 
 
-def softmax_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
+@alternative(title="torch.softmax into a reused buffer, 1,024 rows at a time")
+def softmax_in_chunks(logits: Tensor, _target: Tensor | None = None, rows: int = 1024) -> Tensor:
     """Softmax of chunks that fit into the cache, into one buffer, which does not depend on the allocator of torch.
 
     Returns:
@@ -150,20 +176,23 @@ def softmax_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
     return buffer[: len(chunks[-1])]
 
 
-def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int, **options: Any) -> Tensor:
+@alternative(title="torchmetrics functional calibration error")
+def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int = 15, **options: Any) -> Tensor:
     """ECE of torchmetrics, which applies a softmax to values outside [0, 1]."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     return multiclass_calibration_error(logits, target, num_classes=logits.shape[-1], n_bins=n_bins, **options)
 
 
-def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int) -> Tensor:
+@alternative(title="torchmetrics functional calibration error")
+def torchmetrics_binary_ece(preds: Tensor, target: Tensor, n_bins: int = 15, **options: Any) -> Tensor:
     """Binary ECE of torchmetrics, with float32 sums."""
     from torchmetrics.functional.classification import binary_calibration_error
 
-    return binary_calibration_error(preds, target, n_bins=n_bins)
+    return binary_calibration_error(preds, target, n_bins=n_bins, **options)
 
 
+@alternative("probmetrics", "numba", title="probmetrics log loss + Brier + ECE + accuracy")
 def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Log loss, Brier score, ECE in 15 bins and accuracy of probmetrics."""
     from probmetrics.metrics import Metrics
@@ -173,15 +202,17 @@ def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     return values
 
 
-def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
+@alternative("relplot", title="relplot binnedECE")
+def relplot_ece(p: Tensor, y: Tensor, n_bins: int = 15) -> float:
     """Binned ECE of relplot, the fastest alternative for two classes."""
     from relplot.metrics import binnedECE
 
-    return float(binnedECE(p, y, nbins=n_bins))
+    return float(binnedECE(p.numpy(), y.numpy(), nbins=n_bins))
 
 
-def relplot_smece(y: Ints, p: Floats) -> float:
+@alternative("relplot", title="relplot smECE")
+def relplot_smece(p: Tensor, y: Tensor) -> float:
     """Smooth ECE of relplot, the package of its authors."""
     from relplot.metrics import smECE
 
-    return float(smECE(p, y))
+    return float(smECE(p.numpy(), y.numpy()))

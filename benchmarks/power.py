@@ -26,6 +26,7 @@ from torch import Tensor
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import simulate
+from benchmarks.laws import normal, random, updated
 from benchmarks.study import Cell, Part, Row, Study, main, percent, row_of_each
 from torchcalib.inference import calibration_test
 from torchcalib.metrics.base import CalibrationMetric
@@ -41,24 +42,19 @@ Data = tuple[Tensor, Tensor]
 """P(y=1) and labels of one data set, `(N,)`."""
 
 
-def with_labels(preds: Tensor, log_odds: Tensor, temperature: float, shift: float, generator: torch.Generator) -> Data:
-    """Draw labels whose log-odds are those of the predictions, divided by a temperature and shifted."""
-    true = (log_odds / temperature + shift).sigmoid()
-    return preds, (torch.rand(len(true), generator=generator, dtype=torch.float64) < true).long()
+def moved(temperature: float, shift: float, n: int, seed: int, tenths: bool = False) -> Data:
+    """Draw confidences with log-odds N(1, 2^2) or, with many ties, of 0.1, 0.2, ..., 0.9.
 
-
-def moved_log_odds(temperature: float, shift: float, n: int, seed: int) -> Data:
-    """Draw confidences with log-odds N(1, 2^2), and labels."""
-    generator = torch.Generator().manual_seed(seed)
-    log_odds = 1 + 2 * torch.randn(n, generator=generator, dtype=torch.float64)
-    return with_labels(log_odds.sigmoid(), log_odds, temperature, shift, generator)
-
-
-def tenths(temperature: float, shift: float, n: int, seed: int) -> Data:
-    """Draw confidences of 0.1, 0.2, ..., 0.9, which have many ties, and labels."""
-    generator = torch.Generator().manual_seed(seed)
-    preds = torch.randint(1, 10, (n,), generator=generator) / torch.tensor(10, dtype=torch.float64)
-    return with_labels(preds, preds.logit(), temperature, shift, generator)
+    The log-odds of the labels are those of the confidences, divided by a temperature and shifted.
+    """
+    g = torch.Generator().manual_seed(seed)
+    if tenths:
+        preds = torch.randint(1, 10, (n,), generator=g) / torch.tensor(10, dtype=torch.float64)
+        log_odds = preds.logit()
+    else:
+        log_odds = 1 + 2 * normal(n, g=g)
+        preds = log_odds.sigmoid()
+    return preds, (random(n, g=g) < (log_odds / temperature + shift).sigmoid()).long()
 
 
 def mismatched(system: str, n: int, seed: int) -> Data:
@@ -74,20 +70,15 @@ def discriminant(train_share: float, test_share: float, n: int, seed: int) -> Da
     return sample.preds, sample.target
 
 
-def noisy(sigma: float, n: int, seed: int) -> Data:
-    """Draw predictions and labels of [ECD] sec. V-A."""
-    return simulate.noisy_evidence(sigma, n, seed=seed)
-
-
-MODELS: dict[str, Callable[[int, int], Data]] = {
-    "calibrated: log-odds N(1, 2^2)": partial(moved_log_odds, 1.0, 0.0),
-    "temperature 1.2 (over-confident)": partial(moved_log_odds, 1.2, 0.0),
-    "temperature 1.5 (over-confident)": partial(moved_log_odds, 1.5, 0.0),
-    "temperature 0.7 (under-confident)": partial(moved_log_odds, 0.7, 0.0),
-    "shift of the log-odds by 0.3": partial(moved_log_odds, 1.0, 0.3),
-    "calibrated: ECD paper, sigma 0": partial(noisy, 0.0),
-    "ECD paper, sigma 0.5": partial(noisy, 0.5),
-    "ECD paper, sigma 2": partial(noisy, 2.0),
+MODELS: dict[str, Callable[..., Data]] = {
+    "calibrated: log-odds N(1, 2^2)": partial(moved, 1.0, 0.0),
+    "temperature 1.2 (over-confident)": partial(moved, 1.2, 0.0),
+    "temperature 1.5 (over-confident)": partial(moved, 1.5, 0.0),
+    "temperature 0.7 (under-confident)": partial(moved, 0.7, 0.0),
+    "shift of the log-odds by 0.3": partial(moved, 1.0, 0.3),
+    "calibrated: ECD paper, sigma 0": partial(simulate.noisy_evidence, 0.0),
+    "ECD paper, sigma 0.5": partial(simulate.noisy_evidence, 0.5),
+    "ECD paper, sigma 2": partial(simulate.noisy_evidence, 2.0),
     "calibrated: EPSR paper, cal": partial(mismatched, "cal"),
     "EPSR paper, mcp (wrong priors)": partial(mismatched, "mcp"),
     "EPSR paper, mcs (scaled by 5)": partial(mismatched, "mcs"),
@@ -95,11 +86,11 @@ MODELS: dict[str, Callable[[int, int], Data]] = {
     "TCE paper, 50 % trained, 40 % tested": partial(discriminant, 0.5, 0.4),
     "TCE paper, 1 % trained, 2 % tested": partial(discriminant, 0.01, 0.02),
 }
-SMALL_MODELS: dict[str, Callable[[int, int], Data]] = {
-    "calibrated: log-odds N(1, 2^2)": partial(moved_log_odds, 1.0, 0.0),
-    "log-odds N(1, 2^2), temperature 3": partial(moved_log_odds, 3.0, 0.0),
-    "calibrated: tenths": partial(tenths, 1.0, 0.0),
-    "tenths, temperature 3": partial(tenths, 3.0, 0.0),
+SMALL_MODELS: dict[str, Callable[..., Data]] = {
+    "calibrated: log-odds N(1, 2^2)": partial(moved, 1.0, 0.0),
+    "log-odds N(1, 2^2), temperature 3": partial(moved, 3.0, 0.0),
+    "calibrated: tenths": partial(moved, 1.0, 0.0, tenths=True),
+    "tenths, temperature 3": partial(moved, 3.0, 0.0, tenths=True),
 }
 
 ERRORS: dict[str, Callable[..., CalibrationMetric]] = {
@@ -121,9 +112,7 @@ LARGEST = {"TCE": 200}
 
 def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, target: Tensor) -> float:
     """Return the fraction of data sets `(D, N)` with a p-value of at most 5 %."""
-    metric = error(task="binary", batch_shape=(len(preds),))
-    metric.update(preds, target)
-    found = metric.test(n_replicates=N_REPLICATES)
+    found = updated(error, preds, target).test(n_replicates=N_REPLICATES)
     return float((found.p_value <= LEVEL + 1e-9).double().mean())
 
 
@@ -144,7 +133,7 @@ def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, tar
 
 def power_of_few(model: str, n: int, n_sets: int) -> dict[str, float]:
     """Return the fractions rejected by the valid and the randomised p-value of every error."""
-    preds, target = (part.reshape(n_sets, n) for part in SMALL_MODELS[model](n_sets * n, n))
+    preds, target = (part.reshape(n_sets, n) for part in SMALL_MODELS[model](n=n_sets * n, seed=n))
     power = {}
     for name, (error, function) in SMALL_ERRORS.items():
         power[f"{name}, valid"] = share_rejected(error, preds, target)
@@ -170,7 +159,7 @@ def power_over_classes(model: str, num_classes: int, n_sets: int, n: int = 700) 
 
 def power_of(model: str, n: int, n_sets: int) -> dict[str, float]:
     """Return the fraction rejected by the p-value of every error."""
-    sets = [MODELS[model](n, seed) for seed in range(n_sets)]
+    sets = [MODELS[model](n=n, seed=seed) for seed in range(n_sets)]
     size = min(len(p) for p, _ in sets)
     preds, target = (torch.stack([part[:size] for part in column]) for column in zip(*sets, strict=True))
     power = {}

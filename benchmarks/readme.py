@@ -7,7 +7,8 @@ the jobs. Jobs without results, and a GPU without results of `cuda_check.py`, ar
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -71,14 +72,19 @@ def short(content: dict[str, Any]) -> str:
         f"Median times of everyday jobs against ten lines of torch, numpy, scikit-learn or torchmetrics. torchcalib is "
         f"at least as fast in {counts}. Measured on {machine['cpu']}, {machine['cores']} cores, with {versions}."
     )
-    return "\n".join((SHORT_HEAD, *(short_row(*item) for item in chosen.items()), "", *wrap(note, 120)))
+    return "\n".join((table(SHORT_HEAD, starmap(short_row, chosen.items())), "", *wrap(note, 120)))
 
 
-def short_row(rank: str, found: Compared) -> str:
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    return "\n".join((head, *(f"| {' | '.join(row)} |" for row in rows)))
+
+
+def short_row(rank: str, found: Compared) -> tuple[str, ...]:
     faster = found.ratio <= 1
     ratio = f"{figure(1 / found.ratio if faster else found.ratio)} times {'faster' if faster else 'slower'}"
     name = found.job.removesuffix(WITHOUT_NUMBA)
-    return f"| {rank} | {name} | {clock(found.ours)} | {found.peer}: {clock(found.theirs)} | {ratio} |"
+    return rank, name, clock(found.ours), f"{found.peer}: {clock(found.theirs)}", ratio
 
 
 def section(files: Sequence[dict[str, Any]]) -> str:
@@ -111,7 +117,7 @@ def everyday_table(machines: Sequence[dict[str, Any]]) -> str:
                 everyday_cell(jobs[f"{job.name}{how}"], found.get(f"{job.name}{how}")) for _, found, how in columns
             )
             rows.append((job.name, job.peers[0].name, ", ".join(filter(None, goals)), *cells))
-    return "\n".join((f"{EVERYDAY_HEAD}\n", *(f"| {' | '.join(row)} |" for row in rows)))
+    return table(f"{EVERYDAY_HEAD}\n", rows)
 
 
 def everyday_cell(job: Job, record: Record | None) -> str:
@@ -139,23 +145,19 @@ def name(machine: dict[str, Any]) -> str:
 def cpu_table(content: dict[str, Any]) -> str:
     others = [family for family in FAMILIES if family != EVERYDAY]
     rows = [row for family in others for row in rows_of(family, content["families"].get(family, []))]
-    return "\n".join(
-        (f"On {name(content['machine'])}:\n", HEAD, *(f"| {' | '.join(row)} |" for row in rows), *limits(content))
-    )
+    parts = [table(f"On {name(content['machine'])}:\n\n{HEAD}", rows)]
+    return "\n\n".join([*parts, *([limits(content["limits"])] if "limits" in content else [])])
 
 
-def limits(content: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table that compares kernels with the limits of a machine; see `benchmarks.limits`."""
-    if "limits" not in content:
-        return
-    found = content["limits"]
+def limits(found: dict[str, Any]) -> str:
+    """Return the table that compares kernels with the limits of a machine; see `benchmarks.limits`."""
     bandwidth, rate = figure(found["bytes_per_second"] / 1e9), figure(found["exps_per_second"] / 1e9)
-    yield f"\nLimits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second.\n"
-    yield LIMITS_HEAD
+    head = f"Limits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second."
+    rows = []
     for kernel in found["kernels"]:
         why = REASONS["kernels"].get(kernel["kernel"], UNEXPLAINED) if kernel["share"] < ENOUGH else ""
-        cells = kernel["kernel"], clock(kernel["seconds"]), kernel["limit"], f"{kernel['share']:.0%}", why
-        yield f"| {' | '.join(cells)} |"
+        rows.append((kernel["kernel"], clock(kernel["seconds"]), kernel["limit"], f"{kernel['share']:.0%}", why))
+    return table(f"{head}\n\n{LIMITS_HEAD}", rows)
 
 
 def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
@@ -190,10 +192,10 @@ def gpu_table(content: dict[str, Any]) -> str:
     head = f"On {content['device']}, torch {content['torch']}: {found}"
     if not content["speed"]:
         return f"{head}; speed {NOT_YET}."
-    return "\n".join((f"{head}:\n", GPU_HEAD, *(gpu_row(speed) for speed in content["speed"])))
+    return table(f"{head}:\n\n{GPU_HEAD}", map(gpu_row, content["speed"]))
 
 
-def gpu_row(speed: dict[str, Any]) -> str:
+def gpu_row(speed: dict[str, Any]) -> tuple[str, ...]:
     of_copy, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
     found = f"{figure(ratio)} of the row op's time" if ratio is not None else figure(of_copy)
     # The time of a graph excludes the host.
@@ -201,8 +203,7 @@ def gpu_row(speed: dict[str, Any]) -> str:
     job = f"{speed['job']}, eager" if speed["how"] == "eager" else speed["job"]
     off = abs((of_copy if ratio is None else ratio) - goal) if speed["met"] is False else 0
     verdict = {None: "", True: "met", False: f"{MISSED} by {off:.2g}"}[speed["met"]]
-    cells = (job, speed["dtype"], speed["shape"], time, found, figure(goal), verdict)
-    return f"| {' | '.join(cells)} |"
+    return job, speed["dtype"], speed["shape"], time, found, figure(goal), verdict
 
 
 def all_results(files: Sequence[dict[str, Any]]) -> str:

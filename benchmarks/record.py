@@ -17,6 +17,10 @@ def recorded(
     job: Job, times: dict[str, Any], extra_bytes: dict[str, int | None], growth: list[dict[str, Any]]
 ) -> Record:
     seconds = {side: summary(taken) for side, taken in times["seconds"].items()}
+    ratios = {
+        side: summary([ours / theirs for ours, theirs in zip(times["seconds"][OURS], taken, strict=True)])
+        for side, taken in times["seconds"].items()
+    }
     ours = seconds[OURS]["median"]
     return {
         "job": job.name,
@@ -29,7 +33,7 @@ def recorded(
                 "measured_on_share": times["shares"].get(peer.name, 1.0),
                 "difference": times["differences"].get(peer.name),
                 "ratio": None if peer.missing else ours / seconds[peer.name]["median"],
-                "ratios": None if peer.missing else summary(ratios(times["seconds"], peer.name)),
+                "ratios": None if peer.missing else ratios[peer.name],
             }
             for peer in job.peers
         },
@@ -38,11 +42,6 @@ def recorded(
         "state_bytes": times["state_bytes"],
         "growth": [{**point, "seconds": summary(point["seconds"])} for point in growth],
     }
-
-
-def ratios(taken: dict[str, list[float]], peer: str) -> list[float]:
-    """Return the ratio of each round."""
-    return [ours / theirs for ours, theirs in zip(taken[OURS], taken[peer], strict=True)]
 
 
 def summary(taken: list[float]) -> dict[str, float]:
@@ -93,25 +92,18 @@ def missed(job: Job, record: Record) -> bool:
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
 
 
-def compared_ratios(record: Record, stored: Iterable[Record]) -> tuple[list[str], int]:
-    """Compare ratios with the largest stored ones.
-
-    Returns:
-        A line for each ratio that is larger by more than the factor `WORSE`, and the number of compared ratios.
-    """
-    found, n_compared = [], 0
-    for peer, measured in record["peers"].items():
-        before = [
-            other["peers"][peer]["ratio"]
-            for other in stored
-            if other["job"] == record["job"] and (other["peers"].get(peer) or {}).get("ratio")
-        ]
-        if not (measured["ratio"] and before):
-            continue
-        n_compared += 1
-        if measured["ratio"] > WORSE * max(before):
-            found.append(f"worse: {record['job']}, {peer}: {share(measured['ratio'])}, stored {share(max(before))}")
-    return found, n_compared
+def worse(records: Iterable[Record], stored: Iterable[Record]) -> list[str]:
+    """Return a line for each ratio that exceeds the largest stored one by more than the factor `WORSE`."""
+    most: dict[tuple[str, str], float] = {}
+    for before in stored:
+        for peer, found in before["peers"].items():
+            most[before["job"], peer] = max(most.get((before["job"], peer), 0), found["ratio"] or 0)
+    return [
+        f"worse: {record['job']}, {peer}: {share(found['ratio'])}, stored {share(before)}"
+        for record in records
+        for peer, found in record["peers"].items()
+        if (before := most.get((record["job"], peer))) and (found["ratio"] or 0) > WORSE * before
+    ]
 
 
 def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
@@ -144,18 +136,14 @@ def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
         states = record.get("state_bytes", {})
         sizes = {side: " to ".join(f"{n:,} B" for n in after.values()) for side, after in states.items()}
         of_ours = states.get(OURS, {0: 0}).values()
-        yield of_sides(state_after(job.updates), sizes, "constant", verdict(max(of_ours) - min(of_ours), 0))
+        what = f"state after {' to '.join(f'{k:,}' for k in job.updates)} updates"
+        yield of_sides(what, sizes, "constant", verdict(max(of_ours) - min(of_ours), 0))
 
 
 def of_sides(what: str, values: dict[str, str], goal: str, judged: str) -> Line:
     """Return a line with our value and those of all peers."""
     theirs = ", ".join(value for side, value in values.items() if side != OURS)
     return Line(what, values.get(OURS, ""), theirs, goal=goal, verdict=judged)
-
-
-def state_after(updates: Iterable[int]) -> str:
-    """Return the name of the line about the size of the state."""
-    return f"state after {' to '.join(f'{k:,}' for k in updates)} updates"
 
 
 def growth_lines(record: Record) -> Iterator[str]:

@@ -1,21 +1,18 @@
 """Jobs for waiting times: imports, commands in a new process, and reports."""
 
-import atexit
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 import torchcalib as tc
 from benchmarks.job import Job, Peer, Sides
-from benchmarks.samples import like_imagenet_dogs, overconfident_logits
+from benchmarks.samples import binary, folder, logits
 
 IMPORT_TORCH, IMPORT_TORCHMETRICS = "import torch", "import torch, torchmetrics"
 COMMAND = "-m", "torchcalib"
@@ -47,14 +44,13 @@ def light_command(*arguments: str, code: int = 0) -> Sides:
 
 def sample(n: int, num_classes: int | None) -> tuple[Tensor, Tensor]:
     """Return logits of several classes, or binary probabilities."""
-    return like_imagenet_dogs(n) if num_classes is None else overconfident_logits(n, num_classes)
+    return binary(n, torch.float64) if num_classes is None else logits(n, num_classes)
 
 
 def command(n: int = 10_000, num_classes: int | None = 10) -> Sides:
     """`torchcalib report` of a file."""
     preds, target = sample(n, num_classes)
-    path = Path(tempfile.mkdtemp()) / "predictions.npz"
-    atexit.register(shutil.rmtree, path.parent)
+    path = folder() / "predictions.npz"
     np.savez(path, **{"probs" if num_classes is None else "logits": preds.numpy(), "targets": target.numpy()})
     return Sides(process(*COMMAND, "report", str(path)), {IMPORT_TORCHMETRICS: process("-c", IMPORT_TORCHMETRICS)})
 

@@ -20,19 +20,20 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import measure
 from benchmarks.job import FAMILIES, OURS, Job, jobs_of, version_of
-from benchmarks.record import WORSE, Line, Record, compared_ratios, growth_lines, lines, missed, recorded
+from benchmarks.record import WORSE, Line, Record, growth_lines, lines, missed, recorded, worse
 
 BASE_PACKAGES = ("torchcalib", "torch", "torchmetrics", "numba", "numpy")
 PEER_PACKAGES = ("scipy", "scikit-learn", "probmetrics", "psrcal", "relplot")
@@ -56,26 +57,21 @@ def cpu_model() -> str:
 
 def run(family: str, jobs: list[Job], trial: int | None = None, device: str = "cpu") -> Iterator[Record]:
     """Yield the record of each job as soon as it is measured."""
-    rounds = ["--rounds", str(trial)] if trial else []
     for _, together in groupby(jobs, key=lambda job: job.process):
         some = list(together)
-        for job, times in zip(some, measured(family, some, "times", "--device", device, *rounds), strict=True):
+        for job, times in zip(some, measured(family, some, measure.times, trial, device), strict=True):
             sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not need numba
-            extra_bytes = {side: next(measured(family, [job], "memory", "--side", side)) for side in sides}
-            growth = next(measured(family, [job], "growth", *rounds)) if job.grows else []
+            extra_bytes = {side: next(measured(family, [job], measure.extra_bytes, side)) for side in sides}
+            growth = next(measured(family, [job], measure.growth, trial)) if job.grows else []
             yield recorded(job, times, extra_bytes, growth)
 
 
-def measured(family: str, jobs: list[Job], what: str, *options: str) -> Iterator[Any]:
+def measured(family: str, jobs: list[Job], quantity: Callable[..., Any], *options: Any) -> Iterator[Any]:
     """Measure one quantity of jobs in a new process, and yield it for each job as soon as it is known."""
-    command = [sys.executable, "-m", "benchmarks.measure", family, what, *(job.name for job in jobs), *options]
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-            assert process.stdout is not None
-            yield from map(json.loads, process.stdout)
-        if process.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"benchmarks.measure {family} {what} failed:\n{errors.read()}")
+    prepared = None if all(job.numba for job in jobs) else measure.hide_numba
+    with ProcessPoolExecutor(1, get_context("spawn"), prepared) as process:
+        for job in jobs:
+            yield process.submit(measure.of_job, quantity, family, job.name, *options).result()
 
 
 def runnable(jobs: list[Job], device: str) -> list[Job]:
@@ -117,20 +113,6 @@ def is_gpu(machine: dict[str, Any]) -> bool:
     return "device" in machine
 
 
-def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None, device: str) -> int:
-    """Measure ratios, compare them with the stored ones, and return 1 if one is worse."""
-    stored, worse, n_compared = stored_records(here), [], 0
-    for family, some in jobs.items():
-        only_times = [replace(job, extra_bytes=None, grows=()) for job in some if job.sides != [OURS]]
-        for job, record in zip(only_times, run(family, only_times, trial, device), strict=True):
-            show(job, record)
-            more, n = compared_ratios(record, stored)
-            worse, n_compared = worse + more, n_compared + n
-    limit = f"{WORSE - 1:.0%} above the stored one"
-    print("", *worse, f"{n_compared} ratios compared, {len(worse)} of them more than {limit}", sep="\n")
-    return int(bool(worse))
-
-
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
     """Write records of this machine. Keep records of jobs that did not run, and drop those of removed jobs.
 
@@ -170,18 +152,24 @@ def main() -> int:
     here = machine(chosen.device)
     print(", ".join(f"{key} {value}" for key, value in here.items()))
     print(columns(Line("held against", "ours: median [least, most]", "theirs", "ratio", "goal", "")))
-    if chosen.check:
-        return check(here, jobs, chosen.trial, chosen.device)
-    any_missed = False
+    stored, any_missed, n_worse = stored_records(here), False, 0
     for family, some in jobs.items():
+        if chosen.check:
+            some = [replace(job, extra_bytes=None, grows=()) for job in some if job.sides != [OURS]]
         records = []
         for job, record in zip(some, run(family, some, chosen.trial, chosen.device), strict=True):
             records.append(record)
             show(job, record)
-        if records and not chosen.trial:
+        if chosen.check:
+            found = worse(records, stored)
+            n_worse += len(found)
+            print("", *found, sep="\n")
+        elif records and not chosen.trial:
             print(f"\nwritten to {save(here, family, records)}")
         any_missed |= any(map(missed, some, records))
-    return int(any_missed)
+    if chosen.check:
+        print(f"{n_worse} ratios are more than {WORSE - 1:.0%} above the stored one")
+    return int(n_worse > 0 if chosen.check else any_missed)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,12 @@ def rejected(p: Tensor, *levels: float) -> str:
     return " / ".join(percent(p <= level + 1e-9) for level in levels)
 
 
+def missed(low: Tensor, high: Tensor, target: float) -> tuple[float, float]:
+    """Return the shares of intervals above and below a target, in percent."""
+    above, below = (100 * float(x.double().mean()) for x in (low > target + 1e-12, high < target - 1e-12))
+    return above, below
+
+
 def tasks_of(study: Study, sets: int, only: str = "") -> list[Task]:
     """Return the cells whose names contain a text."""
     tasks = []

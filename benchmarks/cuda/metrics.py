@@ -4,9 +4,10 @@ Values and gradients; samples stored exactly and as a sketch; updates without sy
 `compute` must report; calibrators and the bootstrap. Tests marked `cuda` check the isotonic kernels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,64 +34,37 @@ GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 
 TOP_5 = tc.TopK(5)
 EPS = 1e-3  # half types round probabilities to 1, which Cox's regression must clip
 
-Function = Callable[..., Tensor]
+Metric = type[CalibrationMetric[Any]]
+VOTES: tuple[Metric, ...] = (tc.TotalVariation, tc.KLDivergence, tc.EntropyGap, tc.SquaredDistance)
+SCORES: tuple[Metric, ...] = (tc.NLL, tc.BrierScore, tc.ECD, tc.BayesRisk, tc.Accuracy, tc.SKCE, *VOTES)
+ORDERED: tuple[Metric, ...] = (tc.ACE, tc.TCE, tc.KS, tc.CORP, tc.ICI, tc.Cox)
+OF_EVENTS: tuple[Metric, ...] = (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.SmECE, tc.Spiegelhalter, *ORDERED)
+COMPONENTS: dict[Metric, str] = {tc.CORP: "mcb", tc.Cox: "slope"}
+"""Components of results that have several."""
+MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label", "classwise", TOP_5)}
 
 
-def field(function: Callable[..., Any], name: str, **fixed: Any) -> Function:
-    """Return a function for one field of a result, with some options fixed."""
-
-    def value(preds: Tensor, target: Tensor, **options: Any) -> Tensor:
-        return getattr(function(preds, target, **fixed, **options), name)  # type: ignore[no-any-return]
-
-    return value
+def function_of(cls: Metric, preds: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Return the value of the function of a class."""
+    fixed = {"estimator": "linear"} if cls is tc.SKCE else {}
+    found: Any = cls.function(preds, target, **fixed, **options)
+    return getattr(found, COMPONENTS[cls]) if cls in COMPONENTS else found  # type: ignore[no-any-return]
 
 
-PAIRS: dict[str, tuple[Function, Callable[..., CalibrationMetric[Any]]]] = {
-    "nll": (F.nll, tc.NLL),
-    "brier": (F.brier_score, tc.BrierScore),
-    "ecd": (F.ecd, tc.ECD),
-    "bayesrisk": (F.bayes_risk, tc.BayesRisk),
-    "accuracy": (F.accuracy, tc.Accuracy),
-    "total variation": (F.total_variation, tc.TotalVariation),
-    "kl": (F.kl_divergence, tc.KLDivergence),
-    "entropy difference": (F.entropy_gap, tc.EntropyGap),
-    "votes distance": (F.squared_distance, tc.SquaredDistance),
-    "ece": (F.ece, tc.ECE),
-    "esce": (F.esce, tc.ESCE),
-    "mce": (F.mce, tc.MCE),
-    "rmsce": (F.rmsce, tc.RMSCE),
-    "ace": (F.ace, tc.ACE),
-    "tce": (F.tce, tc.TCE),
-    "ks": (F.ks, tc.KS),
-    "corp": (field(F.corp, "mcb"), tc.CORP),
-    "skce": (partial(F.skce, estimator="linear"), tc.SKCE),
-    "ici": (F.ici, tc.ICI),
-    "cox": (field(F.cox, "slope", eps=EPS), partial(tc.Cox, eps=EPS)),
-    "smece": (F.smece, tc.SmECE),
-    "spiegelhalter": (F.spiegelhalter, tc.Spiegelhalter),
-}
-ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
-VOTES = ("total variation", "kl", "entropy difference", "votes distance")
-SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
-
-
-def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield every metric in every task and mode: (name, metric, options, options of the class only)."""
-    for metric in PAIRS:
-        for task in ("binary", "multiclass", "multilabel"):
-            own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
-            for from_logits in (False, True):
-                options = {"task": task, "from_logits": from_logits}
-                kind = "logits" if from_logits else "probs"
-                if metric in SCORES:
-                    yield f"{metric} {task} {kind}", metric, options, own
-                    continue
-                offered = {"binary": ("positive", "top_label"), "multiclass": ("top_label", "classwise", TOP_5)}
-                for mode in offered.get(task, ("classwise",)):
-                    yield f"{metric} {task} {mode} {kind}", metric, {**options, "mode": mode}, own
-    for metric in ("nll", "brier", "bayesrisk"):
+def settings() -> Iterator[tuple[str, Metric, dict[str, Any], dict[str, Any]]]:
+    """Yield every metric in every task and mode: (name, class, options, options of the class only)."""
+    for cls, task, from_logits in product((*SCORES, *OF_EVENTS), ("binary", "multiclass", "multilabel"), (False, True)):
+        own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
+        options = {"task": task, "from_logits": from_logits} | ({"eps": EPS} if cls is tc.Cox else {})
+        kind = "logits" if from_logits else "probs"
+        if cls in SCORES:
+            yield f"{cls.key} {task} {kind}", cls, options, own
+            continue
+        for mode in MODES.get(task, ("classwise",)):
+            yield f"{cls.key} {task} {mode} {kind}", cls, {**options, "mode": mode}, own
+    for cls in (tc.NLL, tc.BrierScore, tc.BayesRisk):
         options = {"task": "multiclass", "from_logits": True, "normalize": "prior"}
-        yield f"{metric} multiclass normalised", metric, options, {"num_classes": N_CLASSES}
+        yield f"{cls.key} multiclass normalised", cls, options, {"num_classes": N_CLASSES}
 
 
 def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -113,10 +87,10 @@ def update_twice(metric: CalibrationMetric[Any], preds: Tensor, target: Tensor) 
 
 
 def check_setting(
-    device: torch.device, name: str, metric: str, options: dict[str, Any], own: dict[str, Any], dtype: torch.dtype
+    device: torch.device, name: str, cls: Metric, options: dict[str, Any], own: dict[str, Any], dtype: torch.dtype
 ) -> Iterator[Check]:
     """Check value, gradient and stream of one metric in one setting."""
-    function, cls = PAIRS[metric]
+    function = partial(function_of, cls)
     preds, target = sample(options["task"], options["from_logits"], dtype)
     label = label_of(dtype)
     # Half-precision probabilities do not sum to 1, so that neither device validates them.
@@ -124,7 +98,7 @@ def check_setting(
     expected = function(reference, target, validate_args=False, **options)
     gpu = preds.to(device).requires_grad_()
     value = function(gpu, target.to(device), **options)
-    tolerance = ORDER_TOLERANCE if metric in ORDERED else VALUE_TOLERANCE
+    tolerance = ORDER_TOLERANCE if cls in ORDERED else VALUE_TOLERANCE
     yield Check(name, label, "value", relative_error(value, expected), tolerance)
     stream = cls(**options, **own).to(device)
     if stream.is_differentiable:
@@ -146,7 +120,7 @@ def check_setting(
     twice = function(*doubled, validate_args=False, **options)
     update_twice(stream, gpu.detach(), target.to(device))
     yield Check(name, label, "stream, no host sync", relative_error(stream.compute(), twice), tolerance)
-    if metric in ORDERED:
+    if cls in ORDERED:
         sketch = cls(**options, **own, resolution=2048).to(device)
         update_twice(sketch, gpu.detach(), target.to(device))
         yield Check(name, label, "sketch, no host sync", relative_error(sketch.compute(), twice), SKETCH_TOLERANCE)
@@ -216,8 +190,8 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
 
 def metrics(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Check]:
     for dtype in dtypes:
-        for name, metric, options, own in settings():
-            work = partial(check_setting, device, name, metric, options, own, dtype)
+        for name, cls, options, own in settings():
+            work = partial(check_setting, device, name, cls, options, own, dtype)
             yield from guarded(name, label_of(dtype), work)
 
 

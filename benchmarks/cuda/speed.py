@@ -6,7 +6,6 @@ times exclude the host. "eager" times include kernel launches by the host. Goals
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ import torchcalib.functional as F
 from benchmarks import peers
 from benchmarks.cuda.behaviour import captured, collection
 from benchmarks.cuda.check import label_of
+from benchmarks.measure import seconds
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.softmax_stats import rows
@@ -92,26 +92,18 @@ class Clock:
         replay = call if eager else captured(call, self.device)
         for _ in range(3):
             replay()
-        return statistics.median(self._on_gpu(replay) if self.device.type == "cuda" else self._on_cpu(replay))
-
-    def _on_gpu(self, call: Callable[[], object]) -> list[float]:
+        if self.device.type == "cpu":
+            return statistics.median(seconds(replay) for _ in range(self.repeats))
         event: Callable[..., Any] = torch.cuda.Event
         spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(self.repeats)]
         for begin, end in spans:
             self._cache.fill_(1)
             begin.record()
-            call()
+            replay()
             end.record()
         torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) / 1000 for begin, end in spans]
-
-    def _on_cpu(self, call: Callable[[], object]) -> list[float]:
-        taken = []
-        for _ in range(self.repeats):
-            start = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - start)
-        return taken
+        taken: list[float] = [begin.elapsed_time(end) / 1000 for begin, end in spans]
+        return statistics.median(taken)
 
 
 def speeds(
@@ -150,15 +142,15 @@ def measured(clock: Clock, jobs: list[Job], copied: Tensor, shape: str, dtype: s
     row_seconds = torch.nan
     for job in jobs:
         try:
-            seconds = clock.seconds(job.call, job.eager)
+            taken = clock.seconds(job.call, job.eager)
         except Exception as error:
             how = f"{type(error).__name__}: {error}"[:200]
             yield Speed(job.name, shape, dtype, seconds=None, goal=job.goal, how=how)
             continue
-        row_seconds = seconds if job.name == ROW_OP else row_seconds
-        share = None if job.n_bytes is None else job.n_bytes / seconds / per_second
-        ratio = seconds / row_seconds if job.to_rows else None
-        yield Speed(job.name, shape, dtype, seconds, share, ratio, job.goal, "eager" if job.eager else "graph")
+        row_seconds = taken if job.name == ROW_OP else row_seconds
+        share = None if job.n_bytes is None else job.n_bytes / taken / per_second
+        ratio = taken / row_seconds if job.to_rows else None
+        yield Speed(job.name, shape, dtype, taken, share, ratio, job.goal, "eager" if job.eager else "graph")
 
 
 def bytes_of(*tensors: Tensor) -> int:

@@ -34,7 +34,7 @@ from benchmarks import (
     run,
     study,
 )
-from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, Peer, Sides, jobs_of
+from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, Peer, Sides, jobs_of, named
 from benchmarks.record import Line, compared, figure, growth_lines, lines, missed, recorded, share
 from torchcalib.ops.dispatch import Op
 
@@ -177,8 +177,8 @@ def test_jobs_that_share_a_process_are_recorded_in_turn(monkeypatch):
     """Each job is a line of the process, and other jobs have processes of their own."""
     started = []
 
-    def measured(family, jobs, what, *options):
-        started.append(([job.name for job in jobs], what, options))
+    def measured(family, jobs, quantity, *options):
+        started.append(([job.name for job in jobs], quantity, options))
         return iter([TIMES for _ in jobs])
 
     monkeypatch.setattr(run, "measured", measured)
@@ -188,7 +188,7 @@ def test_jobs_that_share_a_process_are_recorded_in_turn(monkeypatch):
     ]
     assert [record["job"] for record in run.run("a family", jobs, 2)] == ["a", "b", "c", "d"]
     assert [names for names, *_ in started] == [["a", "b"], ["c"], ["d"]]
-    assert started[0][1:] == ("times", ("--device", "cpu", "--rounds", "2"))
+    assert started[0][1:] == (measure.times, (2, "cpu"))
 
 
 def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path):
@@ -213,17 +213,24 @@ def test_every_operation_has_a_limit_and_every_reason_a_kernel():
 @pytest.mark.extended
 def test_one_pass_jobs_compute_the_values_of_their_peers():
     logits, target = one_pass.network_logits(200, 7)
-    found = one_pass.collection(n=200, num_classes=7, classwise=True).ours()
-    expected = peers.torchmetrics_ece(logits, target, 15)
+
+    def ours(name, **sizes):
+        return named(one_pass.JOBS, name).prepare(**sizes).ours()
+
+    found = ours("the same and class-wise ECE, 50,000 x 1,000", n=200, num_classes=7)
+    expected = peers.torchmetrics_ece(logits, target)
     streamed = one_pass.streamed_ece(n=200, num_classes=7, rows=64)
-    for value in (found["ECE"], one_pass.ece(n=200, num_classes=7).ours(), streamed.ours()):
+    one = ours("ECE, 50,000 x 1,000", n=200, num_classes=7)
+    for value in (found["ECE"], one, streamed.ours()):
         torch.testing.assert_close(value.float(), expected.float())
     accuracy = torchmetrics.functional.classification.multiclass_accuracy(logits, target, 7, average="micro")
     torch.testing.assert_close(found["Accuracy"].float(), accuracy)
     torch.testing.assert_close(peers.softmax_in_chunks(logits, rows=64), logits[192:].softmax(-1))
-    together, separate = (one_pass.gradient(n=50, num_classes=5, together=kind).ours() for kind in (True, False))
+    kinds = ("one collection", "two functions")
+    together, separate = (ours(f"gradient of ECE + NLL, {k}, 50,000 x 1,000", n=50, num_classes=5) for k in kinds)
     torch.testing.assert_close(together, separate)
-    assert one_pass.binary_ece(n=500).error() <= one_pass.ERROR
+    of_binary = named(one_pass.JOBS, "binary ECE, 50,000")
+    assert of_binary.prepare(n=500).error() <= of_binary.error
     assert streamed.states[OURS](1) == streamed.states[OURS](3)
 
 
