@@ -45,8 +45,9 @@ def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
     rejected = torch.tensor(rejected, dtype=torch.float64)
     gap, none = (frequency - confidence).nan_to_num(), torch.full_like(n, torch.nan)
     return TCETable(
-        lower=edges[:-1], upper=edges[1:], n=n, share=n / n.sum(), confidence=confidence, frequency=frequency, gap=gap,
-        ecd=none, band_low=none, band_high=none, rejected=rejected, quantiles=torch.stack(quantiles),
+        lower=edges[:-1], upper=edges[1:], n=n, effective_n=n, share=n / n.sum(), confidence=confidence,
+        frequency=frequency, gap=gap, ecd=none, band_low=none, band_high=none, rejected=rejected,
+        quantiles=torch.stack(quantiles),
     )  # fmt: skip
 
 

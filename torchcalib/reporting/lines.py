@@ -14,7 +14,7 @@ from torchcalib.core.clusters import Clusters
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats, ScoreSum
+from torchcalib.core.sums import BinStats, ScoreSum, kish_number
 from torchcalib.metrics.scores import ScoreEstimator
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.test_based import TCE
@@ -90,7 +90,7 @@ class Data:
         n, square = (x.reshape(-1, x.shape[-1]).sum(-1) for x in (bins.n, bins.weight_square))
         if self.task != "multilabel":
             n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
-        return float((n.square() / square).nan_to_num(0).sum())
+        return float(kish_number(n, square).sum())
 
     @cached_property
     def weights_are_copies(self) -> bool:
