@@ -1,7 +1,7 @@
-"""Level and power of the tests of groups in a report: `python -m benchmarks.groups`, in about a minute.
+"""Level and power of the tests of groups and labels in a report: `python -m benchmarks.groups`, in about 2 minutes.
 
 A data set has N rows of a law of the confidences, each in one of G groups by chance. For power, the log-odds of one
-group are changed after the labels were drawn.
+group are changed after the labels were drawn. Labels have the test of groups with N rows each.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ LEVEL, SHARED = 0.025, 0.00625  # level of all causes together, and of one of fo
 SIZES, N_GROUPS = (2_000, 8_000), (5, 10, 40)
 
 
-def _normal(deviation: float) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, g: (deviation * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
+def _normal(deviation: float, mean: float = 0.0) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, g: (mean + deviation * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
 
 
 def _beta(a: float, b: float) -> Callable[[int, torch.Generator], Tensor]:
@@ -35,6 +35,11 @@ LAWS = {
     "logit SD 4": _normal(4),
     "beta(.2, .2)": _beta(0.2, 0.2),
     "beta(.5, 4)": _beta(0.5, 4),
+}
+RARE = {  # median or mean of 1%
+    "logit -4.6, SD 1": _normal(1, -4.6),
+    "logit -4.6, SD 2": _normal(2, -4.6),
+    "beta(.2, 19.8)": _beta(0.2, 19.8),
 }
 FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "log-odds plus 1": lambda z: z + 1,
@@ -49,7 +54,7 @@ def data_sets(
     """Yield the bins of all groups `(D, G, B)` of data sets, in batches; group 0 is changed."""
     generator = torch.Generator().manual_seed(1)
     for d in batches(sets, AT_ONCE // n):
-        p = LAWS[law](d * n, generator)
+        p = (LAWS | RARE)[law](d * n, generator)
         y = torch.bernoulli(p, generator=generator)
         group = torch.randint(n_groups, (d * n,), generator=generator)
         p = p if change is None else torch.where(group == 0, change(p.logit()).sigmoid(), p)
@@ -80,9 +85,10 @@ def cell(law: str, n: int, n_groups: int, sets: int, fault: str = "") -> dict[st
 
     "covered" has an entry for each data set in which a test names a group.
     """
-    change = FAULTS.get(fault)
-    big = LAWS[law](2**20, torch.Generator().manual_seed(2))
-    gap = 0.0 if change is None else float((big - change(big.logit()).sigmoid()).mean())
+    change, gap = FAULTS.get(fault), 0.0
+    if change is not None:
+        big = LAWS[law](2**20, torch.Generator().manual_seed(2))
+        gap = float((big - change(big.logit()).sigmoid()).mean())
     found: dict[str, list[Tensor]] = {"normal": [], "gaps": [], "differences": [], "covered": []}
     for cells in data_sets(law, n, n_groups, sets, change):
         large, roots = large_groups(cells), roots_of_gaps(cells)
@@ -114,9 +120,15 @@ def rates(p: dict[str, Tensor], *columns: tuple[str, float]) -> list[str]:
     return [percent(p[name] < level) for name, level in columns]
 
 
+OF_TESTS = [(name, level) for name in ("gaps", "normal") for level in (LEVEL, SHARED)]
+
+
 def level(law: str, n: int, n_groups: int, n_sets: int) -> list[str]:
-    of_tests = [(name, level) for name in ("gaps", "normal") for level in (LEVEL, SHARED)]
-    return rates(cell(law, n, n_groups, n_sets), *of_tests, ("differences", 0.05))
+    return rates(cell(law, n, n_groups, n_sets), *OF_TESTS, ("differences", 0.05))
+
+
+def level_of_labels(law: str, n: int, n_labels: int, n_sets: int) -> list[str]:
+    return rates(cell(law, n * n_labels, n_labels, n_sets), *OF_TESTS)
 
 
 def power(law: str, n: int, n_groups: int, fault: str, n_sets: int) -> list[str]:
@@ -133,6 +145,7 @@ STUDY = Study(
     [
         Part(list(product(LAWS, SIZES, N_GROUPS)), level, row),
         Part(list(product(LAWS, SIZES, (10,), FAULTS)), power, row),
+        Part(list(product(RARE, (500, 2_000), (40,))), level_of_labels, row),
     ],
 )
 
