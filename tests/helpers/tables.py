@@ -76,7 +76,7 @@ def no_blocks() -> TCETable:
 def batch_of_blocks() -> TCETable:
     """Return two batch elements. The second has one bin, and empty bins as padding."""
     one, other = small_blocks(), simulated_blocks([60])
-    padding = [1.0, 1.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
+    padding = [1.0, 1.0, 0.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
     columns = []
     for name, fill in zip(one.to_dict(), padding, strict=True):
         full, short_one = getattr(one, name), getattr(other, name)
