@@ -383,8 +383,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         Raises:
             TypeError: If the metric is not a calibration error.
-            ValueError: For invalid arguments, for floating weights of a rank-based error, which do not count samples,
-                or if an update contained invalid rows on CUDA.
+            ValueError: For invalid arguments, for floating weights of a rank-based error other than 0 and 1 (a sketch
+                does not distinguish them from copies), or if an update contained invalid rows on CUDA.
         """
         statistic = counted(self._synced_statistic())
         return self.test_from(statistic, level=level, n_replicates=n_replicates, seed=seed)

@@ -34,7 +34,7 @@ def calibration_test(
     The result also contains an interval and the noise floor, the expected error under perfect calibration. Outcomes are
     simulated from the predicted confidences and the metric is recomputed (consistency resampling). Confidences are
     assumed to be fixed. An integer weight is a number of independent copies; a floating weight is the importance of a
-    row. Rank-based errors have no test for floating weights other than 0 and 1.
+    row. Rank-based errors have no test for floating weights other than 0 and 1, which a sketch counts as copies.
 
     Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
     to a question are dependent: without clusters, p-values are then too small and intervals too narrow.
