@@ -119,25 +119,22 @@ def test_rank_based_errors_have_no_p_value_with_floating_weights(factor):
 @pytest.mark.parametrize("name", ["ACE", "TCE", "KS", "ATB", "CORP", "ICI"])
 def test_every_lane_counts_only_integer_weights_of_rank_based_errors(name):
     p, y, _ = rows()
-    metrics = {}
-    for kind, w in {"floats": torch.full((300,), 2.0), "mask": torch.ones(300), "counts": torch.full((300,), 2)}.items():
-        metrics[kind] = getattr(tc, name)(task="binary")
-        metrics[kind].update(p, y, weights=w)
-    floats, mask, counts = metrics.values()
+    twos = torch.full((300,), 2.0)
+    floats, mask, counts, merged = (getattr(tc, name)(task="binary") for _ in range(4))
+    for metric, weights in ((floats, twos), (mask, twos / 2), (counts, twos.long()), (merged, None)):
+        metric.update(p, y, weights=weights)
     assert float(floats.compute()) == float(counts.compute())
     for metric in (mask, counts, mask.from_bytes(mask.state_bytes())):
         assert 0 < float(metric.test(n_replicates=9).p_value) <= 1
-    merged = getattr(tc, name)(task="binary")
-    merged.update(p, y)
     merged.merge_state(floats)
     grouped, clustered = tc.ByGroup(merged, num_groups=2), tc.Clustered(merged)
-    grouped.update(p, y, weights=torch.full((300,), 2.0), groups=torch.arange(300) % 2)
-    clustered.update(p, y, weights=torch.full((300,), 2.0), clusters=torch.arange(300) // 2)
+    grouped.update(p, y, weights=twos, groups=torch.arange(300) % 2)
+    clustered.update(p, y, weights=twos, clusters=torch.arange(300) // 2)
     tested = [floats, merged, floats.from_bytes(floats.state_bytes()), grouped, clustered]
     for test in (
         *(each.test for each in tested),
         grouped.worst,
-        lambda: calibration_test(counts, p, y, weights=torch.full((300,), 2.0)),
+        lambda: calibration_test(counts, p, y, weights=twos),
     ):
         with pytest.raises(ValueError, match="`weights` must be integers for the test of a rank-based error"):
             test()
@@ -145,7 +142,8 @@ def test_every_lane_counts_only_integer_weights_of_rank_based_errors(name):
 
 def test_comparisons_have_no_chance_of_rank_based_errors_with_floating_weights():
     p, y, _ = rows()
-    for weights, is_counted in ((torch.full((300,), 2.0), False), (torch.ones(300), True), (torch.full((300,), 2), True)):
+    twos = torch.full((300,), 2.0)
+    for weights, is_counted in ((twos, False), (twos / 2, True), (twos.long(), True)):
         found = tc.compare({"a": p, "b": p.square()}, y, task="binary", weights=weights, n_replicates=39)
         for line in found.lines:
             difference = line.differences["b"]

@@ -72,8 +72,9 @@ class SampleOrSketchState:
         n_exact = _n_samples(state.exact)
         if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
             return state
-        cells = self._cells_with(state, self._exact_sample(state))
-        return SampleOrSketch(self.exact.empty(), cells, self.has_labels(state), self.n_rows(state))
+        sample = self._exact_sample(state)
+        has_labels, n_rows = state.has_labels and are_labels(sample), state.n_rows + _n_rows(sample)
+        return SampleOrSketch(self.exact.empty(), self._cells_with(state, sample), has_labels, n_rows)
 
     def size(self, state: SampleOrSketch) -> int:
         """Return the number of exact samples; `MAX_SAMPLES + 1` if there is a sketch."""
@@ -87,11 +88,9 @@ class SampleOrSketchState:
         """Return True if all outcomes, of the exact samples and in the sketch, are 0 or 1."""
         return state.has_labels and are_labels(self._exact_sample(state))
 
-    def n_rows(self, state: SampleOrSketch) -> int:
-        """Return the number of samples of positive weight, without their copies."""
-        sample = self._exact_sample(state)
-        is_counted = ~sample.score.isnan() if sample.n is None else ~sample.score.isnan() & (sample.n > 0)
-        return state.n_rows + int(is_counted.sum())
+    def n_rows(self, state: SampleOrSketch) -> int | None:
+        """Return the number of samples of positive weight, without their copies; None while all samples are exact."""
+        return None if state.cells is None else state.n_rows + _n_rows(self._exact_sample(state))
 
     def statistic(self, state: SampleOrSketch) -> RankedSample:
         """Return all samples: the exact samples or, if there is a sketch, its cells as weighted samples."""
@@ -164,6 +163,11 @@ class SampleOrSketchState:
 
 def _n_samples(exact: Samples) -> int:
     return sum(score.numel() for score in exact.scores)
+
+
+def _n_rows(sample: RankedSample) -> int:
+    is_counted = ~sample.score.isnan()
+    return int((is_counted if sample.n is None else is_counted & (sample.n > 0)).sum())
 
 
 def check_values(sample: RankedSample) -> None:

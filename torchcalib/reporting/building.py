@@ -187,7 +187,7 @@ class ReportBuilder:
             predictions=p,
             why_not=why_not,
             resolution=next((kind.resolution(self._states[name]) for name, kind in ranked.items()), None),
-            n_rows=next((kind.n_rows(self._states[name]) for name, kind in ranked.items()), 0),
+            n_rows=next((kind.n_rows(self._states[name]) for name, kind in ranked.items()), None),
             clusters=self._clusters(p) if self._has_clusters else None,
             clusters_determine_label=p is not None and determine_label(p),
             groups=(self._states[_GROUPS].names, self._statistic(_GROUPS)) if self._has_groups else None,

@@ -43,7 +43,7 @@ class Data:
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
-    n_rows: int = 0  # number of rows of positive weight in the first ranked sample; multi-label: of entries
+    n_rows: int | None = None  # number of rows in sketches, multi-label: of entries; None if samples are exact
     clusters: Mapping[str, Clusters] | None = None  # statistics by cluster, by name; None if rows are independent
     clusters_determine_label: bool = False  # see `determine_label`; False if the predictions are not stored
     groups: tuple[tuple[str, ...], BinStats] | None = None  # names and bins of all groups
@@ -110,12 +110,12 @@ class Data:
         if sample is None or sample.n is None or not self.weights_are_copies:
             return "", False
         copies = sample.n[(sample.n > 0) & ~sample.score.isnan()]
-        n, n_rows = int(copies.sum()), self.n_rows
+        n, n_rows = int(copies.sum()), copies.numel() if self.n_rows is None else self.n_rows
         if n == n_rows:
             return "", False
         unit = "entries" if self.task == "multilabel" else "rows"
         note = f"{n_rows:,} {unit} count as {n:,} samples, because integer weights are numbers of copies."
-        n_different = torch.unique(copies).numel() if self.resolution is None else 0
+        n_different = torch.unique(copies).numel() if self.n_rows is None else 0
         looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or n_different > _MAX_DIFFERENT_COPIES
         if looks_like_importance:
             note += (
