@@ -1,14 +1,14 @@
 """Evidence for causes of miscalibration.
 
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
-likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one group or label have deviances instead,
-see `groups`.
+likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class or label have score statistics
+instead: the squared gap in standard errors. Those of a group have deviances, which also test labels, see `groups`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
 - label noise: the mixture (1 - e) q + e / C of the probabilities q of C classes with uniform probabilities,
 - bad class: a temperature for the predictions of one class,
-- bad group, bad label: the mean gap of one group or label, or the slope of its gaps,
+- bad group, bad label: the mean gap of one group or label, and the regression of its gaps on the log-odds,
 - other classes, swapped classes, confusion: faults of classes below the top label, see `other_classes`.
 
 For soft targets, temperatures, class biases, groups and labels are tested: cross entropy defines their likelihood, with

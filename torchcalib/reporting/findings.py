@@ -134,13 +134,28 @@ class Labels(NamedTuple):
 
     @property
     def worst(self) -> Candidate:
-        """Largest deviance of a mean gap or a slope, and the significant label with the largest ECE; see `groups`."""
-        deviances = self.roots.square().amax(-1).tolist()
-        best = Candidate("bad label", max(deviances), 1, self.roots.numel())
-        found = [k for k, each in enumerate(deviances) if best._replace(statistic=each).p_value < LEVEL]
+        """Largest score statistic of a bias and a slope together, and the significant label with the largest ECE.
+
+        In labels of rare events the statistic is far from its chi-squared law. The signed roots have the p-value.
+        """
+        p = self.roots.numel() * torch.special.erfc(self.roots.abs().amax(-1) / math.sqrt(2))  # Bonferroni
+        found = (p < LEVEL).nonzero().squeeze(-1).tolist()
         sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
-        which = max(found, key=sizes.__getitem__) if found else deviances.index(max(deviances))
-        return best._replace(which=which, gap=float(self.roots[which, 0]))
+        which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
+        statistic, gap = max(map(_score_of, self.gaps)), float(self.roots[which, 0])
+        return Candidate("bad label", statistic, 2, len(self.gaps), which, gap=gap, tail=min(1.0, float(p.min())))
+
+
+def _score_of(gaps: Gaps) -> float:
+    """Return the score statistic of an intercept and a slope of the log-odds, from binned gaps."""
+    used = (gaps.n > 0) & (gaps.noise > 0)
+    if float(gaps.noise.sum()) < 3:  # too few outcomes for a normal approximation
+        return 0.0
+    x = gaps.confidence[used].clamp(1e-4, 1 - 1e-4).logit()
+    design = torch.stack((torch.ones_like(x), x), -1)
+    score = design.T @ gaps.total[used]
+    information = design.T @ (gaps.noise[used].unsqueeze(-1) * design)
+    return float(score @ torch.linalg.pinv(information, hermitian=True) @ score)
 
 
 class Findings:
