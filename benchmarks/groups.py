@@ -1,7 +1,7 @@
-"""Level and power of the tests of groups in a report: `python -m benchmarks.groups`, in about 5 minutes.
+"""Level and power of the tests of groups and labels in a report: `python -m benchmarks.groups`, in about 2 minutes.
 
 A data set has N rows of a law of the confidences, each in one of G groups by chance. For power, the log-odds of one
-group are changed after the labels were drawn.
+group are changed after the labels were drawn. Labels have the test of groups with N rows each.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,16 +13,17 @@ from torch import Tensor
 from benchmarks.laws import beta
 from benchmarks.study import Part, Study, batches, main, percent, row_of_each
 from torchcalib.core.sums import BinStats
+from torchcalib.inference.intervals import ErrorIntervals
 from torchcalib.inference.simulation import BinCells
-from torchcalib.reporting.groups import GroupGaps, large_groups, roots_of_differences, roots_of_gaps
+from torchcalib.reporting.groups import large_groups, roots_of_differences, roots_of_gaps
 
 N_BINS, AT_ONCE = 15, 2**19  # rows in memory
 LEVEL, SHARED = 0.025, 0.00625  # level of all causes together, and of one of four causes
 SIZES, N_GROUPS = (2_000, 8_000), (5, 10, 40)
 
 
-def _normal(deviation: float) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, g: (deviation * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
+def _normal(deviation: float, mean: float = 0.0) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, g: (mean + deviation * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
 
 
 def _beta(a: float, b: float) -> Callable[[int, torch.Generator], Tensor]:
@@ -34,6 +35,11 @@ LAWS = {
     "logit SD 4": _normal(4),
     "beta(.2, .2)": _beta(0.2, 0.2),
     "beta(.5, 4)": _beta(0.5, 4),
+}
+RARE = {  # median or mean of 1%
+    "logit -4.6, SD 1": _normal(1, -4.6),
+    "logit -4.6, SD 2": _normal(2, -4.6),
+    "beta(.2, 19.8)": _beta(0.2, 19.8),
 }
 FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "log-odds plus 1": lambda z: z + 1,
@@ -48,7 +54,7 @@ def data_sets(
     """Yield the bins of all groups `(D, G, B)` of data sets, in batches; group 0 is changed."""
     generator = torch.Generator().manual_seed(1)
     for d in batches(sets, AT_ONCE // n):
-        p = LAWS[law](d * n, generator)
+        p = (LAWS | RARE)[law](d * n, generator)
         y = torch.bernoulli(p, generator=generator)
         group = torch.randint(n_groups, (d * n,), generator=generator)
         p = p if change is None else torch.where(group == 0, change(p.logit()).sigmoid(), p)
@@ -75,14 +81,38 @@ def normal_scores(cells: BinCells) -> Tensor:
 
 
 def cell(law: str, n: int, n_groups: int, sets: int, fault: str = "") -> dict[str, Tensor]:
-    """Return the p-values of each test `(sets,)`; for a fault also whether the interval of group 0 covers its gap."""
-    found: dict[str, list[Tensor]] = {"normal": [], "gaps": [], "differences": []}
-    for cells in data_sets(law, n, n_groups, sets, FAULTS.get(fault)):
-        large = large_groups(cells)
+    """Return the p-values of each test `(sets,)`; for a fault also whether the interval of the named group covers.
+
+    "covered" has an entry for each data set in which a test names a group.
+    """
+    change, gap = FAULTS.get(fault), 0.0
+    if change is not None:
+        big = LAWS[law](2**20, torch.Generator().manual_seed(2))
+        gap = float((big - change(big.logit()).sigmoid()).mean())
+    found: dict[str, list[Tensor]] = {"normal": [], "gaps": [], "differences": [], "covered": []}
+    for cells in data_sets(law, n, n_groups, sets, change):
+        large, roots = large_groups(cells), roots_of_gaps(cells)
+        p = p_values(roots, large)
         found["normal"].append(p_values(normal_scores(cells), large))
-        found["gaps"].append(p_values(roots_of_gaps(cells), large))
+        found["gaps"].append(p)
         found["differences"].append(p_values(roots_of_differences(cells), large))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+        if change is not None:
+            found["covered"].append(is_covered(cells, large, roots, p < SHARED, gap))
+    return {name: torch.cat(parts) for name, parts in found.items() if parts}
+
+
+def is_covered(cells: BinCells, large: Tensor, roots: Tensor, named: Tensor, gap: float) -> Tensor:
+    """Return whether the interval of the named group, as `GroupGaps.gap_of`, contains its true gap, for `named` sets.
+
+    The true gap is `gap` in group 0, and 0 in the others.
+    """
+    row = named.nonzero().squeeze(-1)
+    group = roots.abs().amax(-1).masked_fill(~large, -1).argmax(-1)[row]
+    # The level is 1 - 0.05 / G for G large groups.
+    z = torch.special.ndtri(1 - 0.025 / large[row].sum(-1).double())
+    low, high = ErrorIntervals(cells.map(lambda x: x[row, group]), z).mean_gap
+    truth = torch.where(group == 0, gap, 0.0)
+    return (low <= truth) & (truth <= high)
 
 
 def rates(p: dict[str, Tensor], *columns: tuple[str, float]) -> list[str]:
@@ -90,34 +120,22 @@ def rates(p: dict[str, Tensor], *columns: tuple[str, float]) -> list[str]:
     return [percent(p[name] < level) for name, level in columns]
 
 
+OF_TESTS = [(name, level) for name in ("gaps", "normal") for level in (LEVEL, SHARED)]
+
+
 def level(law: str, n: int, n_groups: int, n_sets: int) -> list[str]:
-    of_tests = [(name, level) for name in ("gaps", "normal") for level in (LEVEL, SHARED)]
-    return rates(cell(law, n, n_groups, n_sets), *of_tests, ("differences", 0.05))
+    return rates(cell(law, n, n_groups, n_sets), *OF_TESTS, ("differences", 0.05))
+
+
+def level_of_labels(law: str, n: int, n_labels: int, n_sets: int) -> list[str]:
+    return rates(cell(law, n * n_labels, n_labels, n_sets), *OF_TESTS)
 
 
 def power(law: str, n: int, n_groups: int, fault: str, n_sets: int) -> list[str]:
     found = cell(law, n, n_groups, n_sets, fault)
+    covered = found["covered"]
     shares = rates(found, ("gaps", LEVEL), ("normal", LEVEL), ("differences", 0.05))
-    return [*shares, covered(law, n, n_groups, max(1, n_sets // 5), fault)]
-
-
-def covered(law: str, n: int, n_groups: int, sets: int, fault: str) -> str:
-    """Return how many intervals of the groups that a test names cover their true gap, in percent, and their number."""
-    change, big = FAULTS[fault], LAWS[law](2**20, torch.Generator().manual_seed(2))
-    gap = float((big - change(big.logit()).sigmoid()).mean())
-    n_named = n_covered = 0
-    for batch in data_sets(law, n, n_groups, sets, change):
-        large, roots = large_groups(batch), roots_of_gaps(batch)
-        for k in (p_values(roots, large) < SHARED).nonzero().flatten().tolist():
-            cells = batch.map(lambda x, rows=large[k], k=k: x[k][rows])
-            names = [str(g) for g in range(n_groups) if large[k, g]]
-            sums = torch.stack((cells.n, cells.expected, cells.outcomes, cells.spread, cells.noise), -2)
-            group = GroupGaps(tuple(names), BinStats(sums, has_noise=True), cells, roots[k][large[k]])
-            which = int(group.roots.abs().argmax()) // 2
-            _, _, (low, high) = group.gap_of(which)
-            n_named += 1
-            n_covered += low <= (gap if names[which] == "0" else 0.0) <= high
-    return f"{100 * n_covered / n_named:.1f} ({n_named:,})" if n_named else "–"
+    return [*shares, f"{percent(covered)} ({len(covered):,})" if len(covered) else "–"]
 
 
 row = row_of_each(lambda cell, found: (*cell, *found))
@@ -127,6 +145,7 @@ STUDY = Study(
     [
         Part(list(product(LAWS, SIZES, N_GROUPS)), level, row),
         Part(list(product(LAWS, SIZES, (10,), FAULTS)), power, row),
+        Part(list(product(RARE, (500, 2_000), (40,))), level_of_labels, row),
     ],
 )
 

@@ -45,8 +45,9 @@ def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
     rejected = torch.tensor(rejected, dtype=torch.float64)
     gap, none = (frequency - confidence).nan_to_num(), torch.full_like(n, torch.nan)
     return TCETable(
-        lower=edges[:-1], upper=edges[1:], n=n, share=n / n.sum(), confidence=confidence, frequency=frequency, gap=gap,
-        ecd=none, band_low=none, band_high=none, rejected=rejected, quantiles=torch.stack(quantiles),
+        lower=edges[:-1], upper=edges[1:], n=n, effective_n=n, share=n / n.sum(), confidence=confidence,
+        frequency=frequency, gap=gap, ecd=none, band_low=none, band_high=none, rejected=rejected,
+        quantiles=torch.stack(quantiles),
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def no_blocks() -> TCETable:
 def batch_of_blocks() -> TCETable:
     """Return two batch elements. The second has one bin, and empty bins as padding."""
     one, other = small_blocks(), simulated_blocks([60])
-    padding = [1.0, 1.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
+    padding = [1.0, 1.0, 0.0, 0.0, 0.0, torch.nan, torch.nan, 0.0, *[torch.nan] * 3, 0.0, torch.nan]
     columns = []
     for name, fill in zip(one.to_dict(), padding, strict=True):
         full, short_one = getattr(one, name), getattr(other, name)

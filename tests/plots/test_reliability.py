@@ -49,9 +49,15 @@ def test_reliability_diagram_draws_marks_gaps_and_counts_of_the_table():
     assert texts(strip) == ["1", "3", "2", "4"]
 
 
-def test_bins_with_few_samples_are_grey_and_hollow():
-    """Bins of 500, 2 and 40 samples: only the second has fewer than 30, and less than half of the mean number."""
-    table = bins_of([0.1] * 500 + [0.5] * 2 + [0.9] * 40, [0] * 500 + [1, 1] + [0] * 40)
+@pytest.mark.parametrize("weight", [None, 0.01, 100.0])
+def test_bins_with_few_samples_are_grey_and_hollow(weight):
+    """Bins of 500, 2 and 40 samples: only the second has fewer than 30, and less than half of the mean number.
+
+    Floating weights have any unit, and Kish's number of rows.
+    """
+    weights = None if weight is None else torch.full((542,), weight)
+    table = bins_of([0.1] * 500 + [0.5] * 2 + [0.9] * 40, [0] * 500 + [1, 1] + [0] * 40, weights=weights)
+    torch.testing.assert_close(table.effective_n[table.n > 0], torch.tensor([500.0, 2, 40]).double())
     ax = reliability_diagram(table)
     lines = next(c for c in ax.collections if hasattr(c, "get_segments"))
     (marks,) = (c for c in ax.collections if len(c.get_offsets()) > 1)

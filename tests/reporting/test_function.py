@@ -197,6 +197,8 @@ def test_sketch_of_half_precision_input_is_exact_with_weights_and_ignored_rows(t
     report = tc.report(logits.sigmoid().to(dtype), target, **given)
     assert report.settings["order_based"].startswith("sketch")
     assert_values(report, rank_based_lines(whole))
+    (of_copies,) = (note for note in whole.notes if "count as" in note)
+    assert of_copies in report.notes
     for mode, table in whole.tests.items():
         assert report.tests[mode].rejected.tolist() == table.rejected.tolist()
 

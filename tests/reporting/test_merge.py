@@ -178,7 +178,8 @@ def sketch(**parts):
     """Return a writer of a state with sketch cells instead of samples."""
 
     def with_cells(state):
-        cells = {"places": torch.tensor([5, 9]), "cells": CELLS, "has_labels": torch.tensor(True), **parts}
+        flags = {"has_labels": torch.tensor(True), "n_rows": torch.tensor(2)}
+        cells = {"places": torch.tensor([5, 9]), "cells": CELLS, **flags, **parts}
         return [[], [], [], state[3], *cells.values()]
 
     return changed("states", "sample of positive", to=with_cells, task="binary")
@@ -276,6 +277,7 @@ HOSTILE = {
     "cells below 0": sketch(cells=-CELLS),
     "cells of NaN": sketch(cells=CELLS * torch.nan),
     "cells without labels": sketch(has_labels=3),
+    "cells of no rows": sketch(n_rows=torch.tensor(-1)),
     "sums of a group less": groups(1, lambda x: x[1:]),
     "float32 sums of groups": groups(1, lambda x: x.float()),
     "noise flag of a group less": groups(2, lambda x: x[1:]),

@@ -8,6 +8,7 @@ import torch
 from helpers.kernels import F64
 
 import torchcalib as tc
+from torchcalib.inference import calibration_test
 from torchcalib.reporting.building import ReportBuilder
 
 QUICK = {"with_calibration": False, "with_intervals": False}
@@ -113,3 +114,41 @@ def test_rank_based_errors_have_no_p_value_with_floating_weights(factor):
     assert report.line("ece/positive").p_value == plain.line("ece/positive").p_value
     (note,) = (note for note in report.notes if "floating weights do not count samples" in note)
     assert note.startswith("Noise floor and p of ACE, TCE, KS")
+
+
+@pytest.mark.parametrize("name", ["ACE", "TCE", "KS", "ATB", "CORP", "ICI"])
+def test_every_lane_counts_only_integer_weights_of_rank_based_errors(name):
+    p, y, _ = rows()
+    twos = torch.full((300,), 2.0)
+    floats, mask, counts, merged = (getattr(tc, name)(task="binary") for _ in range(4))
+    for metric, weights in ((floats, twos), (mask, twos / 2), (counts, twos.long()), (merged, None)):
+        metric.update(p, y, weights=weights)
+    assert float(floats.compute()) == float(counts.compute())
+    for metric in (mask, counts, mask.from_bytes(mask.state_bytes())):
+        assert 0 < float(metric.test(n_replicates=9).p_value) <= 1
+    merged.merge_state(floats)
+    grouped, clustered = tc.ByGroup(merged, num_groups=2), tc.Clustered(merged)
+    grouped.update(p, y, weights=twos, groups=torch.arange(300) % 2)
+    clustered.update(p, y, weights=twos, clusters=torch.arange(300) // 2)
+    tested = [floats, merged, floats.from_bytes(floats.state_bytes()), grouped, clustered]
+    for test in (
+        *(each.test for each in tested),
+        grouped.worst,
+        lambda: calibration_test(counts, p, y, weights=twos),
+    ):
+        with pytest.raises(ValueError, match="`weights` must be integers for the test of a rank-based error"):
+            test()
+
+
+def test_comparisons_have_no_chance_of_rank_based_errors_with_floating_weights():
+    p, y, _ = rows()
+    twos = torch.full((300,), 2.0)
+    for weights, is_counted in ((twos, False), (twos / 2, True), (twos.long(), True)):
+        found = tc.compare({"a": p, "b": p.square()}, y, task="binary", weights=weights, n_replicates=39)
+        for line in found.lines:
+            difference = line.differences["b"]
+            if line.key in ("ace/positive", "tce/positive", "ks/positive", "atb/positive", "mcb/positive"):
+                assert (difference.p_value is not None) == (difference.chance is not None) == is_counted, line.key
+            elif line.key == "ece/positive":
+                assert difference.p_value is not None
+        assert any("floating weights do not count samples" in note for note in found.notes) == (not is_counted)

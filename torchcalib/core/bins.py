@@ -107,7 +107,7 @@ def _column(
     header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
 ) -> Column:
     """Return a table column for space-separated field names. Empty bins display only edges, count and share."""
-    shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
+    shown = cell if fields in ("lower upper", "n effective_n", "share") else _unless_empty(cell)
     data = {name: itemgetter(name) for name in fields.split()}
     return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
 
@@ -122,6 +122,8 @@ class BinTable(Tabular):
     Attributes:
         lower, upper: edges of the bin.
         n: total weight: the number of samples if all weights are 1.
+        effective_n: number of samples; for floating weights Kish's effective number (sum w)^2 / sum w^2. NaN if no
+            variances were summed.
         share: n / N, the fraction of all samples.
         confidence: mean confidence.
         frequency: mean outcome.
@@ -145,6 +147,7 @@ class BinTable(Tabular):
     lower: Tensor
     upper: Tensor
     n: Tensor
+    effective_n: Tensor
     share: Tensor
     confidence: Tensor
     frequency: Tensor
@@ -157,7 +160,8 @@ class BinTable(Tabular):
     def from_bins(cls, b: BinStats, edges: Tensor) -> Self:
         """Return the table of bins with edges `(..., B + 1)`. The field `ecd` is NaN if it was not summed."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
-        return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
+        means = b.share, b.confidence, b.frequency, b.gap, b.ecd
+        return cls(lower, upper, b.n, b.effective_n, *means, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
         """Return the mean of a field, such as "confidence", over all samples `(...)`; NaN without data."""
@@ -212,7 +216,7 @@ class BinTable(Tabular):
 
         return [
             _column("bin", "lower upper", self._range_cell(), is_number=False),
-            _column("count", "n", lambda row: Cell(count(row["n"]))),
+            _column("count", "n effective_n", lambda row: Cell(count(row["n"]))),
             _column("share", "share", lambda row: Cell(percent(row["share"]))),
             _column("mean confidence", "confidence", lambda row: fraction(row["confidence"])),
             _column("frequency", "frequency", lambda row: fraction(row["frequency"])),
@@ -261,7 +265,7 @@ class TCETable(BinTable):
     def _columns(self) -> list[Column]:
         return [
             _column("bin", "lower upper", self._range_cell(), is_number=False),
-            _column("count", "n", lambda row: Cell(count(row["n"]))),
+            _column("count", "n effective_n", lambda row: Cell(count(row["n"]))),
             _column("mean prediction", "confidence", lambda row: number(row["confidence"])),
             _column("empirical probability", "frequency", lambda row: number(row["frequency"])),
             _column("rejected", "rejected", lambda row: Cell(count(row["rejected"]))),

@@ -51,6 +51,7 @@ class RankedSample:
     ecd: Tensor | None = None
     # sum of the squared outcomes of the samples in each element `(..., M)`; None if they are copies of one sample
     squares: Tensor | None = None
+    copies: bool = True  # whether `n` is known to count copies; see `Predictions.copies`
     _views: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
 
     def sharing(self) -> Self:
@@ -67,6 +68,11 @@ class RankedSample:
             self._views[key] = make()
         view: T = self._views[key]
         return view
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether weights count independent samples: they are integers, or all of them are 0 or 1."""
+        return self.copies or self.n is None or bool((self.n == self.n.square()).all())
 
     def with_event_ecd(self) -> Self:
         """Return the same sample with the entropic calibration difference (ECD) of its binary events."""
@@ -107,6 +113,7 @@ class RankedSample:
             n,
             self.from_logits,
             None if self.has_invalid_rows is None else self.has_invalid_rows.any(),
+            copies=self.copies,
         )
 
     @property
@@ -274,7 +281,7 @@ class ExactSample:
             return RankedSample(score, outcome, None, scores.from_logits, has_invalid_rows, ecd=ecd)
         n = weights.masked_fill(absent, 0).expand(score.shape)
         positives, ecd = (n * outcome).masked_fill(absent, 0), None if ecd is None else n * ecd
-        return RankedSample(score, positives, n, scores.from_logits, has_invalid_rows, ecd=ecd)
+        return RankedSample(score, positives, n, scores.from_logits, has_invalid_rows, ecd=ecd, copies=p.copies)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: one per event."""

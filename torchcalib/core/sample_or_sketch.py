@@ -29,6 +29,7 @@ class SampleOrSketch(NamedTuple):
     exact: Samples  # the samples that are not in the sketch
     cells: BinStats | None = None  # the sketch; None while all samples are exact
     has_labels: bool = True  # whether all outcomes in the sketch are 0 or 1
+    n_rows: int = 0  # number of samples in the sketch, without their copies
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class SampleOrSketchState:
                 self.exact.add(state.exact, more.exact),
                 cells[0] + cells[1] if len(cells) > 1 else next(iter(cells), None),
                 state.has_labels and more.has_labels,
+                state.n_rows + more.n_rows,
             )
         )
 
@@ -70,8 +72,9 @@ class SampleOrSketchState:
         n_exact = _n_samples(state.exact)
         if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
             return state
-        cells = self._cells_with(state, self._exact_sample(state))
-        return SampleOrSketch(self.exact.empty(), cells, self.has_labels(state))
+        sample = self._exact_sample(state)
+        has_labels, n_rows = state.has_labels and are_labels(sample), state.n_rows + _n_rows(sample)
+        return SampleOrSketch(self.exact.empty(), self._cells_with(state, sample), has_labels, n_rows)
 
     def size(self, state: SampleOrSketch) -> int:
         """Return the number of exact samples; `MAX_SAMPLES + 1` if there is a sketch."""
@@ -85,6 +88,10 @@ class SampleOrSketchState:
         """Return True if all outcomes, of the exact samples and in the sketch, are 0 or 1."""
         return state.has_labels and are_labels(self._exact_sample(state))
 
+    def n_rows(self, state: SampleOrSketch) -> int | None:
+        """Return the number of samples of positive weight, without their copies; None while all samples are exact."""
+        return None if state.cells is None else state.n_rows + _n_rows(self._exact_sample(state))
+
     def statistic(self, state: SampleOrSketch) -> RankedSample:
         """Return all samples: the exact samples or, if there is a sketch, its cells as weighted samples."""
         sample = self._exact_sample(state)
@@ -96,7 +103,7 @@ class SampleOrSketchState:
         if state.cells is not None:
             sums = state.cells.sums
             places = (sums != 0).flatten(0, -2).any(0).nonzero().squeeze(-1)
-            parts += [places, sums[..., places], torch.tensor(state.has_labels)]
+            parts += [places, sums[..., places], torch.tensor(state.has_labels), torch.tensor(state.n_rows)]
         return parts
 
     def check(self, parts: Sequence[Any], like: SampleOrSketch) -> SampleOrSketch | None:
@@ -112,12 +119,12 @@ class SampleOrSketchState:
         check_values(self._exact_sample(state))
         if len(parts) == n_exact:
             return state
-        places, cells, has_labels = parts[n_exact:]
-        if not all(isinstance(part, Tensor) for part in (places, cells, has_labels)):
+        dtypes = (torch.int64, torch.float64, torch.bool, torch.int64)
+        if tuple(part.dtype if isinstance(part, Tensor) else None for part in parts[n_exact:]) != dtypes:
             return None
-        expected = (torch.int64, torch.float64, torch.bool)
+        places, cells, has_labels, n_rows = parts[n_exact:]
         shapes_fit = places.dim() == 1 and cells.shape == (*self.exact.leading_shape, 3, len(places))
-        if not shapes_fit or (places.dtype, cells.dtype, has_labels.dtype) != expected or has_labels.numel() != 1:
+        if not shapes_fit or has_labels.numel() != 1 or n_rows.numel() != 1 or n_rows < 0:
             return None
         n_cells = self._sketch.shape("binary", 2)[-1]
         if not bool(((places >= 0) & (places < n_cells)).all() & (places.diff() > 0).all()):
@@ -129,7 +136,7 @@ class SampleOrSketchState:
             raise ValueError("`cells` must be non-negative sums, got a negative number or NaN. The file is corrupt.")
         sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
         check_values(self._sketch.wrap(sums))
-        return SampleOrSketch(exact, BinStats(sums), bool(has_labels))
+        return SampleOrSketch(exact, BinStats(sums), bool(has_labels), int(n_rows))
 
     def _exact_sample(self, state: SampleOrSketch) -> RankedSample:
         """Return the exact samples, with uint8 outcomes if all outcomes are 0 or 1."""
@@ -156,6 +163,11 @@ class SampleOrSketchState:
 
 def _n_samples(exact: Samples) -> int:
     return sum(score.numel() for score in exact.scores)
+
+
+def _n_rows(sample: RankedSample) -> int:
+    is_counted = ~sample.score.isnan()
+    return int((is_counted if sample.n is None else is_counted & (sample.n > 0)).sum())
 
 
 def check_values(sample: RankedSample) -> None:

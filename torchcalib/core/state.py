@@ -134,12 +134,14 @@ class Samples(NamedTuple):
 
     scores: list[Tensor]  # see `RankedSample`; float32 or float64
     outcomes: list[Tensor]  # uint8 labels, or floating soft targets
-    weights: list[Tensor]  # number of copies of each sample, int64; `(..., 0)` if all weights in the chunk are 1
+    # Number of copies of each sample, int64; whole floating weights, float64; `(..., 0)` if the chunk has no weights
+    weights: list[Tensor]
     n_ignored: Tensor  # numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`
 
 
 _SCORE_DTYPES = (torch.float32, torch.float64)
 _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
+_WEIGHT_DTYPES = (torch.int64, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class SampleState:
         """Return scores, outcomes and weights of a batch. Scores and outcomes may share memory with it."""
         sample = self.accumulator.from_predictions(p)
         score = sample.score
-        n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
+        none = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64)
+        n = none if sample.n is None else sample.n.to(_WEIGHT_DTYPES[not sample.copies])
         outcome = sample.positives
         if sample.n is not None:  # store the mean outcome, which does not depend on the weight
             outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.has_labels else score.dtype)
@@ -229,7 +232,7 @@ class SampleState:
         if not n.shape[-1]:
             return RankedSample(score, outcome, None, self.from_logits)
         wide = n.to(torch.float64)
-        return RankedSample(score, wide * outcome, wide, self.from_logits)
+        return RankedSample(score, wide * outcome, wide, self.from_logits, copies=n.dtype == torch.int64)
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
         """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
@@ -241,7 +244,7 @@ class SampleState:
         if not _are_counts(n_ignored):
             return None
         for part, dtypes in zip(
-            lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,), *self._more_dtypes), strict=True
+            lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, _WEIGHT_DTYPES, *self._more_dtypes), strict=True
         ):
             if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):
                 return None
@@ -256,12 +259,13 @@ class SampleState:
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first, float64 `(6,)`.
 
-        These are `n_ignored`, the number of samples, the indices of the score and outcome dtypes, and whether there are
-        weights.
+        These are `n_ignored`, the number of samples, the indices of the score and outcome dtypes, and 0 without
+        weights, or 1 plus the index of their dtype.
         """
         score, outcome, n, *_ = self._whole(state)
         dtypes = [_SCORE_DTYPES.index(score.dtype), _OUTCOME_DTYPES.index(outcome.dtype)]
-        described = state.n_ignored.new_tensor([score.shape[-1], *dtypes, n.shape[-1] > 0])
+        weighted = 1 + _WEIGHT_DTYPES.index(n.dtype) if n.shape[-1] else 0
+        described = state.n_ignored.new_tensor([score.shape[-1], *dtypes, weighted])
         return torch.cat((state.n_ignored.detach(), described))
 
     def payload(self, state: Any) -> Tensor:
@@ -291,8 +295,8 @@ class SampleState:
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
         """Return dtype and shape of scores, outcomes and weights on a rank, from its description in `announce`."""
-        n, weighted = int(row[0]), bool(row[3])
-        dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
+        n, weighted = int(row[0]), int(row[3])
+        dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], _WEIGHT_DTYPES[max(0, weighted - 1)])
         lengths = (n, n, n if weighted else 0)
         return [(dtype, (*self.leading_shape, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 

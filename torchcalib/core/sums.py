@@ -134,6 +134,11 @@ class BinStats(Sums):
         return self._row_of_residuals(5)
 
     @property
+    def effective_n(self) -> Tensor:
+        """Number of samples `(..., B)`; for floating weights Kish's effective number. NaN if not summed."""
+        return kish_number(self.n, self.weight_square)
+
+    @property
     def residual_square(self) -> Tensor:
         """Sum of w (o - p)^2 `(..., B)` for weights w, outcomes o and confidences p; NaN if not summed."""
         return self._row_of_residuals(6)
@@ -168,6 +173,11 @@ class BinStats(Sums):
         """Share times gap `(..., B)`, in which the weight of the bin cancels; NaN without data."""
         sums = self.sums
         return (sums[..., 2, :] - sums[..., 1, :]) / sums[..., 0, :].sum(-1)[..., None]
+
+
+def kish_number(n: Tensor, weight_square: Tensor) -> Tensor:
+    """Return Kish's effective number of rows, (sum w)^2 / sum w^2, from the sums of w and w^2; 0 without rows."""
+    return (n.square() / weight_square).masked_fill(n == 0, 0)
 
 
 def unbiased_variance(of_sum: Tensor, n: Tensor, weight_square: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torchcalib.core.batch_summary import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.intervals import IntervalKind
@@ -40,6 +40,7 @@ from torchcalib.metrics.hidden import UpdatesFromHidden
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
+T = TypeVar("T")
 Better = Literal["higher", "lower", "nearer to 0"]
 
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
@@ -67,6 +68,17 @@ def changes_by_summary(attributes: dict[str, Any], name: str, state: Tensor) -> 
     count = attributes["_update_count"] + 1
     # The first values of the batch have ruled out mistakes.
     return {name: state, "_computed": None, "_update_count": count, "_evidence": _NO_EVIDENCE}
+
+
+def counted(statistic: T) -> T:
+    """Return the statistic of a calibration test. Raise ValueError if simulated outcomes would count its weights."""
+    sample = getattr(statistic, "whole", statistic)  # of groups and clusters
+    if isinstance(sample, RankedSample) and not sample.is_counted:
+        raise ValueError(
+            "`weights` must be integers for the test of a rank-based error, which count copies, got floating numbers "
+            "other than 0 and 1. Convert counts with weights.long(), or test ECE if weights express importance."
+        )
+    return statistic
 
 
 class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
@@ -371,9 +383,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         Raises:
             TypeError: If the metric is not a calibration error.
-            ValueError: For invalid arguments, or if an update contained invalid rows on CUDA.
+            ValueError: For invalid arguments, for floating weights of a rank-based error other than 0 and 1 (a sketch
+                does not distinguish them from copies), or if an update contained invalid rows on CUDA.
         """
-        return self.test_from(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
+        statistic = counted(self._synced_statistic())
+        return self.test_from(statistic, level=level, n_replicates=n_replicates, seed=seed)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
         """Return the calibration test, with one entry per batch element, for accumulated sums or samples.

@@ -97,12 +97,12 @@ def _logit_axis(series: list[SimpleNamespace]) -> ProbabilityAxis:
     """Return a logit axis for all binnings. The outer edges of the bins are ignored, because they are often 0 and 1."""
     shown = [values[b.n > 0] for b in series for values in (b.confidence, b.frequency)]
     inner = [b.lower[1:] for b in series]
-    n = max(float(b.n.sum()) for b in series)
+    n = max(float(b.effective_n.sum()) for b in series)
     return ProbabilityAxis.logit_of(np.concatenate(shown + inner), n) if n > 0 else ProbabilityAxis()
 
 
 def _heading(name: str, bins: SimpleNamespace) -> str:
-    sizes = bins.n[bins.n > 0]
+    sizes = bins.effective_n[bins.n > 0].round()  # Kish's numbers are fractions
     if not sizes.size:
         return name
     least, most, empty = sizes.min(), sizes.max(), len(bins.n) - len(sizes)

@@ -52,8 +52,8 @@ def reliability_diagram(
     Each bin with data has a mark at (mean prediction, frequency), whose area increases with the fraction of samples in
     the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
     above 0.5), and marks above it are hollow. A bin with fewer than 30 samples, and less than half of the mean number
-    per bin, has few samples: its mark is hollow and grey, with a thin line and a pale band. The strip at the top shows
-    counts.
+    per bin, has few samples: its mark is hollow and grey, with a thin line and a pale band. For floating weights,
+    samples are the effective number of `BinTable`. The strip at the top shows counts.
 
     Grey boxes are consistency bands, if the table contains them: the mark of a calibrated model is inside its box with
     probability 95%, for each bin separately. A triangle marks a frequency beyond the end of a logit axis. For a report,
@@ -180,7 +180,7 @@ def _axis_for(canvas: Canvas, drawn: Sequence[Any]) -> ProbabilityAxis:
             n = max(n, 1e3)  # the evaluation points are about 1/200 apart
         elif data is not None:
             shown += [data.confidence[data.n > 0], data.frequency[data.n > 0]]
-            n = max(n, float(data.n.sum()))
+            n = max(n, float(data.effective_n.sum()))
     if canvas.curves and canvas.ax.get_xscale() == "logit":
         shown.append(np.array(canvas.ax.get_xlim()))
     # Frequencies of 0 and 1 are common in bins with few samples, and would extend the axis beyond all other values.
@@ -254,7 +254,7 @@ def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis) ->
 
 def has_few_samples(bins: SimpleNamespace) -> Any:
     """Return a mask `(B,)` of bins whose gap is mostly sampling noise and hardly changes ECE; see the diagram."""
-    return (bins.n < _FEW) & (bins.share < 0.5 / len(bins.n))
+    return (bins.effective_n < _FEW) & (bins.share < 0.5 / len(bins.n))
 
 
 def _has_band(bins: SimpleNamespace) -> Any:

@@ -80,7 +80,7 @@ class ReportBuilder:
         4.0
     """
 
-    FORMAT = "torchcalib report state", 20
+    FORMAT = "torchcalib report state", 21
     """Name and version of the format of `save`. Increase the version when the content of a state changes."""
 
     def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[BuilderOptionsDict]) -> None:
@@ -187,6 +187,7 @@ class ReportBuilder:
             predictions=p,
             why_not=why_not,
             resolution=next((kind.resolution(self._states[name]) for name, kind in ranked.items()), None),
+            n_rows=next((kind.n_rows(self._states[name]) for name, kind in ranked.items()), None),
             clusters=self._clusters(p) if self._has_clusters else None,
             clusters_determine_label=p is not None and determine_label(p),
             groups=(self._states[_GROUPS].names, self._statistic(_GROUPS)) if self._has_groups else None,

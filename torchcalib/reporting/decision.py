@@ -38,10 +38,13 @@ class Candidate(NamedTuple):
     value: float = math.nan
     gap: float = math.nan  # mean gap of the samples concerned in standard errors; NaN if it was not computed
     expected: float = math.nan  # mean probability of the label for `"confusion"`
+    tail: float = math.nan  # p-value of a better approximation than the chi-squared law; NaN if there is none
 
     @property
     def p_value(self) -> float:
-        """Probability of a statistic at least as large for a calibrated model (chi-squared, Bonferroni)."""
+        """Probability of a statistic at least as large for a calibrated model (chi-squared, Bonferroni), or `tail`."""
+        if not math.isnan(self.tail):
+            return self.tail
         return min(1.0, self.n_choices * chi_squared_tail(self.statistic, self.n_parameters))
 
     @property

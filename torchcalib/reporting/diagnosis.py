@@ -2,7 +2,7 @@
 
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
 likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class or label have score statistics
-instead: the squared gap in standard errors. Those of a group have deviances, see `groups`.
+instead: the squared gap in standard errors. Those of a group have deviances, which also test labels, see `groups`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,

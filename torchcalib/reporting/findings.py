@@ -10,11 +10,12 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
+from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.groups import GroupGaps
+from torchcalib.reporting.groups import GroupGaps, large_groups, roots_of_gaps
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -108,6 +109,17 @@ class Labels(NamedTuple):
 
     p_values: Tensor  # p-value of ECE of each label `(L,)`
     gaps: Sequence[Gaps]
+    # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; 0 for a label that is not large
+    roots: Tensor = torch.zeros(0, 2)
+
+    @classmethod
+    def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
+        """Return the tests of labels from their bins `(L, B)`; `effect` is the design effect of clusters."""
+        cells = BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
+        flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
+        of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
+        roots = roots_of_gaps(cells).masked_fill(~large_groups(cells).unsqueeze(-1), 0)
+        return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots)
 
     @property
     def miscalibrated(self) -> list[int]:
@@ -122,13 +134,16 @@ class Labels(NamedTuple):
 
     @property
     def worst(self) -> Candidate:
-        """Largest score statistic of a bias and a slope together, and the significant label with the largest ECE."""
-        statistics = [_score_of(gaps) for gaps in self.gaps]
-        best = Candidate("bad label", max(statistics), 2, len(statistics))
-        found = [k for k, each in enumerate(statistics) if best._replace(statistic=each).p_value < LEVEL]
+        """Largest score statistic of a bias and a slope together, and the significant label with the largest ECE.
+
+        In labels of rare events the statistic is far from its chi-squared law. The signed roots have the p-value.
+        """
+        p = self.roots.numel() * torch.special.erfc(self.roots.abs().amax(-1) / math.sqrt(2))  # Bonferroni
+        found = (p < LEVEL).nonzero().squeeze(-1).tolist()
         sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
-        which = max(found, key=sizes.__getitem__) if found else statistics.index(max(statistics))
-        return best._replace(which=which, gap=self.gaps[which].z())
+        which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
+        statistic, gap = max(map(_score_of, self.gaps)), float(self.roots[which, 0])
+        return Candidate("bad label", statistic, 2, len(self.gaps), which, gap=gap, tail=min(1.0, float(p.min())))
 
 
 def _score_of(gaps: Gaps) -> float:
@@ -194,9 +209,7 @@ class Findings:
             self.groups = GroupGaps.from_bins(*data.groups, design_effect)
         self.labels = None
         if label_p_values is not None:
-            flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
-            of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
-            self.labels = Labels(label_p_values, [Gaps.from_bins(each, design_effect) for each in of_labels])
+            self.labels = Labels.from_bins(label_p_values, bins, design_effect)
         self.candidates = self._candidates()
         self.cause = self._cause()
         # With a reversed order of confidences, no positive scale is best.

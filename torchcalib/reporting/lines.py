@@ -14,7 +14,7 @@ from torchcalib.core.clusters import Clusters
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats, ScoreSum
+from torchcalib.core.sums import BinStats, ScoreSum, kish_number
 from torchcalib.metrics.scores import ScoreEstimator
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.test_based import TCE
@@ -43,6 +43,7 @@ class Data:
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
+    n_rows: int | None = None  # number of rows in sketches, multi-label: of entries; None if samples are exact
     clusters: Mapping[str, Clusters] | None = None  # statistics by cluster, by name; None if rows are independent
     clusters_determine_label: bool = False  # see `determine_label`; False if the predictions are not stored
     groups: tuple[tuple[str, ...], BinStats] | None = None  # names and bins of all groups
@@ -90,7 +91,7 @@ class Data:
         n, square = (x.reshape(-1, x.shape[-1]).sum(-1) for x in (bins.n, bins.weight_square))
         if self.task != "multilabel":
             n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
-        return float((n.square() / square).nan_to_num(0).sum())
+        return float(kish_number(n, square).sum())
 
     @cached_property
     def weights_are_copies(self) -> bool:
@@ -102,18 +103,20 @@ class Data:
     def note_on_copies(self) -> tuple[str, bool]:
         """Sentence on integer weights above 1, and whether it is a warning; an empty string without such weights.
 
-        Integer weights are numbers of copies. More than 20 different ones, or a mean above 10, look like importance.
+        Integer weights are numbers of copies. More than 20 different ones, or a mean above 10, look like importance. A
+        sketch has lost their different values.
         """
         sample = next(iter(self.samples.values()), None)
-        if sample is None or sample.n is None or self.resolution is not None or not self.weights_are_copies:
+        if sample is None or sample.n is None or not self.weights_are_copies:
             return "", False
         copies = sample.n[(sample.n > 0) & ~sample.score.isnan()]
-        n, n_rows = int(copies.sum()), copies.numel()
+        n, n_rows = int(copies.sum()), copies.numel() if self.n_rows is None else self.n_rows
         if n == n_rows:
             return "", False
         unit = "entries" if self.task == "multilabel" else "rows"
         note = f"{n_rows:,} {unit} count as {n:,} samples, because integer weights are numbers of copies."
-        looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or torch.unique(copies).numel() > _MAX_DIFFERENT_COPIES
+        n_different = torch.unique(copies).numel() if self.n_rows is None else 0
+        looks_like_importance = n > _MAX_MEAN_COPIES * n_rows or n_different > _MAX_DIFFERENT_COPIES
         if looks_like_importance:
             note += (
                 " If weights express importance, such as survey weights, pass floating weights: as copies, they make "

@@ -278,8 +278,9 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
     The calibrator is fitted to predictions for rows on which the classifier was not trained.
 
     With `ensemble=True`, each training part of `cv` gives a classifier, and a calibrator is fitted to its predictions
-    for the other rows. Probabilities are the mean over these pairs. With `ensemble=False`, one calibrator is fitted to
-    the predictions for all rows, and one classifier to all rows.
+    for the other rows. Probabilities are the mean over these pairs. Test parts of less than 2 rows on average, such as
+    those of leave-one-out, raise ValueError. With `ensemble=False`, one calibrator is fitted to the predictions for all
+    rows, and one classifier to all rows.
 
     A training part may lack a class. Its classifier then gives this class probability 0, and rows of this class are
     left out of the fit of the calibrator. If no rows are left, the pair keeps the probabilities of its classifier, with

@@ -45,7 +45,7 @@ class GroupedSample:
         chosen = groups >= 0
         whole, n = self.whole, self.whole.n
         columns = whole.score[..., chosen], whole.positives[..., chosen], n if n is None else n[..., chosen]
-        sample = RankedSample(*columns, whole.from_logits)
+        sample = RankedSample(*columns, whole.from_logits, copies=whole.copies)
         return GroupedSample(sample, groups[chosen], len(numbers))
 
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
@@ -75,7 +75,7 @@ class GroupedSample:
 
             counts = None if n is None else padded(n, rows, absent, 0)
             columns = padded(score, rows, absent, torch.nan), padded(positives, rows, absent, 0), counts
-            yield numbers, RankedSample(*columns, self.whole.from_logits)
+            yield numbers, RankedSample(*columns, self.whole.from_logits, copies=self.whole.copies)
 
     @property
     def _flat(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:

@@ -15,7 +15,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.base import CalibrationMetric, counted
 from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
 from torchcalib.metrics.groups.sums import SumsByGroup
@@ -233,7 +233,7 @@ class ByGroup(RowsInGroups):
             TypeError: If the metric is not a calibration error.
             ValueError: For invalid arguments, or if there is more than one value per group.
         """
-        statistic = self._synced_statistic()
+        statistic = counted(self._synced_statistic())
         found = self.test_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
         if found.statistic.dim() > 1:
             raise ValueError(

@@ -341,6 +341,11 @@ class System:
         """True if all outcomes in the ranked samples are 0 or 1."""
         return all(are_labels(ranks.sample.whole) for ranks in self.ranks.values())
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the weights of the ranked samples count rows."""
+        return all(ranks.sample.whole.is_counted for ranks in self.ranks.values())
+
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
         statistics: dict[str, Any] = {name: sums.whole for name, sums in self.sums.items()}
@@ -366,7 +371,8 @@ class System:
         self, members: list[Member], replicates: Callable[[GroupedSums | GroupedRanks], Iterator[Any]]
     ) -> dict[str, Tensor]:
         """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **(self.ranks if self.size <= MAX_RANKED else {})}
+        ranks = self.ranks if self.is_counted and self.size <= MAX_RANKED else {}
+        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **ranks}
         found: dict[str, list[Tensor]] = defaultdict(list)
         for name, part in parts.items():
             sharing = [each for each in members if each.statistic == name]
