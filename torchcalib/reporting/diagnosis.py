@@ -1,8 +1,8 @@
 """Evidence for causes of miscalibration.
 
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
-likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class or label have score statistics
-instead: the squared gap in standard errors. Those of a group have deviances, which also test labels, see `groups`.
+likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class, group or label have score
+statistics instead: the squared gap in standard errors. Groups and labels are tested by deviances, see `groups`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,

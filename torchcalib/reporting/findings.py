@@ -15,7 +15,7 @@ from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.groups import GroupGaps, large_groups, roots_of_gaps
+from torchcalib.reporting.groups import GroupGaps, large_groups, p_values_of_roots, roots_of_gaps, scores_of_gaps
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -111,6 +111,7 @@ class Labels(NamedTuple):
     gaps: Sequence[Gaps]
     # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; 0 for a label that is not large
     roots: Tensor = torch.zeros(0, 2)
+    scores: Tensor = torch.zeros(0)  # see `scores_of_gaps`, `(L,)`
 
     @classmethod
     def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
@@ -118,8 +119,10 @@ class Labels(NamedTuple):
         cells = BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
         flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
         of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
-        roots = roots_of_gaps(cells).masked_fill(~large_groups(cells).unsqueeze(-1), 0)
-        return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots)
+        is_small = ~large_groups(cells)
+        roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), 0)
+        scores = scores_of_gaps(cells).masked_fill(is_small, 0)
+        return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots, scores)
 
     @property
     def miscalibrated(self) -> list[int]:
@@ -134,28 +137,13 @@ class Labels(NamedTuple):
 
     @property
     def worst(self) -> Candidate:
-        """Largest score statistic of a bias and a slope together, and the significant label with the largest ECE.
-
-        In labels of rare events the statistic is far from its chi-squared law. The signed roots have the p-value.
-        """
-        p = self.roots.numel() * torch.special.erfc(self.roots.abs().amax(-1) / math.sqrt(2))  # Bonferroni
+        """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
+        p = p_values_of_roots(self.roots)
         found = (p < LEVEL).nonzero().squeeze(-1).tolist()
         sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
         which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
-        statistic, gap = max(map(_score_of, self.gaps)), float(self.roots[which, 0])
-        return Candidate("bad label", statistic, 2, len(self.gaps), which, gap=gap, tail=min(1.0, float(p.min())))
-
-
-def _score_of(gaps: Gaps) -> float:
-    """Return the score statistic of an intercept and a slope of the log-odds, from binned gaps."""
-    used = (gaps.n > 0) & (gaps.noise > 0)
-    if float(gaps.noise.sum()) < 3:  # too few outcomes for a normal approximation
-        return 0.0
-    x = gaps.confidence[used].clamp(1e-4, 1 - 1e-4).logit()
-    design = torch.stack((torch.ones_like(x), x), -1)
-    score = design.T @ gaps.total[used]
-    information = design.T @ (gaps.noise[used].unsqueeze(-1) * design)
-    return float(score @ torch.linalg.pinv(information, hermitian=True) @ score)
+        statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
+        return Candidate("bad label", statistic, 2, len(self.gaps), which, gap=gap, tail=float(p.min()))
 
 
 class Findings:
@@ -238,10 +226,11 @@ class Findings:
         groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
         # Without the predictions, faults that all groups share are not tested, such as a temperature.
         if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
-            roots = groups.roots
-            index = int(roots.abs().argmax()) // 2
-            gap, slope = roots[index].tolist()
-            found.append(Candidate("bad group", max(gap**2, slope**2), 1, roots.numel(), index, slope, gap))
+            p, statistic = p_values_of_roots(groups.roots), float(scores_of_gaps(groups.cells).max())
+            index = int(groups.roots.abs().argmax()) // 2
+            gap, slope = groups.roots[index].tolist()
+            how = {"value": slope, "gap": gap, "tail": float(p.min())}
+            found.append(Candidate("bad group", statistic, 2, len(groups.names), index, **how))
         return found if self.labels is None else [*found, self.labels.worst]
 
     def _cause(self) -> Candidate | None:

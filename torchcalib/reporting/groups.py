@@ -111,6 +111,24 @@ def roots_of_gaps(cells: BinCells) -> Tensor:
     return _roots(cells, cells.outcomes - cells.expected, cells.confidence, cells.noise)
 
 
+def scores_of_gaps(cells: BinCells) -> Tensor:
+    """Return the score statistic of a bias and a slope of the log-odds together, `(..., G)`.
+
+    It compares a group or label with other causes. Few outcomes are far from its chi-squared law with two degrees of
+    freedom, so the signed roots have the p-value.
+    """
+    log_odds = cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
+    design = torch.stack((torch.ones_like(log_odds), log_odds), -2)
+    score = design @ (cells.outcomes - cells.expected).unsqueeze(-1)
+    information = (design * cells.noise.unsqueeze(-2)) @ design.mT
+    return (score.mT @ torch.linalg.pinv(information, hermitian=True) @ score).flatten(-3)
+
+
+def p_values_of_roots(roots: Tensor) -> Tensor:
+    """Return the p-value of the larger root of each group `(G,)`, adjusted for all `(G, 2)` roots (Bonferroni)."""
+    return (roots.numel() * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))).clamp(max=1)
+
+
 def roots_of_differences(cells: BinCells) -> Tensor:
     """Return the signed roots of the differences of each group from all groups, like `roots_of_gaps`."""
     total = cells.n.sum(-2, keepdim=True)
