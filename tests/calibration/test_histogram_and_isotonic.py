@@ -163,13 +163,3 @@ def test_two_classes_equal_the_binary_task():
     for calibrator in (CIR, VA):
         of_rows = fresh(calibrator).fit(p, target, task="multiclass")(p)[:, 1]
         assert of_rows.allclose(fresh(calibrator).fit(p[:, 1], target, task="binary")(p[:, 1]), atol=1e-12)
-
-
-def test_wrong_options_and_weights_raise_errors():
-    rows = [
-        (option, partial(HistogramBinning, **{option: value}), (TypeError, ValueError), [f"`{option}` must"])
-        for option, value in {"n_bins": 0, "right": 1, "empty": "mean"}.items()
-    ]
-    preds = torch.tensor([0.2, 0.7])
-    copies = partial(BBQ.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
-    assert_refused([*rows, ("copies", copies, ValueError, ["`weights` must be whole numbers"])])

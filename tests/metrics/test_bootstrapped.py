@@ -126,18 +126,6 @@ def test_members_of_a_collection_have_separate_intervals_and_ks_uses_a_sketch():
     figure.clear()
 
 
-def test_bad_metrics_raise_errors():
-    nll = tc.NLL(task="binary")
-    wrong = [
-        ({"metric": F.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
-        ({"metric": tc.TCE(task="binary")}, ValueError, "Pass `resolution`"),
-        ({"metric": tc.Bootstrapped(nll)}, ValueError, "`metric` must have sums"),
-        ({"metric": nll, "n_replicates": 10}, ValueError, "`n_replicates` must be at least 39"),
-        ({"metric": nll, "seed": "0"}, TypeError, "`seed` must be an int"),
-    ]
-    assert_refused((given, partial(tc.Bootstrapped, **given), error, [part]) for given, error, part in wrong)
-
-
 def test_weights_of_the_last_of_many_replicates_count_and_are_checked():
     """Whether a sample has weight 0 in all replicates usually follows from the first ones."""
     preds, target = torch.tensor([0.9, 0.2], dtype=torch.float64), torch.tensor([1, 1])

@@ -242,13 +242,6 @@ def test_cox_is_equivariant_to_affine_maps_of_the_logits(factor, shift):
         assert far.in_the_large.isnan()  # the offset is too large to be found
 
 
-def test_parts_of_regressions_and_z_are_never_averaged():
-    preds, target = calibrated(5)
-    for function, cls in ((F.cox, tc.Cox), (F.spiegelhalter, tc.Spiegelhalter)):
-        for call in (partial(function, preds, target), cls):
-            assert_named(partial(call, task="binary"), {"average": [None, "macro"]})
-
-
 def test_streamed_parts_equal_those_of_the_function():
     preds, target = calibrated(100, lead=(3,), scale=0.7)
     given = {"preds": preds.T, "target": target.T, "task": "multilabel"}

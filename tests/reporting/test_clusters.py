@@ -209,9 +209,6 @@ def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkey
         if line.p_value is not None:
             assert min(line.p_value, found[line.key]["p_value"]) > 0.02, "without clusters, p is below 0.01"
     assert content["source"]["clusters"] == "image"
-    (tmp_path / "c.csv").write_text("prob,label,image\n0.2,0,a\n0.7,1,\n")
-    assert main(["report", "c.csv", "--clusters", "image", *QUICK_COMMAND]) == 2
-    assert "must contain the cluster of each row, got an empty text in row 2" in capsys.readouterr().err
 
 
 @pytest.mark.extended
