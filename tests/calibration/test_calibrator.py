@@ -2,12 +2,10 @@
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
 from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, PLATT, SCALED, binary, data, fresh, multi, name, single
-from helpers.refusals import assert_refused
 
 from torchcalib.calibration import (
     AffineScaling,
@@ -255,10 +253,6 @@ def test_repr_shows_settings_and_fitted_parameters():
 
 
 KIND = "task='binary', from_logits=False"
-P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
-FLOAT8 = torch.float8_e4m3fn
-class BinaryCalibration(IsotonicCalibration):
-    tasks = ("binary",)
 
 
 @pytest.mark.filterwarnings("ignore:no finite:UserWarning")

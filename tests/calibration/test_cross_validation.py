@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 import torch
 from helpers.fits import data, multi, turns
-from helpers.refusals import assert_refused
 
 from torchcalib.calibration import (
     AffineScaling,
-    BayesianBinning,
     BetaCalibration,
     BiasCorrection,
     QuadraticScaling,
@@ -19,7 +17,6 @@ from torchcalib.calibration import (
     VectorScaling,
     calibration_loss,
     cross_val_calibrate,
-    expected_score,
     recommend,
     relative_calibration_loss,
     score_divergence,

@@ -1,13 +1,11 @@
 """Histogram binning and centred isotonic calibration compared with loops, isotonic calibration with scikit-learn."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.fits import BBQ, CIR, ISO, SPLINE, VA, H, data, fresh, name, single, turns
-from helpers.refusals import assert_refused
+from helpers.fits import CIR, ISO, SPLINE, VA, H, data, fresh, name, single, turns
 from sklearn.isotonic import IsotonicRegression
 
 from torchcalib.calibration import HistogramBinning, cross_val_calibrate

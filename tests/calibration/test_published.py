@@ -20,7 +20,6 @@ from torchcalib.calibration import (
     BetaCalibration,
     BiasCorrection,
     Calibrator,
-    DirichletCalibration,
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,

@@ -1,13 +1,11 @@
 """Bayesian binning into quantiles and spline recalibration compared with slow loops of their definitions."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.fits import BBQ, SPLINE, fresh, name, single
-from helpers.refusals import assert_refused
 from scipy.interpolate import CubicSpline
 
 from torchcalib.calibration import BayesianBinning, SplineCalibration

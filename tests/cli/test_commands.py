@@ -1,7 +1,6 @@
 """Commands in general: suggestions for unknown ones, `--json`, and the width of the output."""
 
 import json
-import re
 
 import numpy as np
 import pytest

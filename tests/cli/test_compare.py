@@ -48,8 +48,6 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
     assert "--preds` must name an array in" in capsys.readouterr().err
 
 
-TARGETS = systems("multiclass", 90)[1].numpy()
-LOGITS = systems("multiclass", 90)[0]["sure"].numpy()
 def test_systems_with_equal_file_names_are_named_by_their_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from cases import squared_gap
 from helpers import fits, hidden
@@ -112,8 +113,8 @@ MISTAKES = [
     (P2 + 0j, Y2, BINARY, "`preds` must be real, got ... complex64", TypeError),
     (P2.to_sparse(), Y2, BINARY, "`preds` must be ... dense ... to_dense", TypeError, OF_P2),
     (Q3, H3.float(), MULTI, "`target` must be ... float32 ... target.long()", TypeError, OF_Q3),
-    (Q3, Q3 > 0.5, MULTI, "`target` with a class axis must be integer (annotator counts) or floating (soft ... argmax ... target.long()", TypeError,
-     (Q3, (Q3 > 0.5).long().argmax(-1), MULTI)),
+    (Q3, Q3 > 0.5, MULTI, "`target` with a class axis must be integer (annotator counts) or floating (soft targets) "
+     "... argmax ... target.long()", TypeError, (Q3, (Q3 > 0.5).long().argmax(-1), MULTI)),
     (P2, Y2.to("meta"), BINARY, "device of `preds` ... cpu ... meta", ValueError, OF_P2),
     # values of predictions
     (t(0.2, NAN), Y2, BINARY, "`preds` must not contain NaN ... (1 of 2 rows)", ValueError,
@@ -176,7 +177,8 @@ MISTAKES = [
     (M.logit(), L, LABELS, "Pass from_logits=True", ValueError, (M.logit(), L, LABELS | LOGITS)),
     (Q.T, H, MULTI, "Pass class_axis=0", ValueError, (Q.T, H, MULTI | {"class_axis": 0})),
     (H.double(), Y, BINARY, "class indices or ratings"),
-    (9 * P, Y, BINARY, "Pass from_logits=True only for the input of a sigmoid", ValueError, (9 * P, Y, BINARY | LOGITS)),
+    (9 * P, Y, BINARY, "Pass from_logits=True only for the input of a sigmoid", ValueError,
+     (9 * P, Y, BINARY | LOGITS)),
     (Q, H.masked_fill(THIRD, 255), MULTI, "Pass ignore_index=255 if", ValueError, (Q[~THIRD], H[~THIRD], MULTI)),
     (Q, (H + 1).masked_fill(THIRD, 255), MULTI | {"ignore_index": 255},
      "count from 1. Subtract 1 from all labels that are not ignored", ValueError, (Q[~THIRD], H[~THIRD], MULTI)),
@@ -235,6 +237,7 @@ LONG_VALUES = [
     )
 ]
 
+
 def classwise_auroc():
     metric = tc.CorrectnessAUROC(num_classes=3, mode="classwise")
     metric.update(torch.eye(3), torch.arange(3))
@@ -290,7 +293,8 @@ OPTIONS = [
     ),
     # bins, blocks and scores
     *[row for call in (partial(F.cox, P, Y), partial(F.spiegelhalter, P, Y), tc.Cox, tc.Spiegelhalter)
-      for row in wrong(partial(call, **BINARY), *(({"average": x}, "`average` must", EITHER) for x in (None, "macro")))],
+      for row in wrong(partial(call, **BINARY), ({"average": None}, "`average` must", EITHER),
+                       ({"average": "macro"}, "`average` must", EITHER))],
     *[row for call in (F.canonical_error, F.skce) for row in wrong(partial(call, Q[:10], H[:10], **MULTI),
         ({"average": None}, "`average` must", EITHER), ({"weights": torch.full((10,), 0.5)}, "`weights` must"),
         ({"bandwidth": 0}, "`bandwidth` must"), ({"bandwidth": "mean"}, "`bandwidth` must", TypeError))],
@@ -386,10 +390,10 @@ OPTIONS = [
     *wrong(partial(tc.SquaredDistance, task="binary"), ({"priors": [0.5, 0.5]}, "`priors` must be", TypeError)),
     *[row for f in (F.total_variation, F.kl_divergence, F.entropy_gap, F.squared_distance)
       for row in wrong(partial(f, preds=Q3, target=COUNTS, component="noise_floor", **MULTI),
-        ({"target": COUNTS / COUNTS.sum(-1, keepdim=True)}, "`target` must be annotator counts ... float32", TypeError))],
+        ({"target": Q3}, "`target` must be annotator counts ... float32", TypeError))],
     *[row for f in (F.kl_divergence, F.entropy_gap, F.squared_distance)
       for row in wrong(partial(f, preds=Q3, target=COUNTS, component="corrected", **MULTI),
-        ({"target": COUNTS / COUNTS.sum(-1, keepdim=True)}, "`target` must be annotator counts ... float32", TypeError),
+        ({"target": Q3}, "`target` must be annotator counts ... float32", TypeError),
         ({"target": H3}, "`target` must be annotator counts ... torch.int64 (3,)", TypeError),
         ({"target": COUNTS.index_put((t(1),), t(0, 1))},
          "`target` must have at least 2 annotators in every row, got 1 (1 of 3"))],
@@ -420,7 +424,7 @@ OPTIONS = [
         ({"n_replicates": 0}, "`n_replicates` must be"),
         ({"n_replicates": 38}, "`n_replicates` must be at least 39 for level=0.95, got 38", ValueError,
          {"n_replicates": 39}),
-        ({"level": 0.99}, "`n_replicates` must be at least 199 for level=0.99", ValueError,
+        ({"metric": pytest.fail, "level": 0.99}, "`n_replicates` must be at least 199 for level=0.99", ValueError,
          {"level": 0.99, "n_replicates": 199}),
         ({"level": "95%"}, "`level` must be a number, got '95%'. A 95% interval has level 0.95", TypeError),
         ({"level": 95}, "`level` must be between 0 and 1, got 95. A 95% interval has level 0.95", ValueError,
@@ -461,7 +465,7 @@ def both(preds, target, **options):
 TASKS = [
     *[Refusal(partial(infer_task, torch.zeros(target.shape if text.startswith("`") else (3, 3)), target), text)
       for target, text in (
-        (torch.eye(3).long(), "Every row of `target` contains a single 1, as in one-hot labels. Pass task='multiclass'"),
+        (torch.eye(3).long(), "Every row of `target` contains a single 1, as in one-hot labels. Pass task="),
         (torch.ones(3, 3).long(), "Rows of `target` contain several 1s or none, as in multi-label targets"),
         (torch.full((3, 3), 1 / 3), "got (3, 3) for both. Pass task='multiclass' if"),
         (torch.zeros(3, 3, 2).long(), "annotator counts for no and yes ... Pass task='multilabel'"),
@@ -536,7 +540,7 @@ LOSSES = [
         *wrong(partial(module, task="binary"), ({"task": "any"}, "`task` must"),
                ({"weights": P2}, "Pass weights=... in the call", TypeError),
                ({"sample_weight": P2}, "Pass weights=... in the call", TypeError),
-               ({"num_bins": 3}, f"`num_bins` must be an argument of {module.__name__}, got an unknown one", TypeError)),
+               ({"num_bins": 3}, f"`num_bins` must be an argument of {module.__name__}, got an unknown", TypeError)),
         Refusal(partial(module("binary"), t(0.2, 7.0), Y2), "Pass from_logits=True", ValueError,
                 partial(module("binary", from_logits=True), t(0.2, 7.0), Y2)))],
     *[Refusal(partial(function, P2, Y2, task="any"), "`task` must")
@@ -655,7 +659,8 @@ CALIBRATORS = [
         (tc.SplineCalibration, "n_knots", 1, ValueError))],
     *wrong(partial(tc.BayesianBinning().fit, P2, Y2, task="binary"),
         ({"weights": P2}, "`weights` must be whole numbers")),
-    (lambda: fitted_to(OF_3.softmax(-1))(OF_3), "`preds` must be probabilities in [0, 1], as in the fit of Temperature"),
+    (lambda: fitted_to(OF_3.softmax(-1))(OF_3),
+     "`preds` must be probabilities in [0, 1], as in the fit of Temperature"),
     (lambda: tc.BiasCorrection().fit(P, Y)(100 * P), "Divide percentages by 100"),
     *[Refusal(partial(getattr, fitted_to(OF_3), name), f"no attribute '{name}'. Call the fitted calibrator with pred",
               AttributeError) for name in ("transform", "fit_transform", "predict")],
@@ -664,6 +669,8 @@ CALIBRATORS = [
       for row in (*wrong(partial(call, **ON_SIX, n_folds=2, seed=0), *LOSS_OPTIONS, works=False),
                   *wrong(partial(call, **ON_SIX), *OTHER_DATA, works=False))],
     (lambda: tc.calibration.cross_val_calibrate(**ON_SIX, n_repeats=2), "`n_repeats` must be 1 here"),
+    (lambda: type("Own", (tc.IsotonicCalibration,), {"tasks": ("binary",)})().fit(torch.eye(3), torch.arange(3), **MULTI),
+     "`task` must be one of 'binary' for ... positive_classes"),
     (lambda: tc.calibration.recommend(**ON_SIX, calibrators=[]), "`calibrators` must contain"),
     (lambda: tc.calibration.recommend(SIX_P[None], SIX_Y[None], **BINARY, batch_dims=1),
      "`preds` must have no batch axes"),
@@ -821,7 +828,7 @@ COMMANDS = [
     ("compare s.npz weights.npz", "got none in `s` and some in `weights`"),
     ("compare s.npz task.npz", "the same task, got multiclass in `s` and binary in"),
     ("compare s.npz nan.npz", "in rows 1 to 90: system 'nan'"),
-    ("compare animals.csv order.csv --preds 'p_*'", "the same order of classes, got cat, dog, eel in `animals` and dog"),
+    ("compare animals.csv order.csv --preds 'p_*'", "the same order of classes, got cat, dog, eel in `animals` and"),
     ("compare animals.csv --preds 'a=p_*' --preds 'p_cat,p_dog,p_eel' --from-logits --class-names cat,dog,eel",
      "look like probabilities"),
     ("compare animals.csv", "Name another file, or each system in this file: --preds A --preds B"),
@@ -902,13 +909,15 @@ REPORTS = [
     *wrong(tc.ReportBuilder(task="binary").fit,
         ({"calibrator": tc.AffineScaling()}, "got none: no predictions were added"), works=False),
     *wrong(builder({}).fit, ({"calibrator": tc.AffineScaling()}, "with_calibration is False"), works=False),
+    (lambda: builder({}).update(torch.full((2, 4), 0.25), t(0, 1)), "`preds` must"),
     (lambda: tc.ReportBuilder(task="binary", with_calibration=1), "`with_calibration` must", TypeError),
     (lambda: builder({"groups": GROUPS}).update(*FORTY), "`groups` must be passed with all batches"),
     (lambda: builder({}).update(*FORTY, groups=GROUPS), "`groups` must be passed with all batches"),
     (lambda: builder({"groups": GROUPS}).merge(builder({})), "`other` must have groups if this builder has groups"),
     (lambda: builder({"clusters": GROUPS}).update(*FORTY), "`clusters` must be passed with all batches"),
     (lambda: builder({}).update(*FORTY, clusters=GROUPS), "`clusters` must be passed with all batches"),
-    (lambda: builder({"clusters": GROUPS}).merge(builder({})), "`other` must have clusters if this builder has clusters"),
+    (lambda: builder({"clusters": GROUPS}).merge(builder({})),
+     "`other` must have clusters if this builder has clusters"),
     (lambda: builder({"clusters": GROUPS[:3]}), "`clusters` must have one identifier per sample"),
     *wrong(partial(builder({"groups": GROUPS, "group_names": SITES}).update, *FORTY, groups=GROUPS, group_names=SITES),
         ({"groups": GROUPS - 2}, "`groups` must be in ["),
@@ -947,6 +956,8 @@ REPORTS = [
         ({"as_published": "mmlu"}, "`as_published` must be")),
     (lambda: tc.audit(iter(stated())), "must be a path, a DataFrame or a list of dicts, got list_iterator"),
     (lambda: tc.audit(stated(), stated(id="other"), with_calibration=False), "questions in common"),
+    (lambda: tc.audit(stated(), [{"id": k, "probs": {"a": 0.6, "b": 0.4}, "answer": "a"} for k in range(9)],
+                      with_calibration=False), "a confidence in common, got `reported` and `probabilities`"),
     (lambda: tc.audit(stated(), stated(), names=["a"], with_calibration=False), "2 different names"),
     (lambda: tc.audit(stated(), with_calibration=False)["raw"], "`key` must be one of reported", KeyError,
      lambda: tc.audit(stated(), with_calibration=False)["reported"]),
@@ -990,7 +1001,8 @@ PLOTS = [
     (lambda: plots.reliability_diagram(quick_report("binary"), smooth=True), "`smooth` must be False for Report"),
     (lambda: quick_report("multiclass").plot(mode="positive"), "`mode` must be one of 'top_label'"),
     (lambda: plots.tce_diagram(TABLE), "must contain test decisions, got a BinTable without them", TypeError),
-    (lambda: plots.reliability_diagram(P, Y, n_bin=3), "n_bin", TypeError, lambda: plots.reliability_diagram(P, Y, n_bins=3)),
+    (lambda: plots.reliability_diagram(P, Y, n_bin=3), "n_bin", TypeError,
+     lambda: plots.reliability_diagram(P, Y, n_bins=3)),
     (lambda: plots.bin_comparison({}), "`tables` must contain at least one table, got none."),
     *[Refusal(partial(plots.score_chart, scores), "`scores` must have the same scores for every system")
       for scores in ({}, {"raw": {}}, {"raw": {"NCE": 1.0}, "cal": {"NBS": 1.0}})],
@@ -1023,7 +1035,8 @@ SCIKIT_LEARN = [
      "`X` must have 2 columns as in the fit, got 3"),
     (lambda: Classifier(LINEAR, cv="prefit").fit(FEATURES, WORDS), "fitted and have classes_, got LogisticRegression",
      NotFittedError, lambda: Classifier(LINEAR_OF_WORDS, cv="prefit").fit(FEATURES, WORDS)),
-    (lambda: Classifier(LINEAR_OF_WORDS, cv="prefit").fit(FEATURES, np.full(150, "new")), "must contain only the classes"),
+    (lambda: Classifier(LINEAR_OF_WORDS, cv="prefit").fit(FEATURES, np.full(150, "new")),
+     "must contain only the classes"),
     (lambda: Classifier(LinearSVC(), response_method="predict_proba").fit(FEATURES, WORDS), "LinearSVC", TypeError),
     (lambda: Classifier(LINEAR, ensemble="yes").fit(FEATURES, WORDS), "`ensemble` must be one of"),
     (lambda: Classifier(LINEAR, cv=LeaveOneOut()).fit(FEATURES[:30], YES[:30]),
@@ -1112,7 +1125,8 @@ INTEGRATIONS = [
     *[Refusal(partial(partitions, **given), text, EITHER) for given, text in (
         ({"n_bins": 0}, "`n_bins` must be at least 1"), ({"n_rows": 0}, "`n_rows` must be at least 1"),
         ({"nonsense": 1}, "nonsense"))],
-    (lambda: of_comparison(["prob", "sharp_prob"], clusters="row"), "`systems` must be a dict of column names", TypeError),
+    (lambda: of_comparison(["prob", "sharp_prob"], clusters="row"),
+     "`systems` must be a dict of column names", TypeError),
     (lambda: of_comparison({"a": "prob", "b": "sharp_prob"}), "`clusters` must be the name of a column", EITHER),
     (lambda: of_comparison({"a": "prob", "b": "sharp_prob"}, clusters="row", groups="site"),
      "`groups` must be an argument of a comparison", TypeError),
@@ -1124,6 +1138,8 @@ INTEGRATIONS = [
         (tc.functional, "expected_calibration_error", "ece"), (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"), (tc.calibration, "LogisticCalibration", "AffineScaling"),
         (tc.losses, "ece", "ece"), (tc, "ClasswiseECE", "ECE"))],
+    (lambda: exec("from torchcalib.losses import ece"), "cannot import name 'ece' from 'torchcalib.losses'. Did you "
+     "mean `torchcalib.ece`", ImportError),
     (lambda: tc.calibration.MatrixScaling, "the closest is `torchcalib.StructuredMatrixScaling`", AttributeError),
 ]  # fmt: skip
 

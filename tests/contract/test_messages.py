@@ -1,4 +1,4 @@
-"""Every message names the rule, what was found and the remedy, and following it works. The rows are in `messages.py`."""
+"""Each message names the rule, what was found and the remedy, and following it works: rows in `messages.py`."""
 
 import shlex
 import warnings
@@ -107,7 +107,7 @@ def test_wrong_input_raises_the_same_error_in_every_way_and_the_advised_input_is
 
 def warned(call, text):
     """Check that a call gives a warning at the line of the caller."""
-    with pytest.warns(UserWarning, match="") as caught:
+    with pytest.warns(UserWarning, match=text.partition(" ... ")[0]) as caught:
         found = call()
     own = [each for each in caught if each.category is not DeprecationWarning]
     assert len({str(each.message) for each in own}) == 1

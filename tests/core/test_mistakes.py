@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from cases import OWN
-from contract.messages import BINARY, MULTI, SUSPICIOUS, SWAPPED, H, N, P, Q, Y
+from contract.messages import BINARY, LABELS, MULTI, SUSPICIOUS, SWAPPED, H, L, M, N, P, Q, Y
 from helpers.refusals import check_each
 
 import torchcalib as tc

@@ -7,7 +7,6 @@ import torch
 from cases import CASES
 from helpers.bootstrap import BINARY, counts_of
 from helpers.compare import close
-from helpers.refusals import assert_refused
 
 import torchcalib.functional as F
 from torchcalib.calibration import (
@@ -22,7 +21,6 @@ from torchcalib.core import predictions
 from torchcalib.inference import Interval, bootstrap
 
 NAN = float("nan")
-P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
 
 
 def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):

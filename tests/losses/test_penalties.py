@@ -9,7 +9,6 @@ import pytest
 import torch
 from cases import N_CLASSES, Case
 from helpers.compare import central_difference
-from helpers.refusals import assert_named
 from oracles import events
 from oracles import losses as slow
 

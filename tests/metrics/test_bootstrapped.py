@@ -8,7 +8,6 @@ import torch
 from cases import CASES, covering, path_of
 from helpers.bootstrap import BINARY
 from helpers.compare import close
-from helpers.refusals import assert_refused
 
 import torchcalib as tc
 import torchcalib.functional as F

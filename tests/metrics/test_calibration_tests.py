@@ -1,19 +1,13 @@
 """`CalibrationTest` of every calibration error: shapes, states, no data, text, and bad input."""
 
-from functools import partial
-
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
 from helpers.null_distribution import F64, FEW, FIELDS, close, same
-from helpers.refusals import assert_refused
 
 import torchcalib as tc
-from torchcalib.core.sums import BinStats
 from torchcalib.inference import CalibrationTest, calibration_test
-from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import ece_from_bins
 
 TESTABLE = [
     case

@@ -9,7 +9,6 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from helpers.refusals import assert_refused
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -293,11 +292,3 @@ def test_area_of_certain_predictions_is_0_1_or_infinite():
     assert F.bayes_risk_area(zeros, 1 - ones, weight="beta22", **binary).item() == 1
     assert F.bayes_risk_area(zeros[:0], ones[:0], **binary).isnan()
     assert F.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
-
-
-# Wrong calls
-
-ZERO_ONE = [[0, 1], [1, 0]]
-Q = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64)
-three = tc.CostMatrix.zero_one(3)
-risk = partial(F.bayes_risk, P2, Y2, **binary)

@@ -1,13 +1,11 @@
 """Estimation error of bins, and optimal bins; tests/contract compares the metric with a slow loop."""
 
 import math
-from functools import partial
 from itertools import chain, combinations, pairwise
 
 import pytest
 import torch
 from cases import cubed
-from helpers.refusals import assert_named
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
 

@@ -1,6 +1,5 @@
 """Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws, wrong calls."""
 
-import math
 from functools import partial
 from itertools import product
 
@@ -12,7 +11,6 @@ from contract import test_laws_of_paths as laws_of_paths
 from contract import test_laws_of_values as laws_of_values
 from helpers import compare
 from helpers.null_distribution import check_valid
-from helpers.refusals import assert_named
 from oracles import canonical as oracle
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -6,7 +6,6 @@ from functools import partial
 import oracles
 import pytest
 import torch
-from helpers.refusals import assert_refused
 
 import torchcalib as tc
 import torchcalib.functional as F

@@ -13,7 +13,6 @@ import oracles
 import pytest
 import torch
 from cases import corp_part, z_test
-from helpers.refusals import assert_named
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
 

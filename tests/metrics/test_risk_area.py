@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from scipy import integrate, special
 from torch.distributions import Beta, Dirichlet
 

@@ -5,13 +5,11 @@ tests/contract compares every metric with a slow loop.
 
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_named
 from helpers.samples import updated
 from oracles import binless as oracle
 

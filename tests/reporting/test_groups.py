@@ -1,18 +1,14 @@
 """Groups in reports: the worst groups by name, over batches, files, parts and ranks."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from helpers.prediction_files import WRITERS, write_npz
-from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, bare, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
-from torchcalib.metrics.groups.named import MAX_GROUPS
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
