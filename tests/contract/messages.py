@@ -17,6 +17,7 @@ import pytest
 import torch
 from cases import squared_gap
 from helpers import fits, hidden
+from helpers.blocks import find
 from helpers.prediction_files import write_csv, write_npz
 from helpers.reports import QUICK, miscalibrated_data, quick_report, realistic
 from helpers.systems import systems
@@ -38,6 +39,7 @@ from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.integrations.outputs import found_by
 from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.results.conditions import Condition
+from torchcalib.special import betainc, binomial_test
 
 NAN, INF = math.nan, math.inf
 BINARY, MULTI, LABELS = {"task": "binary"}, {"task": "multiclass"}, {"task": "multilabel"}
@@ -448,6 +450,82 @@ OPTIONS = [
     ),
 ]  # fmt: skip
 
+# States, groups and clusters
+
+OF_3_GROUPS = {"function": F.ece, "preds": P[:3], "target": Y[:3], "groups": t(0, 1, 2), "task": "binary"}
+OF_2_GROUPS = {"preds": P[:3], "target": Y[:3], "groups": t(0, 1, 1)}
+NLL = tc.NLL(task="binary")
+
+
+def by_group(metric, preds=P[:3], target=Y[:3]):
+    metric = tc.ByGroup(metric, num_groups=2)
+    metric.update(preds, target, groups=t(0, 1, 1))
+    return metric
+
+
+def unsplittable():
+    metric = tc.NLL(task="binary")
+    object.__setattr__(metric.kind, "accumulator", object())
+    return metric
+
+
+STATES = [
+    *wrong(partial(tc.ByGroup, metric=NLL, num_groups=2),
+        ({"metric": unsplittable()}, "must store samples, or sums that can be split by group"),
+        ({"metric": F.ece}, "be a torchcalib metric, got function", TypeError),
+        ({"metric": tc.Bootstrapped(NLL)}, "must be a metric that is not a wrapper"),
+        ({"num_groups": 0}, "num_groups"), ({"num_groups": 2**31}, "num_groups")),
+    (lambda: tc.Bootstrapped(by_group(NLL)), "`metric` must have sums as its state"),
+    *wrong(partial(by_group(tc.ECE(task="binary")).update, **OF_2_GROUPS),
+        ({"groups": P[:3]}, "`groups` must be a tensor of integers, got dtype torch.float64", TypeError),
+        ({"groups": t(0, 1)}, "`groups` must have one number per sample, shape (3,), got (2,)"),
+        ({"groups": t(0, 1, 1)[:, None]}, "`groups` must have one number per sample"),
+        ({"groups": t(0, 1, 1).to("meta")}, "`groups` must be on the device of `preds`")),
+    (lambda: by_group(NLL).update(P[:3], Y[:3]), "groups", TypeError),
+    (lambda: by_group(NLL).worst(), "must be a calibration error to have a noise floor, got NLL", TypeError),
+    (lambda: by_group(tc.ECE(**LABELS, num_labels=2, average=None), M[:3, :2], L[:3, :2]).worst(n_replicates=39),
+     "must have one value for each group, got shape (2, 2)"),
+    (lambda: by_group(tc.ECE(task="binary")).worst(by="n"),
+     "must be one of 'excess', 'value', 'shrunk', 'p_value', got 'n'"),
+    *wrong(partial(F.by_group, **OF_3_GROUPS),
+        ({"groups": [0.0, 1.0, 1.0]}, "must be a tensor of integers", TypeError),
+        ({"groups": t(0, 1)}, "one number per sample"),
+        ({"groups": t(0, -2, 1)}, "`groups` must be in [0, 1]"),
+        ({"num_groups": 2}, "`groups` must be in [0, 1]", ValueError, {"num_groups": 3}),
+        ({"function": "ece"}, "`function` must be a function such as", TypeError),
+        ({"function": lambda *_, **__: 1.0}, "`function` must return a tensor", TypeError),
+        ({"target": t(0, 1)}, "as many samples")),
+    *wrong(partial(tc.Clustered, metric=tc.ECE(task="binary")),
+        ({"metric": tc.SKCE(task="binary")}, "which compares pairs of rows"),
+        ({"metric": tc.Bootstrapped(NLL)}, "not a wrapper"),
+        ({"metric": "ece"}, "must be a torchcalib metric", TypeError)),
+]  # fmt: skip
+
+# Operations, and special functions
+
+ONES, HALF = torch.ones(40, dtype=torch.int64), torch.tensor(0.5)
+OF_INTEGERS = "must be an integer tensor or an int, got"
+OPERATIONS = [
+    *wrong(partial(find, "pava_bc", ONES, 0 * ONES),
+        ({"n_min": 40, "n_max": 40}, "`n_min` must be below the number of samples, got 40 for 40 samples."),
+        ({"n_min": 9, "n_max": 8}, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"n_min": 9}, "`n_min` must be at most `n_max`, got 9 and 8"),
+        ({"backend": "rounds"}, "must be one of 'auto', 'numba', 'python' for 'pava_bc' on cpu,"), works=False),
+    (lambda: find("pava_bc", ONES[:1], ONES[:1], n_min=1), "below the number of samples, got 1 for 1 samples"),
+    (lambda: binomial_test(HALF, 3, HALF), f"`k` {OF_INTEGERS} a tensor of torch.float32", TypeError),
+    (lambda: binomial_test(1, 3.0, HALF), f"`n` {OF_INTEGERS} float", TypeError, lambda: binomial_test(1, 3, HALF)),
+    (lambda: binomial_test(1, torch.tensor(True), HALF), f"`n` {OF_INTEGERS} a tensor of torch.bool", TypeError),
+    (lambda: binomial_test(1, 3, HALF + 1j), "`p` must be a real tensor or number, got a tensor of torch.complex64",
+     TypeError),
+    (lambda: betainc(1, 1, 0.5), "`x` must be a floating tensor, got float", TypeError, lambda: betainc(1, 1, HALF)),
+    (lambda: betainc("1", 1, HALF), "`a` must be a real tensor or number, got str", TypeError),
+    # lists of tensors
+    (lambda: F.ece([row.to_sparse() for row in Q], H, **MULTI), ".to_dense()", TypeError,
+     lambda: F.ece([row.to_sparse().to_dense() for row in Q], H, **MULTI)),
+    (lambda: F.ece([Q[0], Q[0, :2]], H, **MULTI), "shapes (4,) and (2,)", TypeError),
+    (lambda: F.ece([[0.1], [0.1, 0.2]], H, **MULTI), "must have rows of equal length ... pad_sequence", TypeError),
+]  # fmt: skip
+
 # Tasks, names of classes and orders of arguments
 
 NAMES, TEXT = ("cat", "dog", "eel"), ["cat", "cow"] * 3
@@ -669,7 +747,7 @@ CALIBRATORS = [
       for row in (*wrong(partial(call, **ON_SIX, n_folds=2, seed=0), *LOSS_OPTIONS, works=False),
                   *wrong(partial(call, **ON_SIX), *OTHER_DATA, works=False))],
     (lambda: tc.calibration.cross_val_calibrate(**ON_SIX, n_repeats=2), "`n_repeats` must be 1 here"),
-    (lambda: type("Own", (tc.IsotonicCalibration,), {"tasks": ("binary",)})().fit(torch.eye(3), torch.arange(3), **MULTI),
+    (lambda: type("Own", (tc.IsotonicCalibration,), {"tasks": ("binary",)})().fit(Q, H, **MULTI),
      "`task` must be one of 'binary' for ... positive_classes"),
     (lambda: tc.calibration.recommend(**ON_SIX, calibrators=[]), "`calibrators` must contain"),
     (lambda: tc.calibration.recommend(SIX_P[None], SIX_Y[None], **BINARY, batch_dims=1),
@@ -872,6 +950,12 @@ def builder(*batches, **options):
     return made
 
 
+def of_two_classes():
+    made = tc.ReportBuilder(task="multiclass", **QUICK)
+    made.update(torch.full((2, 2), 0.5), t(0, 1))
+    return made
+
+
 def comparison(n_rows=4, **options):
     made = tc.reporting.comparison.building.ComparisonBuilder(["a", "b"], task="binary", n_replicates=39, **options)
     made.update({"a": P[:n_rows], "b": P[:n_rows]}, Y[:n_rows])
@@ -905,11 +989,11 @@ REPORTS = [
         ({"safe_threshold": True}, "`safe_threshold` must be", TypeError)),
     (lambda: tc.report(Q, H, class_names=["a", "b"], **QUICK), "a name for each of the 4 classes, got 2"),
     (lambda: tc.report(P, **QUICK), "`target` ... report(df, target='y')", TypeError),
-    (lambda: small_report()["ec"], "`key` must be one of accuracy, nll", KeyError, lambda: small_report()["ece"]),
+    (lambda: small_report()["ec"], "`key` must be one of `accuracy`, `nll`", KeyError, lambda: small_report()["ece"]),
     *wrong(tc.ReportBuilder(task="binary").fit,
         ({"calibrator": tc.AffineScaling()}, "got none: no predictions were added"), works=False),
     *wrong(builder({}).fit, ({"calibrator": tc.AffineScaling()}, "with_calibration is False"), works=False),
-    (lambda: builder({}).update(torch.full((2, 4), 0.25), t(0, 1)), "`preds` must"),
+    (lambda: of_two_classes().update(torch.full((2, 4), 0.25), t(0, 1)), "must have 2 entries on its class axis"),
     (lambda: tc.ReportBuilder(task="binary", with_calibration=1), "`with_calibration` must", TypeError),
     (lambda: builder({"groups": GROUPS}).update(*FORTY), "`groups` must be passed with all batches"),
     (lambda: builder({}).update(*FORTY, groups=GROUPS), "`groups` must be passed with all batches"),
@@ -959,7 +1043,7 @@ REPORTS = [
     (lambda: tc.audit(stated(), [{"id": k, "probs": {"a": 0.6, "b": 0.4}, "answer": "a"} for k in range(9)],
                       with_calibration=False), "a confidence in common, got `reported` and `probabilities`"),
     (lambda: tc.audit(stated(), stated(), names=["a"], with_calibration=False), "2 different names"),
-    (lambda: tc.audit(stated(), with_calibration=False)["raw"], "`key` must be one of reported", KeyError,
+    (lambda: tc.audit(stated(), with_calibration=False)["raw"], "`key` must be one of `reported`", KeyError,
      lambda: tc.audit(stated(), with_calibration=False)["reported"]),
     # monitors, conditions and the gate
     *wrong(partial(tc.Monitor, task="binary"),
@@ -1145,6 +1229,8 @@ INTEGRATIONS = [
 
 AREAS = {
     "options": OPTIONS,
+    "states": STATES,
+    "operations": OPERATIONS,
     "tasks": TASKS,
     "losses": LOSSES,
     "calibrators": CALIBRATORS,

@@ -145,7 +145,6 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: f"{row[0]}"[:60])
-@pytest.mark.filterwarnings("ignore")
 def test_wrong_commands_give_one_line_with_options_and_exit_code_2_and_the_advised_command_works(
     row, folder, monkeypatch, capsys
 ):
