@@ -1,4 +1,4 @@
-"""Cross-validation: folds, wrong calls, and warnings that point to the caller."""
+"""Cross-validation: folds, and warnings that point to the caller."""
 
 import re
 import warnings

@@ -659,10 +659,12 @@ ON_SIX = {"preds": SIX_P, "target": SIX_Y, "task": "binary"}
 OF_3, LABELS_OF_3 = fits.data(30, 3)
 
 
+@cache
 def series(calibrator):
     return fits.fresh(calibrator).fit(*fits.single(30, lead=(2,)), batch_dims=1, **fits.binary)
 
 
+@cache
 def of_labels(calibrator):
     return fits.fresh(calibrator).fit(*(x.T for x in fits.single(30, lead=(2,))), task="multilabel", from_logits=True)
 
@@ -962,8 +964,9 @@ def comparison(n_rows=4, **options):
     return made
 
 
-def small_report(**options):
-    return tc.report(P, Y, task="binary", **QUICK, **options)
+@cache
+def small_report():
+    return tc.report(P, Y, task="binary", **QUICK)
 
 
 def stated(n=9, **changes):
@@ -1103,6 +1106,7 @@ from_estimator, display = tc.Report.from_estimator, tc.sklearn.CalibrationDispla
 REPEATED = RepeatedKFold(n_splits=2, n_repeats=2, random_state=0)
 
 
+@cache
 def repeated_folds():
     return cross_validate(GaussianNB(), FEATURES, YES, cv=REPEATED, return_estimator=True, return_indices=True)
 

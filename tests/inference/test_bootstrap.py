@@ -1,4 +1,4 @@
-"""Bootstrap of functions: metrics of resampled data, calibration losses, intervals, and bad input."""
+"""Bootstrap of functions: metrics of resampled data, calibration losses and intervals."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Costs, Bayes decisions and their risk, thresholds and the risk curve: worked examples, slow loops, wrong calls."""
+"""Costs, Bayes decisions and their risk, thresholds and the risk curve: worked examples, slow loops."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws, wrong calls."""
+"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws."""
 
 from functools import partial
 from itertools import product
