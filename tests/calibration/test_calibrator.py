@@ -1,4 +1,4 @@
-"""Properties of all calibrators: batches, weights, module behaviour, and wrong calls."""
+"""Properties of all calibrators: batches, weights and module behaviour."""
 
 import copy
 import math

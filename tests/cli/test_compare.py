@@ -1,4 +1,4 @@
-"""`torchcalib compare`: files of any format and size, names of systems, and one-line errors."""
+"""`torchcalib compare`: files of any format and size, and names of systems."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Streamed bootstrap: loops over Poisson weights, merging, saving, and bad input."""
+"""Streamed bootstrap: loops over Poisson weights, merging and saving."""
 
 import pickle
 from functools import partial

@@ -1,4 +1,4 @@
-"""`CalibrationTest` of every calibration error: shapes, states, no data, text, and bad input."""
+"""`CalibrationTest` of every calibration error: shapes, states, no data, and text."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Area under the Bayes risk curve with any weight: slow integrals, special cases, wrong weights."""
+"""Area under the Bayes risk curve with any weight: slow integrals, special cases."""
 
 import math
 from itertools import pairwise

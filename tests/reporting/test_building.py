@@ -1,4 +1,4 @@
-"""Errors and buffer of a report builder, its report as a mapping with text, and strict JSON."""
+"""Buffer of a report builder, its report as a mapping with text, and strict JSON."""
 
 import json
 import math
