@@ -57,7 +57,7 @@ class Refusal:
 
     call: Callable[[], Any]
     text: str
-    error: type[Exception] = ValueError
+    error: type[Exception] | tuple[type[Exception], ...] = ValueError
     remedy: Callable[[], Any] | None = None
 
 

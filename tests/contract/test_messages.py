@@ -37,14 +37,10 @@ def assert_refused(row):
     assert_says(str(raised.value.args[0]), row.text)
 
 
-def of_area(rows):
-    return pytest.mark.parametrize("row", rows, ids=lambda row: row.text[:50])
+ROWS = [row if isinstance(row, Refusal) else Refusal(*row) for rows in AREAS.values() for row in rows]
 
 
-ROWS = {area: [row if isinstance(row, Refusal) else Refusal(*row) for row in rows] for area, rows in AREAS.items()}
-
-
-@of_area([row for rows in ROWS.values() for row in rows])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text[:50])
 @pytest.mark.filterwarnings("ignore")
 def test_wrong_calls_raise_errors_with_rule_and_value_and_the_advised_call_works(row):
     assert_refused(row)
