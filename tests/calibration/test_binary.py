@@ -147,9 +147,3 @@ def test_words_give_the_calibrated_probabilities_of_three_predictions(calibrator
     expected = f": 10% becomes {low:.3g}%, 50% becomes {middle:.3g}% and 90% becomes {high:.3g}%"
     assert fitted.in_words().startswith(f"a {fitted.a:.4g}, b {fitted.b:.4g}, c {fitted.c:.4g}")
     assert fitted.in_words().endswith(expected)
-
-
-def test_a_ridge_that_is_no_number_of_at_least_0_raises():
-    for ridge, error in ((-1, ValueError), (math.inf, ValueError), ("1", TypeError)):
-        with pytest.raises(error, match="`ridge` must be a"):
-            QuadraticScaling(ridge)

@@ -1,13 +1,11 @@
-"""Properties of all calibrators: batches, weights, module behaviour, and wrong calls."""
+"""Properties of all calibrators: batches, weights and module behaviour."""
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
 from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, PLATT, SCALED, binary, data, fresh, multi, name, single
-from helpers.refusals import assert_refused
 
 from torchcalib.calibration import (
     AffineScaling,
@@ -254,79 +252,15 @@ def test_repr_shows_settings_and_fitted_parameters():
     assert repr(batch) == f"TemperatureScaling(temperature=[{temperatures}, ...], {KIND})"
 
 
-@each_of_any_task
-def test_unfitted_calibrators_raise_an_error_for_predictions(calibrator):
-    with pytest.raises(RuntimeError, match=f"{name(calibrator)} must be fitted before use. Call fit"):
-        fresh(calibrator)(torch.tensor([0.5]))
-
-
-def test_predictions_of_another_kind_than_in_the_fit_raise_an_error_or_a_warning():
-    logits, target = data(60, 3)
-    by_probs = TemperatureScaling().fit(logits.softmax(-1), target)
-    with pytest.raises(ValueError, match=r"`preds` must be probabilities in \[0, 1\], as in the fit of Temperature"):
-        by_probs(logits)
-    by_logits = TemperatureScaling().fit(logits, target)
-    with pytest.warns(UserWarning, match="got values that look like probabilities"):
-        by_logits(logits.softmax(-1))
-    with pytest.raises(AttributeError, match=r"no attribute 'transform'. Call the fitted calibrator"):
-        by_logits.transform(logits)
-
-
 KIND = "task='binary', from_logits=False"
-P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
-FLOAT8 = torch.float8_e4m3fn
-CALLS = [
-    ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
-    ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
-    ("without values", lambda c: fresh(c).fit(P.to("meta"), Y.to("meta")), ValueError, "`preds` must have values"),
-    ("float8", lambda c: fresh(c).fit(P.to(FLOAT8), Y), TypeError, "Convert them with preds.float()"),
-    ("uint64", lambda c: fresh(c).fit(Y.to(torch.uint64), Y), TypeError, "got torch.uint64"),
-    ("float8 in forward", lambda c: fresh(c).fit(P, Y)(P.to(FLOAT8)), TypeError, "convert them with preds.float()"),
-    ("integers in forward", lambda c: fresh(c).fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),
-]
-
-
-class BinaryCalibration(IsotonicCalibration):
-    tasks = ("binary",)
 
 
 @pytest.mark.filterwarnings("ignore:no finite:UserWarning")
 @each_calibrator
-def test_wrong_calls_of_calibrators_raise_errors(calibrator):
-    logits, target = single(30, lead=(2,))
-    series = fresh(calibrator).fit(logits, target, batch_dims=1, **binary)
-    labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
-    rows = [(what, partial(call, calibrator), error, parts) for what, call, error, *parts in CALLS]
-    if calibrator.whole_weights:
-        call = partial(fresh(calibrator).fit, P, P, task="binary")
-        rows.append(("soft targets", call, ValueError, ["must be labels 0 and 1"]))
-    rows += [
-        ("a number", partial(series, torch.tensor(0.3)), ValueError, ["at least 1 axes", "got shape ()"]),
-        ("one series", partial(series, logits[0]), ValueError, ["leading axes (2,) of the batch", "got ()"]),
-        ("three series", partial(series, torch.rand(3, 30)), ValueError, ["leading axes (2,) of", "got (3,)"]),
-        ("no labels", partial(labels, torch.rand(7)), ValueError, ["at least 2 axes"]),
-        ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
-    ]
-    if "multiclass" in calibrator.tasks:
-        of_rows = fresh(calibrator).fit(*data(30, 3), class_axis=-1, **multi)
-        rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
-    else:
-        of_classes = partial(calibrator.fit, torch.eye(3), torch.arange(3), task="multiclass")
-        said = ["`task` must be one of 'binary', 'multilabel'", "positive_classes"]
-        rows.append(("classes", of_classes, ValueError, said))
-    of_classes = partial(BinaryCalibration().fit, torch.eye(3), torch.arange(3), task="multiclass")
-    rows.append(("classes", of_classes, ValueError, ["`task` must be one of 'binary' for", "positive_classes"]))
-    assert_refused(rows)
+def test_predictions_may_have_other_axes_after_those_of_the_batch(calibrator):
+    series = fresh(calibrator).fit(*single(30, lead=(2,)), batch_dims=1, **binary)
     assert series(torch.rand(5, 2, 3)).shape == (5, 2, 3)
     assert series.part(1)(torch.rand(4)).shape == (4,)
-
-
-@pytest.mark.parametrize("name", ["transform", "fit_transform", "predict"])
-def test_methods_of_transformers_and_classifiers_are_absent_with_advice(name):
-    calibrator = TemperatureScaling().fit(torch.tensor([0.2, 0.7, 0.6, 0.4]), torch.tensor([0, 1, 0, 1]))
-    assert not hasattr(calibrator, name), "scikit-learn recognises transformers by their methods"
-    with pytest.raises(AttributeError, match="Call the fitted calibrator with predictions"):
-        getattr(calibrator, name)
 
 
 @pytest.mark.parametrize("calibrator", [c for c in (*ALL, *OF_CLASSES) if not c.whole_weights], ids=repr)

@@ -1,4 +1,4 @@
-"""Cross-validation: folds, wrong calls, and warnings that point to the caller."""
+"""Cross-validation: folds, and warnings that point to the caller."""
 
 import re
 import warnings
@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 import torch
 from helpers.fits import data, multi, turns
-from helpers.refusals import assert_refused
 
 from torchcalib.calibration import (
     AffineScaling,
-    BayesianBinning,
     BetaCalibration,
     BiasCorrection,
     QuadraticScaling,
@@ -19,7 +17,6 @@ from torchcalib.calibration import (
     VectorScaling,
     calibration_loss,
     cross_val_calibrate,
-    expected_score,
     recommend,
     relative_calibration_loss,
     score_divergence,
@@ -28,31 +25,6 @@ from torchcalib.calibration.folds import FOLD_DEFAULTS, folds_of
 from torchcalib.core.inputs import read_input
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9, 0.3, 0.6]), torch.tensor([0, 1, 1, 1, 0, 0])
-
-
-CALLS = [
-    ("one fold", {"n_folds": 1}, ValueError, "`n_folds` must be at least 2"),
-    ("seed of 70 bits", {"seed": 2**70}, ValueError, "`seed` must fit in 64 bits"),
-    ("folds of another length", {"folds": torch.arange(5)}, ValueError, "`folds` must have one number per sample"),
-    ("folds are floats", {"folds": P}, TypeError, "`folds` must be a tensor of integers"),
-    ("folds are all one", {"folds": torch.zeros(6, dtype=torch.int64)}, ValueError, "at least 2 folds"),
-    ("folds leave a class out", {"folds": Y}, ValueError, "`folds` must leave samples of every class"),
-    ("folds are a wrong word", {"folds": "strata"}, ValueError, "`folds` must be 'random', 'stratified'"),
-    ("no repeat", {"n_repeats": 0}, ValueError, "`n_repeats` must be at least 1"),
-    ("repeats of given folds", {"n_repeats": 2, "folds": turns(6, 2)}, ValueError, "`n_repeats` must be None"),
-    ("groups and folds", {"groups": turns(6), "folds": turns(6, 2)}, ValueError, "`groups` must be None"),
-    ("train_on_test is a number", {"train_on_test": 1}, TypeError, "`train_on_test` must be True or False"),
-    ("test and calibration", {"train_on_test": True, "calibration": (P, Y)}, ValueError, "`calibration` must be None"),
-    ("folds and test", {"train_on_test": True, "folds": turns(6, 2)}, ValueError, "`folds` must be left out"),
-    ("seed and calibration", {"calibration": (P, Y), "seed": 3}, ValueError, "`seed` must be left out"),
-    ("calibration of one", {"calibration": (P,)}, TypeError, "`calibration` must be (preds, target)"),
-    ("calibration of no weight", {"calibration": (P, Y, 0 * P)}, ValueError, "`calibration` must have samples"),
-    ("calibration of other classes", {"calibration": (P[None], Y[:5])}, ValueError, "`target` must have the shape"),
-    ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
-    ("calibrator is a class", {"calibrator": TemperatureScaling}, TypeError, "`calibrator` must be"),
-    ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
-    ("soft targets", {"target": P, "calibrator": BayesianBinning()}, ValueError, "must be labels 0 and 1"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("trained", [{"n_folds": 3}, {"train_on_test": True}, {"calibration": (P, (P > 0.5).long())}])
@@ -79,30 +51,6 @@ def test_separable_replicates_give_no_warning():
     weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])
     rcl = partial(relative_calibration_loss, P, Y, task="binary", train_on_test=True)
     assert rcl(weights=weights).tolist() == pytest.approx([rcl().item(), 0])
-
-
-@pytest.mark.parametrize("function", [calibration_loss, relative_calibration_loss, score_divergence])
-def test_wrong_calls_raise_errors(function):
-    rows = []
-    for what, options, error, part in CALLS:
-        folds = {} if options.keys() & {"calibration", "train_on_test"} else {"n_folds": 2, "seed": 0}
-        call = partial(function, **{"preds": P, "target": Y, "task": "binary"} | folds | options)
-        rows.append((what, call, error, [part]))
-    assert_refused(rows)
-
-
-def test_wrong_calls_of_single_functions_raise_errors():
-    wrong = [
-        (cross_val_calibrate, {"n_repeats": 2}, "`n_repeats` must be 1 here"),
-        (recommend, {"calibrators": []}, "`calibrators` must contain"),
-        (recommend, {"preds": P[None], "target": Y[None], "batch_dims": 1}, "`preds` must have no batch axes"),
-        (expected_score, {"folds": "stratified"}, "`folds` must be left out without a calibrator"),
-        (expected_score, {"normalize": "classes"}, "`normalize` must be None or 'prior'"),
-        (expected_score, {"priors": [0.5, 0.6]}, "`priors`"),
-        (expected_score, {"score": "crps"}, "`score` must be 'nll', 'brier' or a function"),
-    ]
-    given = {"preds": P, "target": Y, "task": "binary"}
-    assert_refused((row, partial(call, **{**given, **row}), ValueError, [part]) for call, row, part in wrong)
 
 
 def test_every_option_of_folds_is_documented():

@@ -96,8 +96,3 @@ def test_wrong_input_raises_and_changes_nothing(change, error, message):
     with pytest.raises(error, match=message):
         calibrator.fit_from_hidden(**{"hidden": H, "weight": WEIGHT, "target": T, **change})
     assert repr(calibrator.state_dict()) == before
-
-
-def test_a_mixture_of_distributions_needs_all_probabilities():
-    with pytest.raises(TypeError, match="needs all class probabilities"):
-        tc.EnsembleTemperatureScaling().fit_from_hidden(H, WEIGHT, T)

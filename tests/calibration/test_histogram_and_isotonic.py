@@ -1,13 +1,11 @@
 """Histogram binning and centred isotonic calibration compared with loops, isotonic calibration with scikit-learn."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.fits import BBQ, CIR, ISO, SPLINE, VA, H, data, fresh, name, single, turns
-from helpers.refusals import assert_refused
+from helpers.fits import CIR, ISO, SPLINE, VA, H, data, fresh, name, single, turns
 from sklearn.isotonic import IsotonicRegression
 
 from torchcalib.calibration import HistogramBinning, cross_val_calibrate
@@ -163,13 +161,3 @@ def test_two_classes_equal_the_binary_task():
     for calibrator in (CIR, VA):
         of_rows = fresh(calibrator).fit(p, target, task="multiclass")(p)[:, 1]
         assert of_rows.allclose(fresh(calibrator).fit(p[:, 1], target, task="binary")(p[:, 1]), atol=1e-12)
-
-
-def test_wrong_options_and_weights_raise_errors():
-    rows = [
-        (option, partial(HistogramBinning, **{option: value}), (TypeError, ValueError), [f"`{option}` must"])
-        for option, value in {"n_bins": 0, "right": 1, "empty": "mean"}.items()
-    ]
-    preds = torch.tensor([0.2, 0.7])
-    copies = partial(BBQ.fit, preds, torch.tensor([0, 1]), weights=preds, task="binary")
-    assert_refused([*rows, ("copies", copies, ValueError, ["`weights` must be whole numbers"])])

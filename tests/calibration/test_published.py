@@ -20,7 +20,6 @@ from torchcalib.calibration import (
     BetaCalibration,
     BiasCorrection,
     Calibrator,
-    DirichletCalibration,
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
@@ -151,17 +150,6 @@ def test_the_constructor_takes_the_kind_of_the_predictions(calibrator):
             for each, given in ((kind(from_logits=True), {}), (kind(), {"from_logits": True}))
         ]
         assert losses[0] == losses[1]
-    with pytest.raises(TypeError, match="`from_logits` must be"):
-        kind(from_logits="yes")
-
-
-def test_a_dirichlet_fit_of_too_many_classes_is_refused_with_an_alternative():
-    g = torch.Generator().manual_seed(0)
-    z, y = torch.randn(2_000, 1_000, generator=g), torch.randint(1_000, (2_000,), generator=g)
-    with pytest.raises(ValueError, match=r"got 2,000 rows and 1,000 classes\. Use StructuredVectorScaling"):
-        DirichletCalibration().fit(z, y, task="multiclass", from_logits=True)
-    with pytest.raises(ValueError, match="Use StructuredVectorScaling"):
-        recommend(z, y, task="multiclass", from_logits=True, calibrators=[DirichletCalibration()])
 
 
 def test_a_spline_that_was_saved_with_another_meaning_is_refused(tmp_path):

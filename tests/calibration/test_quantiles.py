@@ -1,13 +1,11 @@
 """Bayesian binning into quantiles and spline recalibration compared with slow loops of their definitions."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.fits import BBQ, SPLINE, fresh, name, single
-from helpers.refusals import assert_refused
 from scipy.interpolate import CubicSpline
 
 from torchcalib.calibration import BayesianBinning, SplineCalibration
@@ -169,18 +167,9 @@ def test_weights_equal_copies_of_few_samples(calibrator):
     assert weighted(probs).isfinite().all()
 
 
-def test_words_and_wrong_arguments():
+def test_words():
     logits, target = single(60)
     fitted = [fresh(each).fit(logits, target, task="binary", from_logits=True) for each in (BBQ, SPLINE)]
     assert fitted[0].in_words() == f"a step function with {int((fitted[0].rates.diff() != 0).sum())} steps"
     assert repr(fitted[1]).count("n_knots") == 1
     assert fitted[1].in_words() == "the probability plus the slope of a spline with 6 knots"
-    rows = [
-        (f"{kind.__name__} {name}", partial(kind, **{name: value}), (TypeError, ValueError), [f"`{name}` must"])
-        for kind, name, value in [
-            (BayesianBinning, "prior_size", 0),
-            (BayesianBinning, "factor", 0.5),
-            (SplineCalibration, "n_knots", 1),
-        ]
-    ]
-    assert_refused(rows)

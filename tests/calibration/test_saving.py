@@ -33,12 +33,7 @@ def test_saved_calibrator_is_loaded_without_naming_its_class(calibrator, task, t
     assert [path.name for path in tmp_path.iterdir()] == ["cal.pt"]
 
 
-def test_saving_other_objects_and_loading_other_files_raises_errors(tmp_path):
-    with pytest.raises(TypeError, match="`calibrator` must be a fitted calibrator, got Identity"):
-        save_calibrator(torch.nn.Identity(), tmp_path / "cal.pt")
-    with pytest.raises(ValueError, match=r"`calibrator` must be fitted, got AffineScaling\(\)"):
-        save_calibrator(AffineScaling(), tmp_path / "cal.pt")
-    assert list(tmp_path.iterdir()) == []
+def test_loading_other_files_raises_errors(tmp_path):
     path = tmp_path / "other.pt"
     good = FITTED.state_dict()
     bins = HistogramBinning(4).fit(P, Y).state_dict()

@@ -220,21 +220,6 @@ def test_many_classes_reach_a_gradient_of_zero():
         assert fitted.grad_norm < 1e-9
 
 
-def test_wrong_calls_raise_errors():
-    for calibrator in OF_CLASSES:
-        logits, target = data(30, 3)
-        for task, preds, labels in (("binary", logits[:, 0], target.clamp(max=1)), ("multilabel", logits, logits > 0)):
-            with pytest.raises(ValueError, match=f"`task` must be 'multiclass' for {name(calibrator)}, got '{task}'"):
-                fresh(calibrator).fit(preds, labels.long(), task=task, from_logits=True)
-        with pytest.raises(ValueError, match=r"got 'multiclass' with `positive_classes`\. Use AffineScaling"):
-            fresh(calibrator).fit(logits, target, positive_classes=[0], **multi)
-        with pytest.raises(ValueError, match="`preds` must have 3 classes"):
-            fresh(calibrator).fit(logits, target, **multi)(torch.rand(30, 4))
-        for name_of_penalty in calibrator.settings:
-            with pytest.raises(ValueError, match=f"`{name_of_penalty}` must be finite and above 0, got 0"):
-                type(calibrator)(**{name_of_penalty: 0})
-
-
 def test_words_name_the_range_of_the_parameters():
     for calibrator in OF_CLASSES:
         logits, target = data(200, 3)

@@ -368,19 +368,3 @@ def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
 
     assert len(CASES) >= 100
     check_each(CASES, check)
-
-
-@pytest.mark.parametrize(
-    ("option", "meant"),
-    [
-        ("--bins", "--n-bins"),
-        ("--n_bins", "--n-bins"),
-        ("--label", "--target"),
-        ("-o", "--out"),
-        ("--trget", "--target"),
-    ],
-)
-def test_the_error_for_an_unknown_option_suggests_a_known_one(option, meant, capsys):
-    with pytest.raises(SystemExit):
-        main(["report", "x.csv", option, "3"])
-    assert f"unrecognized arguments: {option} 3. Did you mean {meant}?" in capsys.readouterr().err

@@ -38,17 +38,6 @@ def test_check_fails_only_if_the_condition_holds(over_confident, capsys):
     assert found["sentence"] == report.sentence
 
 
-def test_a_file_that_cannot_be_checked_is_an_error(over_confident, capsys):
-    path, _ = over_confident
-    for condition, words in (
-        ("eec > 0.1", "must name values of the report, got `eec`. Use accuracy, nll"),
-        ("p(nll) < 0.1", "`p(nll)` must be defined for this data, got no such value"),
-        ("ece", "`--fail-if` must compare report values"),
-    ):
-        assert main(["check", path, "--fail-if", condition]) == 2
-        assert words in capsys.readouterr().err
-
-
 TRUE = [
     "ece > 0 and p(ece) <= 1 and floor(ece) >= 0",
     "ece/classwise == ece/classwise",
@@ -115,8 +104,6 @@ def test_assert_calibrated_needs_a_small_p_value_and_a_large_error(task):
     assert f"The assertion fails if {DEFAULT}, and p(ece) = 0.00100, ece = " in str(caught.value)
     assert_calibrated(logits, target, task=task, from_logits=True, max_ece=0.9)
     assert_calibrated(logits, target, task=task, from_logits=True, alpha=1e-4)  # smaller than any p-value
-    with pytest.raises(ValueError, match="`alpha`"):
-        assert_calibrated(logits, target, task=task, from_logits=True, alpha=2)
 
 
 def test_the_action_runs_the_command_with_pinned_actions_and_its_default_condition():

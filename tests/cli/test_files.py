@@ -102,21 +102,6 @@ def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monke
     expected = tc.compare(systems, torch.from_numpy(LABELS), task="multiclass")
     for line in found["lines"]:
         assert list(line["values"].values()) == pytest.approx(list(expected[line["key"]].values.values()), abs=1e-12)
-    swapped = {f"p_{name}": PROBS[:, k] for k, name in enumerate(ANIMALS[[1, 0, 2]])}
-    write_csv(tmp_path / "b.csv", {**swapped, "y": ANIMALS[LABELS]})
-    for arguments, words in (
-        (
-            ["a.csv", "b.csv", "--preds", "p_*"],
-            "the same order of classes, got cat, dog, eel in `a` and dog, cat, eel in",
-        ),
-        (["a.csv", *options[:4], "--from-logits", "--class-names", "cat,dog,eel"], "look like probabilities"),
-        (["a.csv"], "Name another file, or each system in this file: --preds A --preds B"),
-        (["a.csv", "b.csv", "--preds", "a", "--preds", "b"], "must be given once for several files"),
-        (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with different names"),
-        (["a.csv", "--preds", "p_cat", "--preds", "p_fox"], "--preds` must name an array in"),
-    ):
-        assert main(["compare", *[str(tmp_path / a) if a.endswith(".csv") else a for a in arguments]]) == 2
-        assert words in capsys.readouterr().err
 
 
 def test_two_files_with_equal_targets_get_a_warning_that_suggests_compare(tmp_path, capsys, monkeypatch):

@@ -59,15 +59,3 @@ def test_metrics_of_confidences_are_those_of_a_report(tmp_path, monkeypatch, cap
     for name in ("accuracy", "ece", "aurc", "eaurc", "correctness_auroc", "nll"):
         assert main(["metric", name, "a.npz"]) == 0
         assert float(capsys.readouterr().out) == pytest.approx(report[name], rel=1e-5), name
-
-
-def test_wrong_names_and_options_are_errors(data, capsys):
-    for arguments, words in (
-        (["brier"], "`NAME` must be a metric, got `brier`. Did you mean `brier_score`?"),
-        (["eec"], "`NAME` must be a metric, got `eec`. Names are accuracy,"),
-        (["ece", "--option", "debiased"], "`--option` must be NAME=VALUE, got 'debiased'"),
-        (["ece", "--option", "nbins=3"], "Did you mean `n_bins`?"),
-        (["ece", "--option", "task=binary"], "must be an argument of ECE, got an unknown one"),
-    ):
-        assert main(["metric", arguments[0], "a.npz", *arguments[1:]]) == 2
-        assert words in capsys.readouterr().err

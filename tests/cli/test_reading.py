@@ -93,27 +93,3 @@ def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, na
     expected = tc.compare(given, torch.from_numpy(annotator_counts), task=task)
     for line in compared[0].lines:
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
-
-
-AMBIGUOUS = [  # predictions, targets, task, and part of the error message
-    (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or annotator counts)"),
-    (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
-    (PROBS, TARGETS["annotator counts of classes"][2], "", "The task must be given if shapes are ambiguous"),
-    (RATES, TARGETS["annotator counts for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name"),
-    (PROBS, TENSORS["annotator counts for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
-    (PROBS, 0 * ONE_HOT, "multiclass", "must have at least 1 annotator in every row, got 0"),
-    (PROBS, -ONE_HOT, "multiclass", "must be annotator counts from 0 to 2^53"),
-    (PROBS, 2 * ONE_HOT, "multilabel", "got 2"),
-]
-
-
-def test_ambiguous_targets_raise_errors(tmp_path, capsys):
-    def check(case):
-        preds, target, task, words = case
-        write_npz(tmp_path / "a.npz", {"probs": preds, "targets": target})
-        assert main(["report", str(tmp_path / "a.npz"), *(["--task", task] if task else []), *QUICK_COMMAND]) == 2
-        error = capsys.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
-
-    check_each(AMBIGUOUS, check)

@@ -10,7 +10,9 @@ from functools import partial
 import pytest
 import torch
 from cases import formulas, squared_gap
-from helpers.refusals import assert_named
+from contract.messages import Refusal
+from contract.test_messages import assert_refused
+from helpers.refusals import check_each
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -99,6 +101,18 @@ WRONG_OF_CLASSES = {
     "positive_classes": [[], [0, 3], [-1], [1, 1], [0.5]],
 }
 WRONG_OF_LABELS = {"mode": ["positive", tc.TopK(2)], "average": ["micro"]}
+
+
+def assert_named(call, wrong):
+    """Check that each wrong value raises an error that names the option. A dict contains other options, too."""
+    rows = [(name, value) for name, values in wrong.items() for value in values]
+
+    def check(row):
+        name, value = row
+        given = value if isinstance(value, dict) else {name: value}
+        assert_refused(Refusal(partial(call, **given), f"`{name}` must", (TypeError, ValueError)))
+
+    check_each(rows, check)
 
 
 def options_of(name):

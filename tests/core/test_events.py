@@ -76,23 +76,6 @@ def test_top_k_of_certain_or_infinite_logits_has_the_closed_form():
     assert found.outcome.tolist() == [True, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda p, y: F.ece(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: F.ks(p, y, task="multiclass", mode=tc.TopK(7)), ValueError, "at most the 6 classes, got"),
-        (lambda p, y: F.ece(p[:, 0], y % 2, task="binary", mode=tc.TopK(1)), ValueError, "for task='binary'"),
-        (lambda *_: tc.TopK(0), ValueError, "`k` must be at least 1, got 0"),
-        (lambda *_: tc.TopK(2.0), TypeError, "`k` must be an int, got 2.0"),
-        (lambda *_: tc.TopK(2, only=1), TypeError, "`only` must be True or False, got 1"),
-        (lambda p, y: F.ece(p, y, task="multiclass", mode="top_5"), ValueError, "or TopK\\(k\\)"),
-    ],
-)  # fmt: skip
-def test_wrong_modes_raise_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call(*data())
-
-
 # Logits keep the precision that a probability near 1 loses.
 
 

@@ -1,6 +1,6 @@
-"""Mistakes in input of valid shapes and values: each message names the remedy, which gives the right result.
+"""Mistakes in input of valid shapes and values, in streams. Valid input never causes a message, even if it is unusual.
 
-Valid input never causes a message, even if it is unusual.
+The laws of messages in `tests/contract` have the mistakes in a single call.
 """
 
 import inspect
@@ -9,163 +9,16 @@ import warnings
 import pytest
 import torch
 from cases import OWN
+from contract.messages import BINARY, LABELS, MULTI, SUSPICIOUS, SWAPPED, H, L, M, N, P, Q, Y
 from helpers.refusals import check_each
-from helpers.reports import QUICK
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.calibration import BiasCorrection
-from torchcalib.inference import calibration_test
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-
-N, C = 240, 4
-G = torch.Generator().manual_seed(0)
-P = (3 * torch.randn(N, generator=G, dtype=torch.float64)).sigmoid()
-Y = (torch.rand(N, generator=G, dtype=torch.float64) < P).long()
-LOGITS = torch.randn(N, C, generator=G, dtype=torch.float64)
-Q, H = LOGITS.softmax(-1), torch.multinomial(LOGITS.softmax(-1), 1, generator=G).squeeze(-1)
-M, L = torch.rand(N, C, generator=G), (torch.rand(N, C, generator=G) < 0.4).long()
-MANY = torch.arange(N) % 3 == 0
-FEW, MOST = torch.arange(N) % 20 == 7, torch.arange(N) % 20 != 7
-ONE_HOT = torch.nn.functional.one_hot(Q.argmax(-1), C)
-BINARY, MULTI, LABELS = {"task": "binary"}, {"task": "multiclass"}, {"task": "multilabel"}
-SWAPPED, DECISIONS = "Pass the predictions first, then the targets", "Pass probabilities: predict_proba(X)"
-IGNORE = "Pass ignore_index=-100"
-
-# name: preds, target, options, text of the error, and the arguments that follow from the advice; None if data are lost
-ERRORS = {
-    "swapped labels": (Y, P, BINARY, SWAPPED, (P, Y, BINARY)),
-    "swapped bool labels": (Y.bool(), P, BINARY, SWAPPED, (P, Y, BINARY)),
-    "swapped floating labels": (Y.double(), P, BINARY, SWAPPED, (P, Y, BINARY)),
-    "swapped columns": (Y[:, None].float(), P[:, None].float(), BINARY, SWAPPED, (P, Y, BINARY)),
-    "swapped labels with logits": (Y.double(), P, BINARY | {"from_logits": True}, SWAPPED, (P, Y, BINARY)),
-    "swapped multi-label": (L, M, LABELS, SWAPPED, (M, L, LABELS)),
-    "swapped floating multi-label": (L.float(), M, LABELS, SWAPPED, (M, L, LABELS)),
-    "swapped class indices": (H, Q, MULTI, SWAPPED, (Q, H, MULTI)),
-    "swapped labels and logits": (Y, P.logit(), BINARY, SWAPPED, (P.logit(), Y, BINARY | {"from_logits": True})),
-    "swapped floating labels and logits": (Y.float(), P.logit(), BINARY, SWAPPED,
-                                           (P.logit(), Y, BINARY | {"from_logits": True})),
-    "swapped floating class indices": (H.float(), Q, MULTI, SWAPPED, (Q, H, MULTI)),
-    "swapped one-hot labels": (ONE_HOT.double(), Q, MULTI, SWAPPED, (Q, Q.argmax(-1), MULTI)),
-    "decisions": ((P > 0.5).long(), Y, BINARY, DECISIONS, None),
-    "bool decisions": (P > 0.5, Y, BINARY, DECISIONS, None),
-    "decisions with floating labels": ((P > 0.5).long(), Y.float(), BINARY, DECISIONS, None),
-    "predicted classes": (Q.argmax(-1), H, MULTI, DECISIONS, None),
-    "one-hot decisions": (ONE_HOT, H, MULTI, DECISIONS, None),
-    "multi-label decisions": ((M > 0.5).int(), L, LABELS, DECISIONS, None),
-    "whole percentages": ((100 * P).long(), Y, BINARY, "pass preds / 100", ((100 * P).long() / 100, Y, BINARY)),
-    "whole logits": ((9 * LOGITS).long(), H, MULTI, "preds.float()",
-                     ((9 * LOGITS).long().float(), H, MULTI | {"from_logits": True})),
-    "percentages": (100 * P, Y, BINARY, "Divide percentages by 100", (P, Y, BINARY)),
-    "percentages of classes": (100 * Q, H, MULTI, "Divide them by 100", (Q, H, MULTI)),
-    "percentages of labels": (100 * M, L, LABELS, "Divide percentages by 100", (M, L, LABELS)),
-    "logits": (LOGITS, H, MULTI, "Pass from_logits=True", (LOGITS, H, MULTI | {"from_logits": True})),
-    "binary logits": (P.logit(), Y, BINARY, "Pass from_logits=True", (P.logit(), Y, BINARY | {"from_logits": True})),
-    "multi-label logits": (M.logit(), L, LABELS, "Pass from_logits=True",
-                           (M.logit(), L, LABELS | {"from_logits": True})),
-    "classes first": (Q.T, H, MULTI, "Pass class_axis=0", (Q.T, H, MULTI | {"class_axis": 0})),
-    "class indices as floats": (H.double(), Y, BINARY, "class indices or ratings", None),
-    "positive logits": (9 * P, Y, BINARY, "Pass from_logits=True only for the input of a sigmoid",
-                        (9 * P, Y, BINARY | {"from_logits": True})),
-    "many labels of 255": (Q, H.masked_fill(MANY, 255), MULTI, "Pass ignore_index=255 if",
-                           (Q[~MANY], H[~MANY], MULTI)),
-    "labels from 1 beside ignored ones": (Q, (H + 1).masked_fill(MANY, 255), MULTI | {"ignore_index": 255},
-                                          "count from 1. Subtract 1 from all labels that are not ignored",
-                                          (Q[~MANY], H[~MANY], MULTI)),
-    "few labels of -100": (Q, H.masked_fill(FEW, -100), MULTI, IGNORE, (Q[~FEW], H[~FEW], MULTI)),
-    "most labels of -100": (Q, H.masked_fill(MOST, -100), MULTI, IGNORE, (Q[~MOST], H[~MOST], MULTI)),
-    "binary labels of -100": (P, Y.masked_fill(MOST, -100), BINARY, IGNORE, (P[~MOST], Y[~MOST], BINARY)),
-    "floating labels of -100": (P, Y.double().masked_fill(FEW, -100), BINARY, IGNORE, (P[~FEW], Y[~FEW], BINARY)),
-}  # fmt: skip
 
 
 def ece(**options):
     return tc.ECE(**options, **OWN[options["task"]])
-
-
-def streamed(preds, target, **options):
-    metric = ece(**options)
-    metric.update(preds, target)
-    return metric.compute()
-
-
-def by_test(preds, target, **options):
-    return calibration_test(ece(**options), preds, target, n_replicates=39).statistic
-
-
-def reported(preds, target, **options):
-    report = tc.report(preds, target, **options, **QUICK)
-    return report["ece/classwise" if options["task"] == "multilabel" else "ece"]
-
-
-def compared(preds, target, **options):
-    lines = tc.compare({"a": preds, "b": preds}, target, n_replicates=99, **options).lines
-    return next(line for line in lines if line.key.startswith("ece")).values["a"]
-
-
-def fitted(preds, target, **options):
-    calibrator = BiasCorrection().fit(preds, target, **options)
-    return calibrator.beta
-
-
-USUAL = (F.ece, streamed, by_test, reported, pytest.param(compared, marks=pytest.mark.extended))
-
-
-@pytest.mark.parametrize("way", [*USUAL, fitted])
-@pytest.mark.filterwarnings("ignore:.*(has no samples of class|gives probability 0)")
-def test_the_advice_of_each_error_gives_the_result_of_the_right_input(way):
-    def check(name):
-        preds, target, options, advice, remedy = ERRORS[name]
-        if way is fitted and advice == "Pass from_logits=True":  # calibrators infer it
-            return
-        with pytest.raises((TypeError, ValueError)) as raised:
-            way(preds, target, **options)
-        message = str(raised.value)
-        assert advice in message
-        assert ("must" in message, "got" in message, len(message) <= 500) == (True, True, True), message
-        if remedy is None:
-            return
-        *right, how = remedy
-        expected = way(*right, **how)
-        if advice == IGNORE:  # the remedy above leaves the rows out instead
-            found = way(preds, target, **options, ignore_index=-100)
-            torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected))
-        assert not torch.as_tensor(expected).isnan().any()
-
-    check_each(ERRORS, check)
-
-
-WARNINGS = {  # name: preds, target, options, and text of the warning
-    "probabilities as logits": (Q, H, MULTI, "Omit from_logits=True"),
-    "few probabilities as logits": (Q[:20], H[:20], MULTI, "Omit from_logits=True"),
-    "bfloat16 probabilities as logits": (Q.bfloat16(), H, MULTI, "Omit from_logits=True"),
-    "maps of probabilities as logits": (Q.reshape(4, 60, C).movedim(-1, 1), H.reshape(4, 60), MULTI, "Omit"),
-    "binary probabilities as logits": (P, Y, BINARY, "Omit from_logits=True"),
-    "multi-label probabilities as logits": (M, L, LABELS, "Omit from_logits=True"),
-    "floating decisions": ((P > 0.5).double(), Y, BINARY, DECISIONS),
-    "floating decisions as logits": ((P > 0.5).double(), Y, BINARY, DECISIONS),
-    "floating one-hot decisions": (ONE_HOT.float(), H, MULTI, DECISIONS),
-    "floating multi-label decisions": ((M > 0.5).float(), L, LABELS, DECISIONS),
-}
-
-
-@pytest.mark.parametrize("way", USUAL)
-def test_probabilities_as_logits_and_decisions_cause_a_warning_at_the_caller(way):
-    def check(name):
-        preds, target, options, advice = WARNINGS[name]
-        given = {"from_logits": True} if "logits" in name else {}
-        with pytest.warns(UserWarning, match="`preds` must be") as caught:
-            way(preds, target, **options, **given)
-        messages = {str(warning.message) for warning in caught}
-        assert len(messages) == 1
-        assert advice in messages.pop()
-        assert {warning.filename for warning in caught} == {__file__}
-        if advice != DECISIONS:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                assert torch.as_tensor(way(preds, target, **options)).isfinite().all()
-
-    check_each(WARNINGS, check)
 
 
 def test_a_warning_is_shown_once_for_each_call_site():
@@ -212,10 +65,9 @@ def in_batches(update, size, *columns):
 @pytest.mark.parametrize("kind", UPDATES)
 def test_mistakes_in_small_batches_are_recognised_in_the_stream(kind):
     def check(name):
-        preds, target, options, advice = WARNINGS[name]
-        given = {"from_logits": True} if "logits" in name else {}
+        preds, target, options, advice, _ = SUSPICIOUS[name]
         with pytest.warns(UserWarning, match="`preds` must be") as caught:
-            in_batches(UPDATES[kind](**options, **given), 4, preds, target)
+            in_batches(UPDATES[kind](**options), 4, preds, target)
         assert all(advice in str(warning.message) for warning in caught)
         assert {warning.filename for warning in caught} == {__file__}
 
@@ -315,35 +167,3 @@ def test_constant_labels_of_a_report_are_named():
         target = torch.cat((L[:, :3], torch.full((N, 1), value)), 1)
         report = tc.report(M, target, task="multilabel", class_names=list("abcd"), with_intervals=False)
         assert any("All targets are equal for the labels `d`." in note for note in report.notes)
-
-
-def test_transposed_soft_targets_and_binary_input_with_another_task_are_named():
-    soft = Q.flip(0).T
-    with pytest.raises(ValueError, match=r"class_axis=0 for \(C, N\)"):
-        F.nll(Q.T, soft, task="multiclass")
-    with pytest.raises(ValueError, match="Pass class_axis=0 if"):
-        streamed(Q.T, soft, **MULTI)
-    assert F.nll(Q.T, soft, task="multiclass", class_axis=0) == F.nll(Q, soft.T, task="multiclass")
-    for way in (reported, compared):
-        with pytest.raises(ValueError, match="Pass task='binary' if each value is P"):
-            way(P, Y, **MULTI)
-
-
-def test_data_without_rows_are_no_missing_update():
-    rows = {"no rows": (Q[:0], H[:0], {}), "ignored": (Q, 0 * H, {"ignore_index": 0}),
-            "weights of 0": (Q, H, {"weights": torch.zeros(N)})}  # fmt: skip
-    for preds, target, options in rows.values():
-        for call in (
-            lambda p, y, **how: tc.report(p, y, **how),
-            lambda p, y, **how: tc.compare({"a": p, "b": p}, y, **how),
-        ):
-            with pytest.raises(ValueError, match="Check that there are rows, and that `ignore_index`, `weights`"):
-                call(preds, target, task="multiclass", **options)
-
-
-def test_weights_of_a_constructor_and_percentages_of_a_calibrator_get_the_right_advice():
-    for name in ("weights", "sample_weight"):
-        with pytest.raises(TypeError, match=r"Pass weights=\.\.\. in the call"):
-            tc.losses.MMCELoss(task="binary", **{name: P})
-    with pytest.raises(ValueError, match="Divide percentages by 100"):
-        BiasCorrection().fit(P, Y)(100 * P)

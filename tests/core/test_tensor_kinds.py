@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import formulas
 from helpers import fits
-from helpers.refusals import assert_refused, check_each
+from helpers.refusals import check_each
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 
@@ -165,18 +165,6 @@ def test_lists_of_tensors_give_the_value_of_a_plain_tensor_or_a_clear_error():
     preds = X.clone().requires_grad_()
     F.nll(list(preds), LABELS, **fits.multi).backward()
     assert preds.grad.any()
-    assert_refused(
-        [
-            ("sparse", lambda: F.ece([row.to_sparse() for row in X], LABELS, **fits.multi), TypeError, [".to_dense()"]),
-            ("ragged", lambda: F.ece([X[0], X[0, :2]], LABELS, **fits.multi), TypeError, ["shapes (4,) and (2,)"]),
-            (
-                "rows",
-                lambda: F.ece([[0.1], [0.1, 0.2]], LABELS, **fits.multi),
-                TypeError,
-                ["must have rows of equal length", "pad_sequence"],
-            ),
-        ]
-    )
 
 
 @pytest.mark.parametrize("calibrator", fits.ALL, ids=fits.name)

@@ -1,4 +1,4 @@
-"""Bootstrap of functions: metrics of resampled data, calibration losses, intervals, and bad input."""
+"""Bootstrap of functions: metrics of resampled data, calibration losses and intervals."""
 
 from functools import partial
 
@@ -7,7 +7,6 @@ import torch
 from cases import CASES
 from helpers.bootstrap import BINARY, counts_of
 from helpers.compare import close
-from helpers.refusals import assert_refused
 
 import torchcalib.functional as F
 from torchcalib.calibration import (
@@ -22,7 +21,6 @@ from torchcalib.core import predictions
 from torchcalib.inference import Interval, bootstrap
 
 NAN = float("nan")
-P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
 
 
 def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
@@ -176,33 +174,3 @@ def test_interval_ends_are_replicates_at_their_ranks_also_with_infinity_and_nan(
     found = Interval(torch.zeros(2), replicates, 0.9)
     close(found.low, torch.tensor([2.0, torch.nan]))
     close(found.high, torch.tensor([torch.inf, torch.nan]))
-
-
-BAD_INPUT = [
-    ({"metric": "ece"}, TypeError, "`metric` must be a function such as torchcalib.functional.ece, got 'ece'"),
-    ({"metric": lambda *a, **k: 0.5}, TypeError, "`metric` must return a tensor"),
-    ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, "`metric` must return shape (40,) for weights of 40"),
-    ({"metric": lambda *a, **k: torch.zeros((), dtype=torch.int64)}, TypeError, "must return a floating tensor, got"),
-    ({"n_replicates": 0}, ValueError, "`n_replicates` must be"),
-    ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
-    ({"metric": pytest.fail, "level": 0.99}, ValueError, "`n_replicates` must be at least 199 for level=0.99"),
-    ({"level": "95%"}, TypeError, "`level` must be a number, got '95%'. A 95% interval has level 0.95"),
-    ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95. A 95% interval has level 0.95"),
-    ({"seed": 0.5}, TypeError, "`seed` must be an int, got 0.5"),
-    ({"seed": 2**64}, ValueError, "`seed` must fit in 64 bits"),
-    ({"groups": torch.zeros(4)}, TypeError, "`groups` must be a tensor of integers, got dtype torch.float32"),
-    ({"groups": torch.zeros(3, dtype=torch.int64)}, ValueError, "`groups` must have one number per sample, shape"),
-    ({"weights": torch.ones(40, 4)}, ValueError, "`weights` must have one value per sample, got shape (40, 4)"),
-    (
-        {"metric": relative_calibration_loss, "weights": None, "calibration": (P, Y, torch.ones(3, 4))},
-        ValueError,
-        "`calibration` must have one weight per sample, got replicate axes (3,)",
-    ),
-]
-
-
-def test_bad_input_raises_an_error_before_any_computation():
-    given = {"metric": F.nll, "preds": P, "target": Y, "task": "binary", "n_replicates": 40}
-    assert_refused(
-        (change, partial(bootstrap, **{**given, **change}), error, [message]) for change, error, message in BAD_INPUT
-    )

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from helpers.reports import QUICK
 from helpers.samples import updated
 from scipy import stats
@@ -474,19 +473,6 @@ def test_invalid_clusters_raise_and_leave_the_state_unchanged(clusters, error, w
         metric.update(preds, target, clusters=clusters)
     assert float(metric.compute()) == float(before)
     assert metric.test(n_replicates=9).n_clusters == 4
-
-
-def test_metrics_that_do_not_support_clusters_are_refused():
-    p, y, clusters = dependent()
-    collection = tc.CalibrationCollection([tc.ECE(task="binary")])
-    update = partial(collection.update, p, y, clusters=clusters)
-    wrong = [
-        (partial(tc.Clustered, tc.SKCE(task="binary")), ValueError, "which compares pairs of rows"),
-        (partial(tc.Clustered, tc.Bootstrapped(tc.NLL(task="binary"))), ValueError, "not a wrapper"),
-        (partial(tc.Clustered, "ece"), TypeError, "must be a torchcalib metric"),
-        (update, ValueError, "`clusters` must be None for a collection without"),
-    ]
-    assert_refused((words, call, error, [words]) for call, error, words in wrong)
 
 
 def test_intervals_of_too_few_clusters_are_missing():

@@ -140,24 +140,3 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
     logits = head(X).squeeze(-1).detach()
     value = nn.functional.binary_cross_entropy_with_logits(logits, (Y > 0).float())
     assert (report.task, report["nll"]) == ("binary", pytest.approx(value.item(), rel=1e-6))
-
-
-@pytest.mark.parametrize(
-    ("model", "batches", "options", "error", "words"),
-    [
-        (make_model(), loader(), {}, ValueError, "these are logits: pass from_logits=True"),
-        (nn.Softmax(-1), [(X[:, :3], Y)], {}, ValueError, "Pass from_logits=True if the model ends without"),
-        (make_model(), [], {}, ValueError, "`dataloader` must yield at least one batch, got none"),
-        (make_model(), loader(lambda x, y: (x, y, y)), {}, ValueError, r"\(inputs, target\) or a mapping, got \("),
-        (make_model(), loader(lambda x, y: {"image": x}), {}, ValueError, "targets under a known name"),
-        (make_model(), loader(lambda x, y: {"a": x, "b": x, "y": y}), {}, ValueError, "must yield one input"),
-        (lambda x: (x, x), loader(), {}, ValueError, "`model` must return a tensor"),
-        (make_model(), loader(), {"predict": lambda m, b: m(b[0])}, TypeError, "`predict` must return"),
-        (HuggingFace(), loader(hugging_face), {"from_logits": False}, ValueError, "True for the output 'logits'"),
-        (3, loader(), {}, TypeError, "`model` must be callable, got int"),
-        (type("Clf", (), {"predict_proba": None})(), loader(), {}, TypeError, "Report.from_estimator"),
-    ],
-)
-def test_unrecognised_batches_and_outputs_raise_an_error_with_a_remedy(model, batches, options, error, words):
-    with pytest.raises(error, match=words):
-        tc.evaluate(model, batches, **options)

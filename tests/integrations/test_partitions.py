@@ -105,24 +105,9 @@ def test_tables_of_other_kinds_and_extension_types():
     assert_equal(of_binary.report([of_binary.state(0, [doubles.to_pylist()])]), report_of(doubles, **QUICK))
 
 
-def test_invalid_options_and_partitions_raise_errors():
+def test_invalid_partitions_raise_errors():
     table = table_of("binary")
-    for options, message in (
-        ({"n_bins": 0}, "`n_bins` must be at least 1"),
-        ({"n_rows": 0}, "`n_rows` must be at least 1"),
-        ({"nonsense": 1}, "nonsense"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            Partitions.of_report(**options)
-    with pytest.raises(TypeError, match="`systems` must be a dict of column names"):
-        Partitions.of_comparison(["prob", "sharp_prob"], clusters="row")
-    with pytest.raises(ValueError, match="`clusters` must be the name of a column"):
-        Partitions.of_comparison(SYSTEMS)
-    with pytest.raises(TypeError, match="`groups` must be an argument of a comparison"):
-        Partitions.of_comparison(SYSTEMS, clusters="row", groups="site")
     partitions = Partitions.of_report()
-    with pytest.raises(ValueError, match="must contain at least one sample"):
-        partitions.report([None])
     text = pa.table({"prob": [0.2, 0.7], "target": ["no", "yes"]})
     with pytest.raises(ValueError, match="`class_names` must be given for text targets"):
         partitions.state(0, [text])

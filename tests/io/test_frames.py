@@ -60,18 +60,3 @@ def test_options_of_a_report_apply_to_a_table():
     given = {"with_calibration": False, "safe_threshold": 0.5}
     array = tc.report(PROBS, LABELS, weights=LABELS + 1, **given)
     assert tc.report(table(), **given).decision.safety == array.decision.safety != ""
-
-
-def test_wrong_columns_are_named():
-    for call, error, words in [
-        (lambda: tc.report(PROBS), TypeError, "report(df, target='y')"),
-        (lambda: tc.report(table(), "labels"), ValueError, "got `labels`"),
-        (lambda: tc.report(table().drop(columns="label")), ValueError, "must contain targets under a known name"),
-        (lambda: tc.report(table(), "label", bins=3), TypeError, "Did you mean `n_bins`"),
-        (lambda: tc.report(table(), groups=LABELS), TypeError, "`groups` must be the name of a column"),
-        (lambda: tc.report(table(), group_names=["a", "b"]), TypeError, "`group_names` must be None"),
-        (lambda: tc.report(table(), safe_threshold=-1), ValueError, "`safe_threshold` must be finite and above 0"),
-    ]:
-        with pytest.raises(error) as caught:
-            call()
-        assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Streamed bootstrap: loops over Poisson weights, merging, saving, and bad input."""
+"""Streamed bootstrap: loops over Poisson weights, merging and saving."""
 
 import pickle
 from functools import partial
@@ -8,7 +8,6 @@ import torch
 from cases import CASES, covering, path_of
 from helpers.bootstrap import BINARY
 from helpers.compare import close
-from helpers.refusals import assert_refused
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -124,18 +123,6 @@ def test_members_of_a_collection_have_separate_intervals_and_ks_uses_a_sketch():
     assert "n_replicates=39" in repr(alone)
     figure, _ = alone.plot(torch.tensor(0.5))
     figure.clear()
-
-
-def test_bad_metrics_raise_errors():
-    nll = tc.NLL(task="binary")
-    wrong = [
-        ({"metric": F.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),
-        ({"metric": tc.TCE(task="binary")}, ValueError, "Pass `resolution`"),
-        ({"metric": tc.Bootstrapped(nll)}, ValueError, "`metric` must have sums"),
-        ({"metric": nll, "n_replicates": 10}, ValueError, "`n_replicates` must be at least 39"),
-        ({"metric": nll, "seed": "0"}, TypeError, "`seed` must be an int"),
-    ]
-    assert_refused((given, partial(tc.Bootstrapped, **given), error, [part]) for given, error, part in wrong)
 
 
 def test_weights_of_the_last_of_many_replicates_count_and_are_checked():

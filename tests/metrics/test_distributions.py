@@ -25,19 +25,9 @@ def test_ecd_of_a_density_equals_that_of_the_distribution():
     assert ecd(of_one, [0.0, 1.0, 2.0]).item() == pytest.approx((5 / 3 - 1) / 2)
     with pytest.raises(ValueError, match=r"`entropy` must have the shape of the log-densities \(50,\)"):
         ecd(Density(normal.log_prob, scale[:3]), x)
-    with pytest.raises(ValueError, match="`task` must be omitted for a distribution"):
-        ecd(density, x, "binary")
 
 
 @pytest.mark.parametrize(("n", "dimension", "level"), [(1, 1, 0.95), (50, 4, 0.95), (7, 2, 0.5), (10**6, 3, 0.999)])
 def test_interval_of_nees_equals_chi_squared_quantiles(n, dimension, level):
     expected = [chi2.ppf(p, n * dimension) / n for p in ((1 - level) / 2, (1 + level) / 2)]
     assert nees_interval(n, dimension, level=level) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(("arguments", "words"), [((0,), "`n` must"), ((5, 0), "`dimension` must")])
-def test_wrong_arguments_of_the_interval_raise_errors(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        nees_interval(*arguments)
-    with pytest.raises(ValueError, match="`level` must"):
-        nees_interval(5, level=1)

@@ -1,13 +1,11 @@
 """Estimation error of bins, and optimal bins; tests/contract compares the metric with a slow loop."""
 
 import math
-from functools import partial
 from itertools import chain, combinations, pairwise
 
 import pytest
 import torch
 from cases import cubed
-from helpers.refusals import assert_named
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
 
@@ -55,18 +53,6 @@ def test_table_has_the_errors_of_bins():
         assert table.estimation_error(norm="mean").item() == pytest.approx(0.1875 / 3)
     column = F.tce_table(**given).to_pandas()["estimation_error"]
     assert column.tolist() == pytest.approx(errors.tolist(), nan_ok=True)
-    assert_named(table.estimation_error, {"distance": ["cosine"], "norm": ["l3"], "delta": [{"delta": -1}]})
-
-
-@pytest.mark.parametrize(
-    "distance",
-    [lambda y, p: (y - p).abs().sum(), lambda y, p: 0.5, lambda y, p: (y - p)[:1]],
-    ids=["sum", "float", "one"],
-)
-def test_distance_of_a_wrong_shape_raises_an_error(distance):
-    for norm in ("l1", "mean"):
-        with pytest.raises(ValueError, match=r"`distance` must return .*shape \(15,\), got"):
-            F.estimation_error(**BINARY, bins="equal_width", distance=distance, norm=norm)
 
 
 def test_infinite_distance_to_an_outcome_that_does_not_occur_counts_as_zero():
@@ -157,5 +143,3 @@ def test_near_optimal_bins_have_the_edges_of_algorithm_3():
         blocks = oracle.blocks_of("pava_bc", preds.tolist(), target.tolist(), n_min=5, n_max=30, variant=variant)
         ends = [(float(preds[a].max()) + float(preds[b].min())) / 2 for a, b in pairwise(blocks)]
         assert edges.tolist() == pytest.approx([0, *ends, 1], abs=1e-15)
-    wrong = {"n_min": [{"n_min": 4, "n_max": 9}], "target": [torch.tensor([0.0, 0.5, 0.25, 1.0])]}
-    assert_named(partial(F.near_optimal_bins, **BINARY), wrong)

@@ -1,6 +1,5 @@
-"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws, wrong calls."""
+"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws."""
 
-import math
 from functools import partial
 from itertools import product
 
@@ -12,7 +11,6 @@ from contract import test_laws_of_paths as laws_of_paths
 from contract import test_laws_of_values as laws_of_values
 from helpers import compare
 from helpers.null_distribution import check_valid
-from helpers.refusals import assert_named
 from oracles import canonical as oracle
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -347,14 +345,3 @@ def test_largest_tensor_is_a_chunk_of_pairs():
     with Largest() as seen:
         pairwise._block_sums_backward._function(logits, target, None, one, torch.ones(3), *given)
     assert seen.size == logits.numel()  # the gradient
-
-
-def test_estimators_and_bandwidths_that_need_all_pairs_or_blocks_raise_errors():
-    preds, target = calibrated(1, 10)
-    given = {"preds": preds[0], "target": target[0], "task": "multiclass"}
-    for function in (F.canonical_error, F.skce):
-        halves = torch.full((10,), 0.5)
-        assert_named(partial(function, **given), {"average": [None], "weights": [halves], "bandwidth": [0, "mean"]})
-    assert_named(partial(F.canonical_error, **given), {"bandwidth": [math.inf, "median"]})
-    assert_named(partial(tc.SKCE, task="binary"), {"estimator": ["unbiased"], "bandwidth": ["median"]})
-    assert_named(partial(skce_test, **given), {"estimator": ["biased"]})

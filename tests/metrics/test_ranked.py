@@ -13,7 +13,6 @@ import oracles
 import pytest
 import torch
 from cases import corp_part, z_test
-from helpers.refusals import assert_named
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
 
@@ -282,18 +281,6 @@ def test_log_score_test_uses_the_mean_confidence_of_runs():
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
 BINARY = {"preds": P, "target": Y, "task": "binary"}
-
-
-def test_ties_soft_targets_and_sketches_that_need_other_options_raise_errors():
-    soft = {"target": torch.tensor([0.0, 0.5, 0.25, 1.0])}
-    for function in (F.tce, F.tce_table, F.ace):
-        assert_named(partial(function, **BINARY), {"weights": [{"weights": 2 * Y, "ties": "split"}]})
-    for function in (F.ace, F.ks, F.atb, F.corp, F.tce):  # more than the largest count
-        assert_named(partial(function, **BINARY), {"weights": [torch.full((4,), 2**52)]})
-    for function in (F.tce, F.tce_table):
-        assert_named(partial(function, **BINARY), {"target": [soft], "n_min": [{"n_min": 4, "n_max": 9}]})
-    assert_named(partial(F.gce, **BINARY, loss=loss), {"target": [soft | {"bins": bins} for bins in KINDS[:2]]})
-    assert_named(partial(tc.MCE, task="binary"), {"resolution": [64]})  # equal-width bins have no sketch
 
 
 def test_too_few_samples_for_n_min_raise_an_error_in_compute():

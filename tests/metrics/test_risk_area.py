@@ -1,4 +1,4 @@
-"""Area under the Bayes risk curve with any weight: slow integrals, special cases, wrong weights."""
+"""Area under the Bayes risk curve with any weight: slow integrals, special cases."""
 
 import math
 from itertools import pairwise
@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from scipy import integrate, special
 from torch.distributions import Beta, Dirichlet
 
@@ -174,33 +173,3 @@ def test_area_of_a_metric_equals_the_function_for_every_weight():
             metric.update(preds[part], target[part])
         torch.testing.assert_close(metric.compute(), F.bayes_risk_area(preds, target, task=task, weight=weight))
         assert "0x" not in "".join(metric.state_names)
-
-
-def test_wrong_weights_raise_errors():
-    p, y, q = torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), torch.full((2, 3), 1 / 3)
-
-    def of_two(weight):
-        return lambda: F.bayes_risk_area(p, y, weight=weight, **binary)
-
-    def of_three(weight, **more):
-        return lambda: F.bayes_risk_area(q, y, weight=weight, **more, **multi)
-
-    beta = Beta(torch.ones(2), torch.ones(2))
-    assert_refused(
-        [
-            ("name", of_two("beta"), ValueError, ["`weight` must be 'uniform', 'beta22'", "got 'beta'"]),
-            ("two densities", of_two(beta), ValueError, ["`weight`", "of two numbers"]),
-            ("number", of_two(lambda _: 1.0), ValueError, ["`weight` must return a tensor", "got float"]),
-            ("shape", of_three(lambda c: c), ValueError, ["shape (1024,)", "got shape (1024, 3)", "rows"]),
-            ("negative", of_two(lambda c: c - 0.5), ValueError, ["`weight`", "at least 0"]),
-            ("beta of classes", of_three("beta22"), ValueError, ["`weight`", "for 3 classes", "positive_classes"]),
-            ("few points", of_three(lambda c: c[..., 0], n_points=2), ValueError, ["`n_points`", "at least 3"]),
-            ("error", of_three(torch.sum, component="error"), ValueError, ["`component`", "standard_error"]),
-            (
-                "class",
-                lambda: tc.BayesRiskArea(num_classes=3, weight="beta22", **multi),
-                ValueError,
-                ["`weight`", "for 3 classes"],
-            ),
-        ]
-    )

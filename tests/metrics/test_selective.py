@@ -299,10 +299,3 @@ def test_long_curves_are_a_selection_of_their_points():
     assert curve.coverage.diff().max() <= 2 / 1024
     empty = F.risk_coverage_curve(confidence[:0], correct[:0], task="binary")
     assert all(column.isnan().all() for column in empty)
-
-
-def test_class_wise_auroc_has_no_risk_coverage_curve():
-    metric = tc.CorrectnessAUROC(num_classes=3, mode="classwise")
-    metric.update(torch.eye(3), torch.arange(3))
-    with pytest.raises(ValueError, match="`mode` must be one of 'top_label'"):
-        metric.curve()

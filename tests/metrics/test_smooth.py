@@ -5,13 +5,11 @@ tests/contract compares every metric with a slow loop.
 
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_named
 from helpers.samples import updated
 from oracles import binless as oracle
 
@@ -240,13 +238,6 @@ def test_cox_is_equivariant_to_affine_maps_of_the_logits(factor, shift):
     assert far.p_value < 1e-9
     if (factor, shift) == (300, -1e4):
         assert far.in_the_large.isnan()  # the offset is too large to be found
-
-
-def test_parts_of_regressions_and_z_are_never_averaged():
-    preds, target = calibrated(5)
-    for function, cls in ((F.cox, tc.Cox), (F.spiegelhalter, tc.Spiegelhalter)):
-        for call in (partial(function, preds, target), cls):
-            assert_named(partial(call, task="binary"), {"average": [None, "macro"]})
 
 
 def test_streamed_parts_equal_those_of_the_function():

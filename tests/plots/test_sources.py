@@ -17,7 +17,6 @@ from torchcalib import plots
 from torchcalib.plots import to_svg
 
 PROBS, TARGET = miscalibrated_data("binary")
-CLASSES = miscalibrated_data("multiclass")
 BINARY = {"task": "binary"}
 TABLE, TESTED, ISOTONIC, RISK = (
     function(PROBS, TARGET, **BINARY)
@@ -170,26 +169,3 @@ def test_every_class_has_a_curve_with_its_name():
         np.testing.assert_array_equal(points, points_of(tables[k]))
     unnamed = plots.reliability_diagram(probs.reshape(4, 100, 4), target.reshape(4, 100), **options)
     assert [name.splitlines()[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
-
-
-@pytest.mark.parametrize(
-    ("draw", "error", "words"),
-    [
-        (lambda: plots.reliability_diagram(PROBS), TypeError, "`target` must be given for predictions, got None"),
-        (lambda: plots.reliability_diagram({}), ValueError, "`preds` must contain at least one model"),
-        (lambda: plots.reliability_diagram(*CLASSES, mode="classwise"), ValueError, "at most 10 curves .*, got 12"),
-        (lambda: plots.risk_coverage_curve(quick_report("binary")), TypeError, "got a report"),
-        (lambda: plots.classwise_reliability_diagrams(quick_report("multiclass")), TypeError, "got a report"),
-        (lambda: plots.classwise_reliability_diagrams(TABLE), ValueError, "`preds` must have an axis of classes"),
-        (lambda: plots.reliability_diagram(metric_of(tc.SmECE)), ValueError, "`smooth` must be True for SmECE"),
-        (lambda: smooth(metric_of(tc.ECE)), ValueError, "`smooth` must be False for ECE, got True: it stores bins"),
-        (lambda: smooth(TABLE), ValueError, "`smooth` must be False for BinTable"),
-        (lambda: smooth(quick_report("binary")), ValueError, "`smooth` must be False for Report"),
-        (lambda: quick_report("multiclass").plot(mode="positive"), ValueError, "`mode` must be one of 'top_label'"),
-        (lambda: plots.tce_diagram(TABLE), TypeError, "must contain test decisions, got a BinTable without them"),
-        (lambda: plots.reliability_diagram(PROBS, TARGET, n_bin=3), TypeError, "n_bin"),
-    ],
-)
-def test_sources_that_cannot_be_drawn_raise_errors(draw, error, words):
-    with pytest.raises(error, match=words):
-        draw()

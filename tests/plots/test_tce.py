@@ -124,7 +124,5 @@ def test_bin_comparison_draws_frequencies_as_steps_and_counts_in_titles():
     assert second.get_title(loc="left") == "$b: 1 bin of 60 samples"
     assert not second._left_title.get_parse_math()
     assert first.get_position().y0 > second.get_position().y1
-    with pytest.raises(ValueError, match=r"`tables` must contain at least one table, got none\."):
-        bin_comparison({})
     with pytest.raises(ValueError, match=r"`tables\['b'\]` must have no batch axes"):
         bin_comparison({"a": small_blocks(), "b": batch_of_blocks()})

@@ -79,41 +79,12 @@ def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_
     assert "torchcalib[report]" in output
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "meant"),
-    [
-        (tc, "CalibrationError", "torchmetrics.CalibrationError"),
-        (tc, "ExpectedCalibrationError", "ECE"),
-        (tc.functional, "expected_calibration_error", "ece"),
-        (tc.functional, "ECE", "ECE"),
-        (tc.inference, "bootstrp", "inference.bootstrap"),
-        (tc.calibration, "LogisticCalibration", "AffineScaling"),
-        (tc.losses, "ece", "ece"),
-        (tc, "ClasswiseECE", "ECE"),
-    ],
-)
-def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name, meant):
-    words = f"Did you mean `torchcalib.{meant}`"
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {words}"):
-        getattr(module, name)
-    with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{module.__name__}'. {words}"):
-        exec(f"from {module.__name__} import {name}")
-    target = tc
-    for part in meant.split("."):
-        target = getattr(target, part)
-
-
 @pytest.mark.parametrize("name", ["ENCE", "AUROC", "EEC", "_ece", "unrelated"])
 def test_error_for_an_unknown_name_suggests_no_other_quantity(name):
     with pytest.raises(AttributeError) as caught:
         getattr(tc, name)
     assert "Did you mean" not in str(caught.value)
     assert not hasattr(tc, name)
-
-
-def test_error_for_a_calibrator_of_other_packages_describes_the_closest_one():
-    with pytest.raises(AttributeError, match=r"the closest is `torchcalib\.StructuredMatrixScaling`"):
-        tc.calibration.MatrixScaling  # noqa: B018
 
 
 def test_flat_names_are_the_objects_of_the_namespaces():

@@ -232,8 +232,6 @@ def test_exports(tmp_path):
     (alone,) = found.save(tmp_path / "audit.html")
     assert "probabilities_each.html" not in alone.read_text()
     assert found.to_markdown().count("\n") == 1 + len(found)
-    with pytest.raises(KeyError, match="`key` must be one of probabilities, probabilities/each"):
-        found["raw"]
 
 
 # Stated confidences, sampled answers and benchmarks
@@ -273,8 +271,6 @@ def test_tables_and_rows_in_memory_have_the_values_of_lines(tmp_path):
     found = audit(frame, **FAST)
     assert found["reported"].value("ece") == pytest.approx(expected, rel=1e-9)
     assert found["reported"].scale == "Confidences without a percent sign are percentages, because the largest is 98."
-    with pytest.raises(InputError, match="must be a path, a DataFrame or a list of dicts, got list_iterator"):
-        audit(iter(rows))
 
 
 def test_an_ambiguous_scale_has_a_row_and_no_report():
@@ -298,8 +294,6 @@ def test_words_are_confidences_if_the_caller_defines_them():
     assert found.value("ece") == pytest.approx(loop_ece(confidences, correct), rel=1e-9)
     without = audit(rows, **FAST)
     assert (list(without), without.counts) == ([], {"confidence in words without a number (see `words`)": 30})
-    with pytest.raises(ValueError, match=r"in \[0, 1\], got 90 for 'high'"):
-        audit(rows, words={"high": 90})
 
 
 SAMPLED = [["a", "A ", "b"], ["c", "d", "d"], ["e", "f", "g"], ["h", "h", "h"], ["i"], ["j", "k", "k"]]
@@ -400,8 +394,6 @@ def test_a_published_number_is_part_of_the_audit():
     found = audit(stated_rows(230), as_published="hle", **FAST)
     assert found.published.sentence in str(found)
     assert json.loads(found.to_json())["published"]["benchmark"] == "HLE"
-    with pytest.raises(ValueError, match="`as_published` must be"):
-        audit(stated_rows(3), as_published="mmlu")
 
 
 # Several logs
@@ -440,19 +432,6 @@ def test_answers_of_compared_logs_have_their_own_outcomes():
     assert [line.values["a"], line.values["b"]] == pytest.approx(brier, rel=1e-12)
     assert line.differences["b"].value == pytest.approx(brier[1] - brier[0], rel=1e-9)
     json.loads(found.to_json())
-
-
-@pytest.mark.parametrize(
-    ("others", "options", "error"),
-    [
-        ([[{"id": "other", "confidence": 0.5, "correct": True}]], {}, "questions in common"),
-        ([lines_of_probs(9, (0.6, 0.4))], {}, "a confidence in common, got `reported` and `probabilities`"),
-        ([stated_rows()], {"names": ["a"]}, "2 different names"),
-    ],
-)
-def test_logs_without_common_answers_raise_errors(others, options, error):
-    with pytest.raises(ValueError, match=error):
-        audit(stated_rows(), *others, **options, **FAST)
 
 
 def test_definition_cards_have_the_items_of_the_checklist(tmp_path):

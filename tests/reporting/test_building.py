@@ -1,11 +1,10 @@
-"""Errors and buffer of a report builder, its report as a mapping with text, and strict JSON."""
+"""Buffer of a report builder, its report as a mapping with text, and strict JSON."""
 
 import json
 import math
 
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from helpers.reports import QUICK, assert_equal_stages, calibrated_report, miscalibrated_data, realistic
 
 import torchcalib as tc
@@ -13,21 +12,6 @@ from torchcalib.calibration import AffineScaling
 from torchcalib.core.inputs import InputFormat
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-
-
-def test_wrong_calls_raise_errors_that_name_the_cause():
-    quick = ReportBuilder(task="multiclass", **QUICK)
-    quick.update(torch.full((2, 2), 0.5), torch.tensor([0, 1]))
-    wide = torch.full((2, 4), 0.25), torch.tensor([0, 1])
-    empty, dp = ReportBuilder(task="binary"), AffineScaling()
-    assert_refused(
-        [
-            ("another width", lambda: quick.update(*wide), ValueError, ["must have 2 entries on its class axis"]),
-            ("not kept", lambda: quick.fit(dp), ValueError, ["with_calibration is False"]),
-            ("nothing to fit", lambda: empty.fit(dp), ValueError, ["got none: no predictions were added"]),
-            ("a number", lambda: ReportBuilder(task="binary", with_calibration=1), TypeError, ["`with_calibration`"]),
-        ]
-    )
 
 
 def test_update_converts_its_rows_once(monkeypatch):

@@ -2,12 +2,10 @@
 
 import json
 import re
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
 
 import torchcalib as tc
@@ -175,23 +173,6 @@ def test_a_note_says_that_clusters_determine_the_label():
         assert any(words in note for note in report.notes) is expected
 
 
-def test_clusters_are_required_for_all_batches_or_none():
-    p, y, _ = data()
-    images = torch.arange(IMAGES)
-    builder, without = ReportBuilder(**GIVEN), ReportBuilder(**GIVEN)
-    builder.update(p, y, clusters=images)
-    without.update(p, y)
-    all_or_none = "`clusters` must be passed with all batches"
-    refused = [
-        (partial(builder.update, p, y), all_or_none),
-        (partial(without.update, p, y, clusters=images), all_or_none),
-        (partial(builder.merge, without), "`other` must have clusters if this builder has clusters"),
-        (partial(builder.update, p, y, clusters=images[:3]), "`clusters` must have one identifier per sample"),
-    ]
-    assert_refused([(words, call, ValueError, [words]) for call, words in refused])
-    assert builder.report().n == N
-
-
 def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     p, y, names = data()
@@ -209,9 +190,6 @@ def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkey
         if line.p_value is not None:
             assert min(line.p_value, found[line.key]["p_value"]) > 0.02, "without clusters, p is below 0.01"
     assert content["source"]["clusters"] == "image"
-    (tmp_path / "c.csv").write_text("prob,label,image\n0.2,0,a\n0.7,1,\n")
-    assert main(["report", "c.csv", "--clusters", "image", *QUICK_COMMAND]) == 2
-    assert "must contain the cluster of each row, got an empty text in row 2" in capsys.readouterr().err
 
 
 @pytest.mark.extended
@@ -256,8 +234,6 @@ def test_evaluate_takes_the_clusters_from_the_items_or_an_entry_of_the_batches()
     batches = [{"x": logits[part], "labels": y[part]} for part in images.split(8)]
     items = tc.evaluate(lambda x: x, batches, cluster_by="batch item", **options)
     assert_close(items, tc.report(logits, y, clusters=images, **options))
-    with pytest.raises(ValueError, match="`cluster_by` must be 'batch item' or the name of an entry"):
-        tc.evaluate(lambda x: x, batches, cluster_by="scene", **options)
     named = [{**batch, "scene": part // 2} for batch, part in zip(batches, images.split(8), strict=True)]
     scenes = tc.evaluate(lambda x: x, named, cluster_by="scene", **options)
     assert_close(scenes, tc.report(logits, y, clusters=images // 2, **options))

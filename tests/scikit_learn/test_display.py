@@ -6,9 +6,8 @@ import pytest
 from matplotlib import pyplot as plt
 from sklearn import calibration
 from sklearn.datasets import make_classification
-from sklearn.model_selection import RepeatedKFold, cross_validate
+from sklearn.model_selection import cross_validate
 from sklearn.naive_bayes import GaussianNB
-from sklearn.svm import LinearSVC
 
 import torchcalib as tc
 from torchcalib.sklearn import CalibrationDisplay
@@ -108,20 +107,3 @@ def test_cross_validated_predictions():
     assert pooled.pos_label == folds.pos_label == "yes"
     with pytest.raises(ValueError, match="`name` must be a list of 3 different names, one for each curve, got 'one'"):
         folds.plot(name="one")
-
-
-def test_errors():
-    repeated = RepeatedKFold(n_splits=2, n_repeats=2, random_state=0)
-    cv = cross_validate(GaussianNB(), X, Y, cv=repeated, return_estimator=True, return_indices=True)
-    with pytest.raises(ValueError, match="`per_fold` must be True if rows are in several test parts"):
-        CalibrationDisplay.from_cv_results(cv, X, Y)
-    with pytest.raises(ValueError, match="`cv_results` must contain 'estimator' and 'indices', got no 'indices'"):
-        CalibrationDisplay.from_cv_results({"estimator": []}, X, Y)
-    with pytest.raises(TypeError, match="`estimator` must have predict_proba, got LinearSVC"):
-        CalibrationDisplay.from_estimator(LinearSVC(), X, Y)
-    with pytest.raises(ValueError, match="must have one label for each sample"):
-        CalibrationDisplay.from_predictions(np.eye(3, dtype=int), np.eye(3))
-    with pytest.raises(ValueError, match="must contain at least one label, got none"):
-        CalibrationDisplay.from_predictions([], [])
-    with pytest.raises(ValueError, match="`strategy` must be one of"):
-        CalibrationDisplay.from_predictions([0, 1], [0.1, 0.9], strategy="other")

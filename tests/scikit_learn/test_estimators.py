@@ -22,9 +22,7 @@ from sklearn.model_selection import (
     GridSearchCV,
     GroupKFold,
     KFold,
-    LeaveOneOut,
     PredefinedSplit,
-    ShuffleSplit,
     cross_val_predict,
     cross_validate,
 )
@@ -374,54 +372,3 @@ def test_calibration_helps_on_held_out_data():
     raw = clone(forest).fit(x[:2000], y[:2000]).predict_proba(x[2000:])
     found = CalibratedClassifier(forest, cv=3).fit(x[:2000], y[:2000]).predict_proba(x[2000:])
     assert log_loss(y[2000:], found) < log_loss(y[2000:], raw) - 0.05
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: Calibration("none").fit([0.1, 0.9], [0, 1]), ValueError, "`calibrator` must be a calibrator such as"),
-        (lambda: Calibration().fit(np.eye(4), [0, 1, 2, 1]), ValueError, "`X` must have 3 columns of predictions"),
-        (lambda: Calibration().fit([0.1, 0.9], [1, 1]), ValueError, "`y` must have at least 2 classes, got one class"),
-        (lambda: Calibration(classes=[0, 1]).fit([0.1, 0.9], [1, 2]), ValueError, "must contain only the classes"),
-        (lambda: Calibration(classes=[1, 1]).fit([0.1, 0.9], [1, 1]), ValueError, "must be distinct classes, got 1"),
-        (
-            lambda: Calibration("isotonic").fit(torch.eye(2), torch.tensor([0, 1])).predict(torch.eye(3)),
-            ValueError,
-            "`X` must have 2 columns as in the fit, got 3",
-        ),
-        (
-            lambda: CalibratedClassifier(LINEAR(), cv="prefit").fit(X, TEXT),
-            sklearn.exceptions.NotFittedError,
-            "fitted and have classes_, got LogisticRegression without",
-        ),
-        (
-            lambda: CalibratedClassifier(LINEAR().fit(X, TEXT), cv="prefit").fit(X, np.full(len(X), "new")),
-            ValueError,
-            "must contain only the classes",
-        ),
-        (
-            lambda: CalibratedClassifier(LinearSVC(), response_method="predict_proba").fit(X, TEXT),
-            TypeError,
-            "LinearSVC",
-        ),
-        (lambda: CalibratedClassifier(LINEAR(), ensemble="yes").fit(X, TEXT), ValueError, "`ensemble` must be one of"),
-        (
-            lambda: CalibratedClassifier(LINEAR(), cv=LeaveOneOut()).fit(X[:30], BINARY[:30]),
-            ValueError,
-            "got 30 in 30 parts. LeaveOneOut cross-validation does not",
-        ),
-        (
-            lambda: CalibratedClassifier(LINEAR(), cv=KFold(16)).fit(X[:30], BINARY[:30]),
-            ValueError,
-            "Requesting 16-fold cross-validation does not",
-        ),
-        (
-            lambda: CalibratedClassifier(LINEAR(), ensemble=False, cv=ShuffleSplit(2)).fit(X, TEXT),
-            ValueError,
-            "`cv` must have every row in one test part",
-        ),
-    ],
-)
-def test_errors_name_the_argument_and_the_rule(make, error, words):
-    with pytest.raises(error, match=words):
-        make()

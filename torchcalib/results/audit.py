@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torchcalib._version import __version__
 from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
 from torchcalib.display.words import count, listed, p_words, significant
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import quoted, shown
 from torchcalib.io.saved import write_all, write_whole
 from torchcalib.results.base import SCHEMA_VERSION, above, plain, today
 from torchcalib.results.comparison import Comparison, system_table
@@ -238,7 +238,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         for each in self.confidences:
             if each.key == key:
                 return each
-        raise KeyError(f"`key` must be one of {', '.join(self) or 'no keys'}, got {shown(key)}.")
+        raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
 
     def __iter__(self) -> Iterator[str]:
         return (each.key for each in self.confidences)
@@ -397,7 +397,7 @@ class AuditComparison(Mapping[str, Comparison]):
     def __getitem__(self, key: str) -> Comparison:
         if key in self.comparisons:
             return self.comparisons[key]
-        raise KeyError(f"`key` must be one of {', '.join(self) or 'no keys'}, got {shown(key)}.")
+        raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.comparisons)

@@ -18,7 +18,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.display.tables import Tabular
 from torchcalib.display.words import count
-from torchcalib.io.errors import shown
+from torchcalib.io.errors import quoted, shown
 from torchcalib.io.saved import write_all, write_whole
 from torchcalib.results.history import History
 
@@ -104,7 +104,7 @@ class Results(Mapping[str, V], Tabular):
     def __getitem__(self, key: str) -> V:
         line = self.line(key)
         if line is None:
-            raise KeyError(f"`key` must be one of {', '.join(self)}, got {shown(key)}.")
+            raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
         return self._entry(line)
 
     def line(self, key: str) -> Any:

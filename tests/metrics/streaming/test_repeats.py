@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -43,8 +43,3 @@ def test_distinct_rows_as_weights_give_the_value_of_the_data_set():
         whole.merge_state(metric)
     torch.testing.assert_close(whole.compute(), F.ece(*data.tensors, task="binary").double(), rtol=1e-6, atol=0)
     assert whole.bin_table().n.sum() == 11
-
-
-def test_other_samplers_raise_an_error():
-    with pytest.raises(TypeError, match=r"`sampler` must be a torch.utils.data.DistributedSampler, got RandomSampler"):
-        tc.integrations.distinct_rows(RandomSampler(range(3)))

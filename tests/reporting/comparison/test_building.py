@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, SELECTIVE, TASKS
 from helpers.shards import assert_same
 from helpers.systems import FEW, compared, systems
@@ -20,8 +19,6 @@ from torchcalib.io.saved import saved_bytes
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import system
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-
-HALVES = torch.full((4,), 0.5)
 
 
 def ends(difference):
@@ -195,24 +192,6 @@ def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
         assert any(words in note for note in found.notes)
         assert (key in found) == (has_interval is not None)
         assert key not in found or (found[key].differences["sure"].interval is not None) == has_interval
-
-
-def test_bad_input_raises_an_error_that_names_the_system():
-    given = {"systems": {"a": HALVES, "b": HALVES}, "target": torch.tensor([0, 1, 1, 0]), "task": "binary"}
-    rows = [
-        ({"systems": {"a": HALVES}}, "must contain at least two systems, got 1"),
-        ({"systems": {"a": HALVES, "": HALVES}}, "must have non-empty strings as names"),
-        ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have the same shape for all systems"),
-        ({"systems": {"a": HALVES, "b": HALVES * 3}}, "system 'b': "),
-        ({"from_logits": {"a": True}}, "`from_logits` must have the keys 'a', 'b'"),
-        ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
-        ({"weights": torch.zeros(4)}, "at least one sample with a positive weight"),
-    ]
-    wrong = (ValueError, TypeError)
-    assert_refused([(words, partial(tc.compare, **{**given, **change}), wrong, [words]) for change, words in rows])
-    for name in ("with_calibration", "with_intervals", "safe_threshold", "num_bins"):
-        with pytest.raises(TypeError, match=f"{name}.*a comparison|a comparison.*{name}"):
-            ComparisonBuilder(["a", "b"], task="binary", **{name: True})
 
 
 @pytest.mark.extended

@@ -64,18 +64,6 @@ def test_given_metrics_are_copied_and_values_without_data_are_nan():
     assert monitor.history.best is None
 
 
-def test_bad_arguments_raise_errors():
-    metrics = [tc.ECE(task="binary")]
-    for given, error, words in (
-        ({"task": "multiclass"}, ValueError, "`num_classes` must be given for task='multiclass', got None"),
-        ({"task": "binary", "threshold": -1.0}, ValueError, "`threshold` must be at least 0, got -1.0"),
-        ({"task": "ternary"}, ValueError, "`task` must be one of"),
-        ({"task": "binary", "metrics": metrics}, TypeError, "must be a dict of metrics by name, got list"),
-    ):
-        with pytest.raises(error, match=words):
-            tc.Monitor(**given)
-
-
 def test_history_survives_a_checkpoint_and_drops_later_epochs_after_a_restart():
     monitor, _ = epochs_of([0.2, 1.1, 2.5])
     again = tc.Monitor(task="binary", from_logits=True)
