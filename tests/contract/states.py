@@ -63,18 +63,18 @@ OF_METRICS = {
     "module": in_module,
     "bytes": lambda make, x: make().from_bytes(x.state_bytes()),
 }
-OF_BUILDERS = {
+OF_BUILDERS = {"deepcopy": COPIES["deepcopy"], "bytes": lambda _, x: type(x).from_bytes(x.state_bytes())}
+IN_EVERY_WAY = {
     **COPIES,
-    "bytes": lambda _, x: type(x).from_bytes(x.state_bytes()),
+    **OF_BUILDERS,
     "state": lambda _, x: type(x).of_state(x.state()),
+    "file": lambda make, x: from_file(make, x, tc.ReportBuilder.save, tc.ReportBuilder.load),
 }
-TO_FILES = {"file": lambda make, x: from_file(make, x, tc.ReportBuilder.save, tc.ReportBuilder.load)}
 OF_CALIBRATORS = {
     **COPIES,
     "state_dict": lambda make, x: loaded(make(), x.state_dict()),
     "file": lambda make, x: from_file(make, x, save_calibrator, load_calibrator),
 }
-OF_MONITORS = {**COPIES}
 OF_HISTORIES = {**COPIES, "state_dict": lambda make, x: loaded(make(), x.state_dict())}
 
 
@@ -112,10 +112,12 @@ class State:
         order: `"any"`; `"rows"` if values depend on the order of rows; `"batches"` if states also cannot be merged;
             None if an addition replaces earlier rows.
         block: batches have multiples of so many rows.
+        content: function of a state that returns all that a failed call must not change.
         rtol: relative and absolute tolerance of values.
         wrong: changes of a batch that must be refused: name of the column, and value of one of its rows.
         unlike: function that returns a state with other options, which cannot be merged.
         is_bounded: whether the size of the state does not depend on the number of rows.
+        examples: number of random examples of a law; few for slow values.
         patches: values of module attributes while the state is used.
         marks: marks of the tests.
     """
@@ -129,16 +131,25 @@ class State:
     add: Callable[..., Any] = lambda state, columns: state.update(**columns)
     order: str | None = "any"
     block: int = 1
+    content: Callable[[Any], Any] = lambda state: state.state_bytes()
     rtol: float = 1e-12
     wrong: tuple[tuple[str, Any], ...] = ()
     unlike: Callable[[], Any] | None = None
     is_bounded: bool = False
+    examples: int = 5
     patches: dict[str, Any] = field(default_factory=dict)
     marks: tuple[Any, ...] = ()
 
     @property
     def n(self):
         return n_rows(self.columns)
+
+    @property
+    def has_classes(self):
+        """Whether predictions have an axis of classes, and targets have none."""
+        preds = self.columns["preds"]
+        preds = next(iter(preds.values())) if isinstance(preds, dict) else preds
+        return type(preds) is torch.Tensor and preds.dim() == 2 and self.columns["target"].dim() == 1
 
     def after(self, *batches, state=None):
         """Return an empty or the given state after batches of rows: indices, or columns."""
@@ -160,7 +171,7 @@ def rows_of(column, rows):
     """Return some rows of a column, or of a dict of columns."""
     if isinstance(column, dict):
         return {name: rows_of(each, rows) for name, each in column.items()}
-    return [column[k] for k in rows] if isinstance(column, list) else column[rows]
+    return [column[k] for k in torch.arange(len(column))[rows]] if isinstance(column, list) else column[rows]
 
 
 # Metrics and their wrappers
@@ -203,6 +214,11 @@ def columns_of(case, n=40, weighted=True):
     return {"preds": preds, "target": target, **weights}
 
 
+def binary(n=40):
+    """Return columns of a binary task, with whole weights, which every metric supports."""
+    return {**columns_of(BINARY, n), "weights": 1 + torch.arange(n) % 3}
+
+
 BAD = (("preds", torch.nan), ("target", 99), ("weights", -1))
 
 
@@ -227,7 +243,7 @@ def plain_metrics():
         yield of_metric(f"metric {case}", case.metric, columns_of(case, weighted=not case.in_blocks), **more)
     for cls in (tc.KS, tc.ACE, tc.CORP):
         make = partial(cls, task="binary", resolution=64)
-        yield of_metric(f"metric {cls.__name__} in a sketch", make, columns_of(BINARY), is_bounded=True)
+        yield of_metric(f"metric {cls.__name__} in a sketch", make, binary(), is_bounded=True)
 
 
 BINARY = next(case for case in CASES if case.name == "nll-binary-probs")
@@ -236,8 +252,8 @@ FOUR = next(case for case in CASES if case.name == "nll-multiclass-logits")
 
 def dropping_metrics():
     """Yield metrics that ignore labels and drop rows with NaN."""
-    columns = columns_of(BINARY)
-    columns["preds"][[3, 8]], columns["target"][11] = torch.nan, -100
+    columns = binary()
+    columns["preds"][[8, 13]], columns["target"][11] = torch.nan, -100
     options = {"task": "binary", "nan_policy": "drop", "ignore_index": -100}
     for cls in (tc.NLL, tc.ECE, tc.KS):
         yield of_metric(f"metric {cls.__name__} with missing rows", partial(cls, **options), columns, wrong=BAD[1:])
@@ -245,25 +261,23 @@ def dropping_metrics():
 
 def metrics_of_soft_labels():
     """Yield metrics of shares, and of labels as floating numbers, whose sampling noise differs."""
-    preds = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    preds = FOUR.data()[0].softmax(-1)
     labels = torch.nn.functional.one_hot(torch.arange(40) % 4, 4).double()
     some = torch.where((torch.arange(40) < 20).unsqueeze(-1), labels, preds.roll(1, 0))
-    of_classes = {"task": "multiclass", "num_classes": 4, "mode": "classwise"}
+    metrics = [(cls.__name__, partial(cls, task="binary"), 0) for cls in (tc.ECE, tc.SmECE, tc.KS)]
+    metrics.append(("classwise ECE", partial(tc.ECE, num_classes=4, mode="classwise"), slice(None)))
     for kind, target in (("labels", labels), ("shares", some)):
-        single = {"preds": preds[:, 0], "target": target[:, 0]}
-        for cls in (tc.ECE, tc.SmECE, tc.KS):
-            make = partial(cls, task="binary")
-            value = value_of_noise
-            yield of_metric(f"metric {cls.__name__} of soft {kind}", make, single, value, wrong=BAD[:1], rtol=1e-9)
-        columns = {"preds": preds, "target": target}
-        make = partial(tc.ECE, **of_classes)
-        yield of_metric(f"metric ECE of classes of soft {kind}", make, columns, value_of_noise, wrong=BAD[:1])
+        for name, make, which in metrics:
+            columns = {"preds": preds[:, which], "target": target[:, which]}
+            more = {"value": value_of_noise, "wrong": BAD[:1], "rtol": 1e-9}
+            yield of_metric(f"metric {name} of soft {kind}", make, columns, **more)
 
 
 def metrics_of_torchmetrics():
     preds, target = FOUR.data(n=40, dtype=torch.float32)
     given = {"preds": preds, "target": target}, {"preds": preds[:, 0].sigmoid(), "target": target % 2}
-    for columns, cls, args in zip(given, ("MulticlassCalibrationError", "BinaryCalibrationError"), ((4,), ()), strict=True):
+    classes = ("MulticlassCalibrationError", (4,)), ("BinaryCalibrationError", ())
+    for columns, (cls, args) in zip(given, classes, strict=True):
         make = partial(getattr(names_of_torchmetrics, cls), *args)
         yield of_metric(f"metric {cls}", make, columns, wrong=BAD[1:2], is_bounded=True)
 
@@ -283,7 +297,7 @@ def groups():
         columns = columns_of(case, 60)
         numbers = (torch.rand(60, generator=torch.Generator().manual_seed(1)) ** 2 * N_GROUPS).long()
         numbers[numbers == 4] = 0
-        numbers[3], numbers[7], columns["weights"][7] = -1, 99, 0
+        numbers[9], numbers[7], columns["weights"][7] = -1, 99, 0
         columns["preds"][7], columns["target"][11] = torch.nan, -100
         numbers[12], columns["preds"][12] = 2, torch.nan
         columns["weights"][12] = 1
@@ -302,11 +316,15 @@ def wrapped(wrapper, cls, *, options=None, **own):
     return make
 
 
+def classes(wrapper, cls, **more):
+    return wrapper(cls(task="multiclass", num_classes=4, from_logits=True), **more)
+
+
 def dependent(n=60):
     """Return columns with clusters of several rows in several batches; a cluster has weight 0."""
-    columns = columns_of(BINARY, n)
+    columns = binary(n)
     clusters = torch.arange(n) * 7919 % 23 - 5
-    return {**columns, "weights": 1.0 * (clusters != 3) + torch.arange(n) % 2 * (clusters != 3), "clusters": clusters}
+    return {**columns, "weights": columns["weights"] * (clusters != 3), "clusters": clusters}
 
 
 def clusters():
@@ -323,6 +341,9 @@ def clusters():
         patches = {"torchcalib.core.clusters.MAX_DISTINCT": limit}
         make = wrapped(tc.Clustered, tc.ECE)
         yield of_metric(f"clusters ECE, at most {limit}", make, dependent(), **more, patches=patches)
+    columns = {**columns_of(FOUR), "clusters": torch.arange(40) // 3}
+    make = partial(classes, tc.Clustered, tc.ECE)
+    yield of_metric("clusters ECE of classes", make, columns, **more)
     text = dependent()
     text["clusters"] = [f"patient {k}" for k in text["clusters"].tolist()]
     yield of_metric("clusters ECE of text", wrapped(tc.Clustered, tc.ECE), text, **more)
@@ -353,6 +374,10 @@ def value_of_collection(collection):
     return {**collection.compute(), **collection.n_dropped()}
 
 
+def content_of_collection(collection):
+    return {name: metric.state_bytes() for name, metric in collection.items()}
+
+
 def collections():
     def make(members, prefix="v/", **more):
         return tc.CalibrationCollection({name: each(**more) for name, each in members.items()}, prefix=prefix)
@@ -360,6 +385,7 @@ def collections():
     def of(*classes, **options):
         return {cls.__name__: partial(cls, task="binary", **options) for cls in classes}
 
+    more = {"unlike": lambda: make(of(tc.ECE, n_bins=13)), "content": content_of_collection}
     of_sums = of(tc.NLL, tc.BrierScore, tc.ECE, tc.MCE)
     for name, members in (
         ("sums", of_sums),
@@ -367,8 +393,12 @@ def collections():
         ("both", {**of_sums, **of(tc.KS, tc.CORP), "other": partial(tc.ECE, task="binary", n_bins=7)}),
         ("sums and sketches", {**of_sums, **of(tc.KS, resolution=64)}),
     ):
-        more = {"is_bounded": "sums" in name, "unlike": lambda: make(of(tc.ECE, n_bins=13))}
-        yield of_metric(f"collection of {name}", partial(make, members), columns_of(BINARY), value_of_collection, **more)
+        more = {
+            "is_bounded": "sums" in name,
+            "unlike": lambda: make(of(tc.ECE, n_bins=13)),
+            "content": content_of_collection,
+        }
+        yield of_metric(f"collection of {name}", partial(make, members), binary(), value_of_collection, **more)
     members = {
         "groups": wrapped(tc.ByGroup, tc.KS, num_groups=5),
         "clusters": wrapped(tc.Clustered, tc.ECE),
@@ -376,7 +406,11 @@ def collections():
         **of(tc.NLL, tc.KS),
     }
     columns = {**dependent(), "groups": torch.arange(60) * 7 // 3 % 5}
-    more = {"wrong": (*BAD, ("groups", 5)), "unlike": lambda: make(of(tc.ECE, n_bins=13))}
+    more = {
+        "wrong": (*BAD, ("groups", 5)),
+        "unlike": lambda: make(of(tc.ECE, n_bins=13)),
+        "content": content_of_collection,
+    }
     yield of_metric("collection of wrappers", partial(make, members), columns, value_of_collection, **more)
 
 
@@ -401,7 +435,7 @@ def of_report(name, task, columns, value=report_of, settings=SEVEN_BINS, **more)
     make = partial(tc.ReportBuilder, task=task, from_logits=True, **settings)
     more = {"patches": {}, "wrong": BAD[:2], **more}
     more["patches"] = FEW_REPLICATES | more["patches"]
-    how = {"copies": OF_BUILDERS | TO_FILES, "merges": MERGES_BUILDERS, "unlike": other_report}
+    how = {"copies": OF_BUILDERS, "merges": MERGES_BUILDERS, "unlike": other_report, "examples": 2}
     return State(f"report {name}", make, columns, value, **{**how, **more})
 
 
@@ -414,7 +448,8 @@ def other_report():
 def reports():
     for task in TASKS:  # calibrators and intervals depend on the order of rows
         marks = (pytest.mark.extended,) * (task != "multiclass")
-        yield of_report(f"{task} with intervals", task, columns_of_task(task, 60), settings={}, order="rows", marks=marks)
+        columns = columns_of_task(task, 60)
+        yield of_report(f"{task} with intervals", task, columns, settings={}, order="rows", marks=marks)
     for task, weights, soft in (
         ("binary", "real", False),
         ("multiclass", "counts", False),
@@ -422,7 +457,12 @@ def reports():
         ("multilabel", "counts", True),
     ):
         name = f"{task} {weights} {'soft' if soft else 'labels'}"
-        yield of_report(name, task, columns_of_task(task, 120, weights, soft), wrong=BAD[: 3 - 2 * soft])
+        more = {"wrong": BAD[: 3 - 2 * soft], "copies": IN_EVERY_WAY if task == "binary" else OF_BUILDERS}
+        yield of_report(name, task, columns_of_task(task, 120, weights, soft), **more)
+    columns = columns_of_task("binary", 60, "counts")
+    columns["weights"] = columns["weights"].double()
+    columns["weights"][50] = 0.5  # omits rank-based lines of all parts
+    yield of_report("binary with a real weight", "binary", columns, wrong=BAD[1:2])
     for task in ("binary", "multilabel"):
         columns = columns_of_task(task, 80, "counts")
         columns["weights"] += 1  # samples of weight 0 would not count towards the limit
@@ -439,21 +479,14 @@ def reports():
     text = ["", "north", "Süd", "an island", "b"]
     yield of_report("by named group", "binary", {**columns, "groups": [text[k] for k in numbers.tolist()]})
     identifiers = torch.arange(80) * 7919 % 23
-    settings = {"with_calibration": False, "with_intervals": False}
-    yield of_report("of clusters", "binary", {**columns, "clusters": identifiers}, settings=settings)
+    yield of_report("of clusters", "binary", {**columns, "clusters": identifiers})
     names = [f"patient {k}" for k in identifiers.tolist()]
-    yield of_report("of named clusters", "binary", {**columns, "clusters": names}, settings=settings)
-    yield of_report(
-        "of clusters with intervals",
-        "binary",
-        {**columns, "clusters": identifiers},
-        settings={"with_calibration": False},
-        order="rows",
-    )
+    yield of_report("of named clusters", "binary", {**columns, "clusters": names})
     g = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(60, 8, generator=g), torch.randn(9, 8, generator=g)
     columns = {"preds": linear_logits(hidden, head), "target": torch.arange(60) % 9}
-    yield of_report("of hidden states", "multiclass", columns, wrong=BAD[1:2])
+    settings = {**QUICK, "with_classes": False}
+    yield of_report("of hidden states", "multiclass", columns, settings=settings, wrong=BAD[1:2])
 
 
 def comparison_of(builder):
@@ -472,26 +505,26 @@ def comparisons():
         logits, target = systems(task, 60)
         make = partial(ComparisonBuilder, tuple(logits), task=task, from_logits=True, **FEW)
         columns = {"preds": logits, "target": target}
-        how = {"copies": OF_BUILDERS, "unlike": other_comparison, "wrong": BAD[:2]}
+        how = {"copies": OF_BUILDERS, "unlike": other_comparison, "wrong": BAD[:2], "examples": 1}
         marks = (pytest.mark.extended,) * (task == "multilabel")
         yield State(f"comparison {task}", make, columns, comparison_of, order="batches", **how, marks=marks)
         columns = {**columns, "clusters": torch.arange(60) // 2}
         more = {**how, "merges": MERGES_BUILDERS}
-        yield State(f"comparison {task} of clusters", make, columns, comparison_of, **more, marks=marks)
+        yield State(f"comparison {task} of clusters", make, columns, comparison_of, **more)
 
 
 def monitors():
     for case, task, own in ((BINARY, "binary", {}), (FOUR, "multiclass", {"num_classes": 4})):
-        make = partial(tc.Monitor, task=task, from_logits=task != "binary", **own)
-        columns = columns_of(case)
-        yield State(f"monitor {task}", make, columns, lambda x: x.compute(), OF_MONITORS, wrong=BAD)
+        make = partial(tc.Monitor, task=task, from_logits=task != "binary", threshold=torch.inf, **own)
+        how = {"wrong": BAD, "content": lambda x: (x._metrics.state_bytes(), x.history)}
+        columns = {**columns_of(case), "weights": 1 + torch.arange(40) % 3}
+        yield State(f"monitor {task}", make, columns, lambda x: x.compute(), COPIES, **how)
 
         def epoch(monitor, columns):
             monitor.update(**columns)
             monitor.end_epoch()
 
-        make = partial(make, threshold=torch.inf)
-        more = {"add": epoch, "order": None, "wrong": BAD}
+        more = {"add": epoch, "order": None, **how}
         yield State(f"history {task}", make, columns, lambda x: x.history.to_dict(), OF_HISTORIES, **more)
 
 
@@ -501,7 +534,7 @@ def adapters():
         from torchcalib.integrations import IgniteMetric
     except ImportError:
         return
-    columns = columns_of(BINARY)
+    columns = binary()
     of_ranks = {"state_dict": lambda make, x: loaded(make(), x.state_dict())}
     for name, make, value in (
         ("ece", partial(tc.ECE, task="binary"), lambda x: x.compute()),
@@ -515,7 +548,8 @@ def adapters():
         def add(adapter, columns):
             adapter.update((columns["preds"], columns["target"], columns["weights"]))
 
-        yield State(f"adapter {name}", made, columns, value, of_ranks, add=add, wrong=BAD)
+        more = {"add": add, "wrong": BAD, "content": lambda x: x.metric.state_bytes()}
+        yield State(f"adapter {name}", made, columns, value, of_ranks, **more)
 
 
 def dict_of(adapter):
@@ -536,7 +570,7 @@ def calibrators():
                 return {"preds": x(preds), "converged": x.converged, "of": (x.task, x.from_logits, x.class_axis)}
 
             columns = {"preds": preds, "target": target}
-            more = {"add": add, "order": None, "wrong": BAD[:2]}
+            more = {"add": add, "order": None, "wrong": BAD[:2], "content": lambda x: repr(x.state_dict())}
             make = partial(fits.fresh, calibrator)
             yield State(f"calibrator {fits.name(calibrator)} {task}", make, columns, value, OF_CALIBRATORS, **more)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, SELECTIVE, TASKS
-from helpers.shards import assert_same
-from helpers.systems import FEW, compared, systems
+from helpers.systems import FEW, systems
 from scipy.stats import foldnorm
 
 import torchcalib as tc
@@ -77,23 +76,6 @@ def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, mon
         found = compared[key].differences["noisy"]
         numbers = [value, expected.low.item() - bias, expected.high.item() - bias]
         assert [found.value, *ends(found)] == pytest.approx(numbers, abs=1e-12), key
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_batches_equal_one_call_and_bad_batches_change_nothing(task):
-    logits, target = systems(task)
-    builder = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
-    for piece in (slice(0, 50), slice(50, 50), slice(50, 120)):
-        builder.update({name: x[piece] for name, x in logits.items()}, target[piece])
-        bad = {name: x[:2] * (torch.nan if name == "noisy" else 1) for name, x in logits.items()}
-        with pytest.raises(ValueError, match=r"system 'noisy': .*NaN"):
-            builder.update(bad, target[:2])
-    pieces = builder.comparison()
-    for key, line in compared(task).items():
-        found, expected = (
-            [each.value, *ends(each)] for each in (of.differences["noisy"] for of in (pieces[key], line))
-        )
-        assert found == pytest.approx(expected, abs=1e-12), key
 
 
 def test_verdicts_follow_the_direction_of_each_metric():
@@ -245,17 +227,6 @@ def parts_of(logits, target, task, ends, **options):
         builder.as_part(str(k), f"rows {start} to {end}")
         builders.append(builder)
     return builders
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_merged_parts_from_bytes_give_the_comparison_of_the_whole(task):
-    logits, target = systems(task)
-    whole = tc.compare(logits, target, task=task, from_logits=True, clusters=torch.arange(len(target)) // 2, **FEW)
-    merged = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
-    for part in parts_of(logits, target, task, (31, 100)):
-        merged.merge(ComparisonBuilder.from_bytes(part.state_bytes()))
-    expected = {**whole.to_dict(), "task_is_inferred": False}
-    assert_same(merged.comparison().to_dict(), expected)
 
 
 def test_parts_of_a_comparison_must_be_alike_and_different_and_have_clusters():
