@@ -136,7 +136,7 @@ class State:
     wrong: tuple[tuple[str, Any], ...] = ()
     unlike: Callable[[], Any] | None = None
     is_bounded: bool = False
-    examples: int = 5
+    examples: int = 3
     patches: dict[str, Any] = field(default_factory=dict)
     marks: tuple[Any, ...] = ()
 
@@ -435,7 +435,7 @@ def of_report(name, task, columns, value=report_of, settings=SEVEN_BINS, **more)
     make = partial(tc.ReportBuilder, task=task, from_logits=True, **settings)
     more = {"patches": {}, "wrong": BAD[:2], **more}
     more["patches"] = FEW_REPLICATES | more["patches"]
-    how = {"copies": OF_BUILDERS, "merges": MERGES_BUILDERS, "unlike": other_report, "examples": 2}
+    how = {"copies": OF_BUILDERS, "merges": MERGES_BUILDERS, "unlike": other_report, "examples": 1}
     return State(f"report {name}", make, columns, value, **{**how, **more})
 
 

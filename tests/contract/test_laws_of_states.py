@@ -211,7 +211,7 @@ def spoiled(state):
         for k in range(n_rows(batch)):
             yield {**batch, name: with_value(batch[name], k, value)}
     yield {**batch, "target": batch["target"][:-1]}
-    for name in batch.keys() - {"preds", "target"}:
+    for name in list(batch)[2:]:
         yield {**batch, name: batch[name][:-1]}
 
 
@@ -219,7 +219,7 @@ def with_value(column, k, value):
     if isinstance(column, dict):  # the last system has the wrong value
         last = list(column)[-1]
         return {**column, last: with_value(column[last], k, value)}
-    column = column.clone() if torch.is_tensor(value) or value == value or column.is_floating_point() else column
+    column = column.clone()
     column[k] = value
     return column
 
@@ -260,7 +260,7 @@ def calls_of(function, interrupted_at=None):
     return n
 
 
-@law(lambda state: state.order)
+@law(lambda state: state.order and not state.name.startswith("comparison"))  # which adds system by system
 def test_law_interrupted_updates_change_nothing(state):
     """Interruptions at some calls within the package, and at all of the last ones, which store the new state."""
     n = state.n // 2 // state.block * state.block

@@ -155,9 +155,11 @@ class ReportBuilder:
             ):
                 batch[name] = kind.detach(kind.from_predictions(p))
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
-        self._kinds, self._states, self._buffer = kinds, _sum(kinds, self._states, batch), buffer
-        self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
-        self._format = input_format.following(preds, target)
+        states, axis = _sum(kinds, self._states, batch), self._format.resolved(preds, target).axis
+        input_format = input_format.following(preds, target)
+        # An interrupted update changes nothing: no call of the package follows.
+        self._kinds, self._states, self._buffer, self._evidence = kinds, states, buffer, evidence
+        self._axis, self._format = axis, input_format
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or {uuid4().hex: ""}
