@@ -185,6 +185,7 @@ HOSTILE = {
     "compressed": deflated,
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
+    "another axis": changed("likely_axis", to=True),
     "other classes": changed("num_classes", to=3),
     "expanded": buffered("pieces", 0, "input_preds", to=torch.ones(1, 1).expand(10**9, 4)),
     "laughs": changed("states", "nll", to=reduce(lambda value, _: [value, value], range(40), [])),

@@ -260,6 +260,7 @@ def test_damaged_states_of_a_comparison_raise_an_error():
         {"settings": {**state["settings"], "n_bins": 16}},
         {"settings": {**state["settings"], "n_bins": 10**9}},
         {"n_rows": "1"},
+        {"likely_axis": 2},
         {"has_clusters": 1},
         {"parts": []},
         {"systems": {"sure": system_of}},
@@ -274,7 +275,7 @@ def test_damaged_states_of_a_comparison_raise_an_error():
     for damaged in (b"", content[:-50], b"hello" * 99):
         with pytest.raises(ValueError, match="`content` must be a complete comparison state, got"):
             ComparisonBuilder.from_bytes(damaged)
-    with pytest.raises(ValueError, match="`version` of the comparison state must be 2, got 1"):
+    with pytest.raises(ValueError, match="`version` of the comparison state must be 3, got 1"):
         ComparisonBuilder.from_bytes(saved_bytes({**state, "version": 1}))
     with pytest.raises(ValueError, match="`content` must be a complete report state, got"):
         tc.ReportBuilder.from_bytes(content)
