@@ -253,7 +253,9 @@ def calls_of(function, interrupted_at=None):
 
     def count(frame, event, _):
         nonlocal n
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+        code = frame.f_code
+        # An exception while an unfinished generator expression is closed is ignored.
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<genexpr>":
             n += 1
             if n == interrupted_at:
                 raise KeyboardInterrupt
