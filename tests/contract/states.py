@@ -104,7 +104,7 @@ class State:
     Attributes:
         name: unique name, which begins with the kind.
         make: function that returns an empty state. For metrics, it accepts their other arguments.
-        columns: arguments of `add`: tensors, lists or dicts of them, whose first axis are the rows.
+        columns: arguments of `add`: tensors, arrays of text, or dicts of them; the first axis has the rows.
         value: function of a state that returns everything that is computed from it, as tensors and plain values.
         copies: functions that return an equal state; see `COPIES`.
         merges: functions that add a second state to a first one; none if states cannot be merged.
@@ -171,7 +171,7 @@ def rows_of(column, rows):
     """Return some rows of a column, or of a dict of columns."""
     if isinstance(column, dict):
         return {name: rows_of(each, rows) for name, each in column.items()}
-    return [column[k] for k in torch.arange(len(column))[rows]] if isinstance(column, list) else column[rows]
+    return column[rows]
 
 
 # Metrics and their wrappers
@@ -204,7 +204,8 @@ def value_of_test(metric):
 
 def value_of_noise(metric):
     """Return the value, and the sums that determine the noise floor, which differ between labels and soft labels."""
-    statistic = metric.statistic()
+    with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
+        statistic = metric.statistic()
     return value_of_test(metric) if isinstance(metric, tc.KS) else {"value": metric.compute(), "noise": statistic.noise}
 
 
@@ -345,7 +346,7 @@ def clusters():
     make = partial(classes, tc.Clustered, tc.ECE)
     yield of_metric("clusters ECE of classes", make, columns, **more)
     text = dependent()
-    text["clusters"] = [f"patient {k}" for k in text["clusters"].tolist()]
+    text["clusters"] = np.array([f"patient {k}" for k in text["clusters"].tolist()])
     yield of_metric("clusters ECE of text", wrapped(tc.Clustered, tc.ECE), text, **more)
 
 
@@ -477,10 +478,10 @@ def reports():
     numbers = torch.arange(80) * 7 // 3 % 5 - 1
     yield of_report("by group", "binary", {**columns, "groups": numbers}, wrong=(*BAD[:2], ("groups", -2)))
     text = ["", "north", "Süd", "an island", "b"]
-    yield of_report("by named group", "binary", {**columns, "groups": [text[k] for k in numbers.tolist()]})
+    yield of_report("by named group", "binary", {**columns, "groups": np.array(text)[numbers]})
     identifiers = torch.arange(80) * 7919 % 23
     yield of_report("of clusters", "binary", {**columns, "clusters": identifiers})
-    names = [f"patient {k}" for k in identifiers.tolist()]
+    names = np.array([f"patient {k}" for k in identifiers.tolist()])
     yield of_report("of named clusters", "binary", {**columns, "clusters": names})
     g = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(60, 8, generator=g), torch.randn(9, 8, generator=g)
