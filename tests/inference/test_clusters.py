@@ -1,7 +1,6 @@
 """Clusters of dependent rows: sums, random signs, design effect and intervals, against loops."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers.reports import QUICK, assert_equal_stages, calibrated_report, miscalibrated_data, realistic
+from helpers.reports import assert_equal_stages, calibrated_report, miscalibrated_data, realistic
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling
