@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from helpers.fits import ALL, OF_CLASSES, fresh
-from helpers.reports import realistic
 
 from torchcalib.calibration import (
     AffineScaling,
@@ -15,22 +13,6 @@ from torchcalib.calibration import (
 
 P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
-
-
-@pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in [*ALL, *OF_CLASSES] for task in c.tasks])
-def test_saved_calibrator_is_loaded_without_naming_its_class(calibrator, task, tmp_path):
-    preds, target = realistic(task)
-    fitted = fresh(calibrator).fit(preds, target, task=task, from_logits=True)
-    save_calibrator(fitted, tmp_path / "cal.pt")
-    loaded = load_calibrator(str(tmp_path / "cal.pt"))
-    assert type(loaded) is type(fitted)
-    assert (loaded.task, loaded.from_logits, loaded.class_axis) == (task, True, -1)
-    assert torch.equal(loaded(preds), fitted(preds))
-    plain = type(fitted)()
-    plain.load_state_dict(torch.load(tmp_path / "cal.pt", weights_only=True))
-    assert torch.equal(plain(preds), fitted(preds))
-    assert torch.equal(plain.converged, fitted.converged)
-    assert [path.name for path in tmp_path.iterdir()] == ["cal.pt"]
 
 
 def test_loading_other_files_raises_errors(tmp_path):

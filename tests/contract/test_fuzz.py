@@ -1,4 +1,4 @@
-"""Random input and random sequences of calls give the values of slow loops, or a documented error.
+"""Random input gives the values of slow loops, or a documented error. For random calls see test_laws_of_states.py.
 
 hypothesis draws the same input in every run. The long profile (marker `long`) draws 4,000 examples for each test.
 """
@@ -6,13 +6,11 @@ hypothesis draws the same input in every run. The long profile (marker `long`) d
 import copy
 import inspect
 import math
-import pickle
 import re
-from functools import partial
 
 import pytest
 import torch
-from cases import ANNOTATOR_ERRORS, BINNED, CASES, COSTS, Case, corp_part, squared_gap
+from cases import ANNOTATOR_ERRORS, BINNED, COSTS, corp_part, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
@@ -279,152 +277,3 @@ def value_or_error(call):
 @pytest.mark.parametrize("profile", [QUICK, in_full])
 def test_random_calls_give_the_values_of_slow_loops_or_a_documented_error(profile):
     profile(given(calls())(value_or_error))()
-
-
-# Random sequences of calls ---------------------------------------------------------------------------------------
-
-SKETCHES = [
-    Case(f"{cls.__name__}-sketch", function, cls, "binary", {}, {"resolution": 2048})
-    for function, cls in ((F.ks, tc.KS), (F.ace, tc.ACE))
-]
-SAME_INPUT = {}  # cases that may share a collection, because they interpret the input in the same way
-for case in CASES:
-    SAME_INPUT.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
-
-
-class Streamed:
-    """A metric or a collection, and the batches that its state must contain."""
-
-    calls = (
-        *("update", "update_in_inference_mode", "forward", "refused", "compute", "reset", "merge", "merge_another"),
-        *("copy", "save", "cast"),
-    )
-
-    def __init__(self, cases, draw):
-        self.cases, self.draw, self.seen = cases, draw, []
-        self.metric = self.fresh()
-
-    def fresh(self):
-        if len(self.cases) == 1:
-            return self.cases[0].metric()
-        return tc.CalibrationCollection({case.name: case.metric() for case in self.cases})
-
-    def batch(self):
-        """Return predictions, targets, and weights or None. Sketches get half types, for which they are exact.
-
-        Metrics over blocks get batches of whole blocks, because they drop incomplete blocks.
-        """
-        block = math.lcm(*(case.options.get("block_size", 2) if case.in_blocks else 1 for case in self.cases))
-        case, n = self.cases[0], self.draw(st.sampled_from([0, 1, 2, 9] if block == 1 else [0, block, 2 * block]))
-        dtype = self.draw(st.sampled_from(FLOATS[:2] if case in SKETCHES else FLOATS))
-        seed = self.draw(st.integers(0, 99))
-        preds, target = case.data(n=n, seed=seed, dtype=dtype)
-        whole = any(case.whole_weights for case in self.cases)
-        weights = torch.arange(n) % 3 if whole else case.weights(n, seed)
-        weights = weights * block
-        return preds, target, weights if seed % 3 == 0 else None
-
-    def check(self, values, batches):
-        """Compare with the functions of all batches at once, in float64."""
-        preds = torch.cat([preds.double() for preds, _, _ in batches])
-        target = torch.cat([target for _, target, _ in batches])
-        weights = torch.cat([torch.ones(len(p)).double() if w is None else w.double() for p, _, w in batches])
-        tolerance = 1e-11 if all(p.dtype == torch.float64 for p, _, _ in batches) else 2e-5
-        values = values if isinstance(values, dict) else {self.cases[0].name: values}
-        assert set(values) == {case.name for case in self.cases}
-        for case in self.cases:
-            expected = case.call(preds, target, weights=weights, validate_args=False)
-            assert values[case.name].dtype == torch.float64
-            torch.testing.assert_close(values[case.name], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-    def update(self):
-        preds, target, weights = batch = self.batch()
-        self.metric.update(preds, target, weights=weights)
-        self.seen.append(batch)
-
-    def update_in_inference_mode(self):
-        with torch.inference_mode():
-            self.update()
-
-    def forward(self):
-        preds, target, weights = batch = self.batch()
-        self.check(self.metric(preds, target, weights=weights), [batch])
-        self.seen.append(batch)
-
-    def refused(self):
-        """Check that a batch with one bad row raises an error and leaves the state unchanged."""
-        preds, target = self.cases[0].data(n=5, seed=1)
-        weights = torch.ones(5)
-        bad = self.draw(st.sampled_from(["preds", "target", "weights", "shape", "dtype"]))
-        if bad == "shape":
-            target = target[:3]
-        elif bad == "dtype":
-            preds = preds.long()
-        else:
-            {"preds": preds, "target": target, "weights": weights}[bad][2] = math.nan if bad == "preds" else -1
-        call = self.draw(st.sampled_from([self.metric.update, self.metric.forward]))
-        found = outcome(lambda: call(preds, target, weights=weights), *members_of(self.metric))
-        assert isinstance(found, Exception)
-
-    def compute(self):
-        if self.seen:  # torchmetrics warns if `compute` is called before any update
-            for _ in range(2):
-                self.check(self.metric.compute(), self.seen)
-
-    def reset(self):
-        self.metric.reset()
-        self.seen = []
-
-    def merge(self):
-        """Merge another metric with the same options, or its state."""
-        other, (preds, target, weights) = self.fresh(), self.batch()
-        other.update(preds, target, weights=weights)
-        self.seen.append((preds, target, weights))
-        whole = self.draw(st.booleans())
-        for mine, theirs in zip(members_of(self.metric), members_of(other), strict=True):
-            mine.merge_state(theirs if whole else theirs.metric_state)
-
-    def merge_another(self):
-        other = tc.ECE(task="binary", n_bins=13)
-        other.update(torch.tensor([0.3]), torch.tensor([1]))
-        for metric in members_of(self.metric):
-            for given_state in (other, other.metric_state):
-                assert isinstance(outcome(partial(metric.merge_state, given_state), metric), Exception)
-
-    def copy(self):
-        self.metric = pickle.loads(pickle.dumps(self.metric)) if self.draw(st.booleans()) else self.metric.clone()
-
-    def save(self):
-        self.metric.persistent(True)
-        saved, self.metric = self.metric.state_dict(), self.fresh()
-        self.metric.persistent(True)
-        self.metric.load_state_dict(saved)
-
-    def cast(self):
-        dtype, metric = self.draw(st.sampled_from(FLOATS)), self.metric
-        of_module = torch.nn.ModuleList([metric])
-        casts = (metric.to, metric.set_dtype, lambda dtype: metric.half(), lambda dtype: of_module.to("cpu", dtype)[0])
-        self.metric = self.draw(st.sampled_from(casts))(dtype)
-
-
-def members_of(metric):
-    return list(metric.values()) if isinstance(metric, tc.CalibrationCollection) else [metric]
-
-
-def run_random_calls(data):
-    kind = data.draw(st.sampled_from(["one", "one", "one", "sketch", "collection"]))
-    if kind == "collection":
-        alike = SAME_INPUT[data.draw(st.sampled_from(list(SAME_INPUT)))]
-        cases = data.draw(st.lists(st.sampled_from(alike), min_size=2, max_size=5, unique_by=str))
-    else:
-        cases = [data.draw(st.sampled_from(SKETCHES if kind == "sketch" else CASES))]
-    streamed = Streamed(cases, data.draw)
-    for name in data.draw(st.lists(st.sampled_from(Streamed.calls), min_size=2, max_size=10)):
-        getattr(streamed, name)()
-    streamed.update()
-    streamed.compute()
-
-
-@pytest.mark.parametrize("profile", [settings(QUICK, max_examples=100), in_full])
-def test_calls_in_any_order_count_every_batch_once(profile):
-    profile(given(st.data())(run_random_calls))()

@@ -3,7 +3,6 @@
 They run once per path; see `paths` in cases.py. A new metric is tested once it is in the table of cases.
 """
 
-import pickle
 from itertools import product
 
 import pytest
@@ -60,21 +59,6 @@ def test_law_ignored_rows_are_dropped(path):
     metric = path.metric(ignore_index=-100)
     metric.update(preds, marked)
     close(metric.compute(), path.call(preds[keep], target[keep]).double())
-
-
-@order_independent
-def test_law_pieces_copies_and_merged_states_equal_one_call(path):
-    preds, target = path.data(n=41)
-    weights = path.weights(41)
-    metric, other = path.metric(), path.metric()
-    for piece in (slice(0, 1), slice(1, 1), slice(1, 20)):
-        metric(preds[piece].clone().requires_grad_(), target[piece], weights=weights[piece])
-    metric.compute()
-    other.update(preds[20:30], target[20:30], weights=weights[20:30])
-    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
-        copy.merge_state(other)
-        copy.update(preds[30:], target[30:], weights=weights[30:])
-        close(copy.compute(), path.call(preds, target, weights=weights))
 
 
 @order_independent

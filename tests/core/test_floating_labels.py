@@ -1,6 +1,5 @@
 """Targets that are all 0 or 1 are labels, whatever their dtype and batches: the calibration test is the same."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -114,51 +113,6 @@ def test_only_batch_elements_labels_and_groups_with_a_soft_label_are_soft(cls, w
         groups.update(preds.flatten()[rows], target.flatten()[rows], groups=numbers[rows], weights=some)
     for metric in (series, labels, groups):
         torch.testing.assert_close(noise_summands(metric), expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("has_shares", [False, True], ids=["labels", "shares"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(tc.ECE, task="binary", persistent=True),
-        partial(tc.ECE, task="multiclass", num_classes=N_CLASSES, mode="classwise", persistent=True),
-        partial(tc.SmECE, task="binary", persistent=True),
-        partial(tc.KS, task="binary", persistent=True),
-    ],
-    ids=["ece", "classwise", "smece", "ks"],
-)
-def test_merged_saved_and_synced_states_store_whether_targets_are_labels(make, has_shares):
-    generator = torch.Generator().manual_seed(0)
-    preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
-    given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
-    target = torch.nn.functional.one_hot(given, N_CLASSES).double()
-    if has_shares:
-        target[40:] = preds[39:79]
-    if make().input_format.task != "multiclass":
-        preds, target, given = preds[:, 0], target[:, 0], (given == 0).long()
-
-    def assert_same_noise(found, expected):
-        if isinstance(found, tc.KS):
-            same(found.test(**FEW), expected.test(**FEW))
-        else:
-            torch.testing.assert_close(noise_summands(found), noise_summands(expected), rtol=1e-12, atol=1e-14)
-
-    pieces = list(zip(preds.split(40), target.split(40), strict=True))
-    expected, of_labels = updated(make(), *pieces), updated(make(), (preds, given))
-    with pytest.raises(AssertionError, match="not close") if has_shares else nullcontext():
-        assert_same_noise(expected, of_labels)
-    one, other = (updated(make(), piece) for piece in pieces)
-    merged, loaded, synced = make(), make(), make()
-    merged.merge_state(one)
-    merged.merge_state(other.state_dict())
-    loaded.load_state_dict(merged.state_dict())
-    announced, payloads = zip(*((m.kind.announce(m.state), m.kind.payload(m.state)) for m in (one, other)), strict=True)
-    synced.state = synced.kind.merged(announced, payloads)
-    anew = expected.clone()
-    anew.reset()
-    uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)
-    for metric in (merged, loaded, synced, updated(anew, (preds, target)), updated(make(), *uneven)):
-        assert_same_noise(metric, expected)
 
 
 def test_noise_of_soft_labels_supports_compile_and_vmap():

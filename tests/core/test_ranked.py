@@ -85,21 +85,6 @@ def test_number_of_chunks_grows_logarithmically(method):
     torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary"), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_reusing_an_input_buffer_does_not_change_the_state(from_logits):
-    p, y = data(100, dtype=torch.float64)
-    p = p.logit() if from_logits else p
-    targets = y.double()
-    metric, soft = (streamed(tc.KS, (p, labels), from_logits=from_logits) for labels in (y, targets))
-    expected = metric.compute()
-    p.fill_(0.5)
-    y.fill_(1)
-    targets.fill_(0.25)
-    for m in (metric, soft):
-        m.update(p[:0], y[:0])
-        assert m.compute() == expected
-
-
 def test_forward_does_not_copy_earlier_samples():
     metric = streamed(tc.ACE, data(1000))
     first = metric.state.scores[0]

@@ -1,7 +1,6 @@
 """Clusters of dependent rows: sums, random signs, design effect and intervals, against loops."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -96,34 +95,6 @@ def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(
     assert float(found.effective_clusters) == pytest.approx(N_CLUSTERS, rel=1e-9)  # equal sizes
     assert "40 independent clusters, effective number 40, design effect" in str(found)
     assert rows.design_effect is None
-
-
-@pytest.mark.parametrize(
-    ("cls", "resolution"),
-    [
-        *((cls, None) for cls in (tc.ECE, tc.NLL, tc.KS, tc.CORP)),
-        *((tc.KS, 16), (tc.CORP, 16)),
-        pytest.param(tc.SmECE, None, marks=pytest.mark.extended),
-    ],
-)
-def test_the_value_and_its_sums_do_not_depend_on_batches_ranks_or_clusters(cls, resolution):
-    options = {"task": "binary", **({"resolution": resolution} if resolution else {})}
-    p, y, clusters = dependent()
-    plain, whole = cls(**options), tc.Clustered(cls(**options))
-    parts = [tc.Clustered(cls(**options)) for _ in range(2)]
-    plain.update(p, y)
-    whole.update(p, y, clusters=clusters)
-    for k, rows in enumerate(torch.randperm(len(p), generator=torch.Generator().manual_seed(1)).chunk(5)):
-        parts[k % 2].update(p[rows], y[rows], clusters=clusters[rows])
-    parts[0].merge_state(parts[1])
-    assert float(whole.compute()) == pytest.approx(float(plain.compute()), rel=1e-12)
-    assert float(parts[0].compute()) == pytest.approx(float(whole.compute()), rel=1e-12)
-    ends = [(float(x.low), float(x.high)) for x in (m.interval(n_replicates=59) for m in (parts[0], whole))]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
-    if cls is not tc.NLL:
-        a, b = parts[0].test(n_replicates=99), whole.test(n_replicates=99)
-        assert float(a.p_value) == float(b.p_value)
-        assert float(a.noise_floor) == pytest.approx(float(b.noise_floor), rel=1e-9)
 
 
 def test_the_p_value_counts_the_sign_flips_of_clusters_that_give_at_least_the_error():
@@ -247,25 +218,15 @@ def test_intervals_of_clusters_are_wider_than_those_of_rows_in_every_path(cls):
 F_OF = {tc.NLL: tc.functional.nll, tc.ECE: tc.functional.ece}
 
 
-def test_bootstrapped_clusters_have_the_same_weights_in_every_batch_on_every_rank_and_after_merging():
+def test_bootstraps_refuse_batches_and_states_with_and_without_clusters():
     p, y, clusters = dependent()
-    stream = partial(tc.Bootstrapped, tc.NLL(task="binary"), persistent=True)
-    whole = updated(stream(), (p, y), clusters=clusters)
-    parts = [updated(stream(), (p[k::2], y[k::2]), clusters=clusters[k::2]) for k in range(2)]
-    restored, empty, later = stream(), stream(), stream()
-    restored.load_state_dict(parts[0].state_dict())
-    restored.merge_state(parts[1])
-    later.load_state_dict(empty.state_dict())
-    later.update(p, y, clusters=clusters)
-    empty.merge_state(whole)
-    for metric in (restored, later, empty):
-        assert torch.allclose(metric.interval().replicates, whole.interval().replicates, rtol=1e-12)
-        assert metric.interval().n_clusters == pytest.approx(whole.interval().n_clusters)
-    for metric in (restored, empty):
-        with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
-            metric.update(p, y)
+    with_clusters, without = (
+        updated(tc.Bootstrapped(tc.NLL(task="binary")), (p, y), clusters=each) for each in (clusters, None)
+    )
+    with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
+        with_clusters.update(p, y)
     with pytest.raises(ValueError, match="must have clusters if this metric has clusters"):
-        restored.merge_state(updated(stream(), (p, y)))
+        with_clusters.merge_state(without)
 
 
 def test_hotelling_p_value_equals_the_f_test_and_random_signs_of_one_score():
@@ -306,26 +267,12 @@ def test_text_and_integers_count_the_same_distinct_clusters(cls, n):
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
-def test_the_number_of_clusters_does_not_depend_on_order_parts_or_ignored_rows(cls, monkeypatch):
+def test_clusters_are_counted_up_to_a_limit_without_those_of_weight_zero(cls, monkeypatch):
     p, y, ids = torch.rand(60), torch.arange(60) % 2, torch.arange(60) % 23 - 5
-    weights = (ids != 3).long()
-
-    def updated(rows):
-        metric = tc.Clustered(cls(task="binary", persistent=True), persistent=True)
-        for some in rows.split(17):
-            metric.update(p[some], y[some], weights[some], clusters=ids[some])
-        return metric
-
     for limit, expected in ((100, 22), (22, 22), (10, 11)):
         monkeypatch.setattr(core, "MAX_DISTINCT", limit)
-        whole, a, b = updated(torch.arange(60)), updated(torch.arange(40)), updated(torch.arange(40, 60).flip(0))
-        loaded = tc.Clustered(cls(task="binary"), persistent=True)
-        loaded.load_state_dict(b.state_dict())
-        loaded.merge_state(a)
-        for metric in (whole, loaded):
-            assert metric.test(n_replicates=1).n_clusters == expected
-        if cls is tc.ECE:
-            assert torch.equal(whole.state.identifiers[0], loaded.state.identifiers[0])
+        metric = updated(tc.Clustered(cls(task="binary")), (p, y, (ids != 3).long()), clusters=ids)
+        assert metric.test(n_replicates=1).n_clusters == expected
         monkeypatch.undo()
 
 

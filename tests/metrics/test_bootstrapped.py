@@ -1,6 +1,5 @@
 """Streamed bootstrap: loops over Poisson weights, merging and saving."""
 
-import pickle
 from functools import partial
 
 import pytest
@@ -67,23 +66,6 @@ def test_batch_axes_are_separate_and_forward_returns_the_batch_value(additive):
 
 def streamed(seed=0, n_bins=5, n_replicates=39, **kwargs):
     return tc.Bootstrapped(tc.ECE(task="binary", n_bins=n_bins), n_replicates=n_replicates, seed=seed, **kwargs)
-
-
-def test_streaming_continues_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_failure():
-    preds, target = BINARY.data(n=60)
-    whole, metric, loaded = (streamed(persistent=persistent) for persistent in (False, True, True))
-    whole.update(preds, target)
-    metric.update(preds[:7], target[:7])
-    metric.reset()
-    metric.update(preds[:25], target[:25])
-    loaded.load_state_dict(metric.state_dict())
-    for copy in (pickle.loads(pickle.dumps(metric)), metric.clone(), loaded, metric):
-        for attempt in (copy.update, copy):
-            with pytest.raises(ValueError, match="`preds` must be probabilities"):
-                attempt(3 + preds, target)
-        copy.update(preds[25:], target[25:])
-        close(copy.interval().replicates, whole.interval().replicates)
-    assert not whole.state_dict()
 
 
 def test_merged_states_have_the_draws_of_both():

@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
-from helpers.reports import QUICK, assert_equal_stages, calibrated_report, miscalibrated_data, realistic
+from helpers.reports import assert_equal_stages, calibrated_report, miscalibrated_data, realistic
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling
 from torchcalib.core.inputs import InputFormat
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.comparison.building import ComparisonBuilder
 
 
 def test_update_converts_its_rows_once(monkeypatch):
@@ -62,36 +61,6 @@ def test_json_of_a_report_is_strict_and_complete():
     interval = report.decision.interval
     shown = None if interval is None else vars(interval)
     assert content["decision"] == {**vars(report.decision), "interval": shown}
-
-
-@pytest.mark.parametrize("class_axis", [-1, 1])
-def test_builders_and_evaluate_keep_the_class_axis_of_their_first_batch(class_axis):
-    generator = torch.Generator().manual_seed(0)
-    given = {"task": "multiclass"}
-    batches = []
-    for length in (7, 5, 3):  # 5 classes: the class axis of the second batch is ambiguous
-        preds = torch.randn(3, length, 5, generator=generator).softmax(-1).movedim(-1, class_axis)
-        batches.append((preds, torch.randint(0, 5, (3, length), generator=generator)))
-
-    def report(**more):
-        builder = ReportBuilder(**given, **more, **QUICK)
-        for preds, target in batches:
-            builder.update(preds, target)
-        return list(builder.report().values())
-
-    def evaluated(**more):
-        return list(tc.evaluate(lambda x: x, batches, from_logits=False, progress=False, **more, **QUICK).values())
-
-    def compared(**more):
-        builder = ComparisonBuilder(["a", "b"], **given, n_replicates=99, **more)
-        for preds, target in batches:
-            builder.update({"a": preds, "b": preds.roll(1, 0)}, target)
-        return [value for line in builder.comparison().lines for value in line.values.values()]
-
-    for call in (report, evaluated, compared):
-        assert call() == pytest.approx(call(class_axis=class_axis), nan_ok=True)
-    with pytest.raises(ValueError, match="`class_axis` must be given"):
-        ReportBuilder(**given).update(*batches[1])
 
 
 def report_of_batches(*pieces, **given):

@@ -74,25 +74,6 @@ def test_dependent_pixels_are_significant_only_without_clusters_which_a_note_rec
     assert widths[1].high - widths[1].low > 1.5 * (widths[0].high - widths[0].low)
 
 
-def test_batches_parts_and_saved_states_give_the_report_of_all_rows(tmp_path):
-    p, y, _ = data()
-    images = torch.arange(IMAGES)
-    whole = tc.report(p, y, clusters=images, **GIVEN)
-    in_order, *parts = (ReportBuilder(**GIVEN) for _ in range(4))
-    for k, part in enumerate(images.split(7)):
-        for builder in (in_order, parts[k % 2]):
-            builder.update(p[part], y[part], clusters=part)
-    parts[0].save(tmp_path / "a.pt")
-    loaded = ReportBuilder.load(tmp_path / "a.pt")
-    loaded.merge(parts[1])
-    parts[2].merge(loaded)
-    assert_close(in_order.report(), whole)
-    for line, expected in zip(parts[2].report().lines, whole.lines, strict=True):
-        if line.key.startswith(("ece", "esce", "mce", "rmsce")):  # the bootstrap depends on the order of rows
-            assert line.p_value == expected.p_value
-            assert line.noise_floor == pytest.approx(expected.noise_floor, rel=1e-9)
-
-
 def test_without_stored_predictions_only_errors_over_bins_have_tests(monkeypatch):
     monkeypatch.setattr(buffer, "MAX_SAMPLES", 100)
     p, y, names = data()

@@ -4,7 +4,6 @@ import io
 import json
 import zipfile
 from functools import cache, reduce
-from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,11 @@ from helpers.shards import add_to, assert_same, cut, data_set, shards
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
-from torchcalib.reporting import buffer, testing
+from torchcalib.reporting import testing
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.saving import state_bytes
 
 VERSION = ReportBuilder.FORMAT[1]
-SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 
 
 @pytest.fixture(autouse=True)
@@ -45,62 +43,6 @@ def saved_and_loaded(builder, folder):
 
 def parts_of(arrays, task, folder, *ends, **settings):
     return [saved_and_loaded(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
-
-
-@pytest.mark.parametrize(
-    ("task", "n", "weights", "soft", "settings", "ends"),
-    [
-        # Calibrators and intervals depend on the order of rows. The first part is empty.
-        ("multiclass", 60, "none", False, {}, (0, 11, 50)),
-        pytest.param("binary", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
-        pytest.param("multilabel", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
-        ("binary", 240, "real", False, SEVEN_BINS, (31, 100)),
-        ("multiclass", 240, "counts", False, SEVEN_BINS, (31, 100)),
-        ("multiclass", 240, "real", True, SEVEN_BINS, (31, 100)),
-        ("multilabel", 240, "counts", True, SEVEN_BINS, (31, 100)),
-    ],
-)
-def test_merged_saved_parts_give_the_report_of_the_whole(task, n, weights, soft, settings, ends, tmp_path):
-    arrays = data_set(task, n, weights, soft)
-    whole = builder_of(arrays, task, **settings).report().to_dict()
-    first, second, *rest = parts_of(arrays, task, tmp_path, *ends, **settings)
-    merged = saved_and_loaded(first + second, tmp_path) + reduce(add, rest)
-    assert_same(merged.report().to_dict(), whole)
-    if not settings:
-        assert whole["calibration"] is not None
-        errors = ("ece", "ace", "esce", "rmsce", "rmsce_debiased")
-        keys = [f"{error}/{mode}" for error in errors for mode in ("positive", "top_label")]
-        assert all(line["interval"] for line in whole["lines"] if line["key"] in (*keys, "nll", "brier"))
-
-
-def test_merged_parts_with_real_weights_have_no_rank_based_lines():
-    arrays = data_set("binary", 60, weights="counts")
-    arrays["weights"] = arrays["weights"].astype(float)
-    arrays["weights"][50] = 0.5
-    whole = builder_of(arrays, "binary", with_intervals=False).report().to_dict()
-    for end in (40, 55):
-        parts = [builder_of(piece, "binary", with_intervals=False) for piece in cut(arrays, end)]
-        assert_same((parts[0] + parts[1]).report().to_dict(), whole)
-    assert whole["settings"]["order_based"] == "left out"
-
-
-@pytest.mark.parametrize("task", ["binary", pytest.param("multilabel", marks=pytest.mark.extended)])
-def test_limits_apply_to_merged_parts_as_to_the_whole(task, tmp_path, monkeypatch):
-    """Samples become a sketch, and are not stored for calibrators: in all parts, some parts, or only the whole."""
-    arrays = data_set(task, weights="counts")
-    arrays["weights"] += 1  # samples of weight 0 would not count towards the limit
-    n_events = arrays["targets"].size
-    for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
-        monkeypatch.setattr("torchcalib.core.sample_or_sketch.MAX_SAMPLES", limit)
-        monkeypatch.setattr(buffer, "MAX_SAMPLES", limit)
-        whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
-        parts = parts_of(arrays, task, tmp_path, 10, 20, 200, with_intervals=False)
-        assert_same(reduce(add, parts).report().to_dict(), whole)
-        assert whole["settings"]["order_based"].startswith("exact" if limit == n_events else "sketch")
-        assert (whole["calibration"] is None) == (limit < n_events)
-        others = ("replicates", "combines the p-values", "numbers of copies")
-        notes = [note for note in whole["notes"] if not any(words in note for words in others)]
-        assert len(notes) == (limit < n_events) * 2  # about the sketch, and about calibrators and intervals
 
 
 def test_addition_does_not_change_its_parts_and_repeated_parts_raise_errors(tmp_path):
@@ -244,6 +186,7 @@ HOSTILE = {
     "compressed": deflated,
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
+    "another axis": changed("likely_axis", to=True),
     "other classes": changed("num_classes", to=3),
     "expanded": buffered("pieces", 0, "input_preds", to=torch.ones(1, 1).expand(10**9, 4)),
     "laughs": changed("states", "nll", to=reduce(lambda value, _: [value, value], range(40), [])),

@@ -30,12 +30,11 @@ def numbered_groups(
     NaN or "") is -1, no group. Numbers are not changed, and need no names.
     """
     column = groups if isinstance(groups, Tensor) or starts_with_tensor(groups) else np.asarray(groups)
-    is_text = (
-        isinstance(column, np.ndarray) and column.dtype.kind in "OUST" and any(isinstance(x, str) for x in column.flat)
-    )
+    kind = column.dtype.kind if isinstance(column, np.ndarray) else ""
+    is_text = kind == "U" or (kind in ("O", "S", "T") and any(isinstance(x, str) for x in column.flat))
     if not is_text:
         return as_tensor("groups", groups, device), names
-    is_missing = np.array([x is None or x != x or x == "" for x in column.flat])
+    is_missing = np.array([x is None or x != x or x == "" for x in column.flat], dtype=bool)
     texts, places = np.unique(column.astype(str).ravel()[~is_missing], return_inverse=True)
     known = list(map(str, texts)) if names is None else list(names)
     number_of = {name: k for k, name in enumerate(known)}

@@ -155,9 +155,11 @@ class ReportBuilder:
             ):
                 batch[name] = kind.detach(kind.from_predictions(p))
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
-        self._kinds, self._states, self._buffer = kinds, _sum(kinds, self._states, batch), buffer
-        self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
-        self._format = input_format.following(preds, target)
+        states, axis = _sum(kinds, self._states, batch), self._format.resolved(preds, target).axis
+        input_format = input_format.following(preds, target)
+        # An interrupted update changes nothing: no call of the package follows.
+        self._kinds, self._states, self._buffer, self._evidence = kinds, states, buffer, evidence
+        self._axis, self._format = axis, input_format
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or {uuid4().hex: ""}
@@ -326,11 +328,12 @@ class ReportBuilder:
         has_clusters = _agreed("clusters", self._has_clusters, other._has_clusters)
         check_distinct(self._parts, other._parts)
         if other._states:
-            self._axis = other._axis
-            self._kinds = self._kinds or other._kinds
-            self._states = _sum(self._kinds, self._states, other._states)
-            self._buffer = self._buffer + other._buffer
+            kinds = self._kinds or other._kinds
+            states, buffer = _sum(kinds, self._states, other._states), self._buffer + other._buffer
+            self._kinds, self._states, self._buffer, self._axis = kinds, states, buffer, other._axis
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
+        if (axis := other._format.likely_axis) is not None:
+            self._format = self._format.preferring(axis)
         self._has_groups, self._has_clusters = has_groups, has_clusters
         self._has_items |= other._has_items
         self._parts = self._parts | other._parts
@@ -478,6 +481,7 @@ class ReportBuilder:
             "source": None if self.source is None else self.source.state(),
             "num_classes": self._format.num_classes,
             "class_axis": self._axis,
+            "likely_axis": self._format.likely_axis,
             "has_items": self._has_items,
             "parts": dict(sorted(self._parts.items())),
             "states": {name: list(self._kinds[name].parts(state)) for name, state in self._states.items()},
@@ -496,6 +500,7 @@ class ReportBuilder:
         if builder._format.task != "binary":
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
+        builder._format = with_saved_axis(builder._format, state)
         kinds = builder._kinds_of(builder._format)
         by_cluster = {name for name in kinds if name.endswith(_BY_CLUSTER)}
         ranked = {name for name, kind in kinds.items() if isinstance(kind, SampleOrSketchState)}
@@ -533,6 +538,14 @@ class ReportBuilder:
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
         return kinds
+
+
+def with_saved_axis(input_format: InputFormat, state: Mapping[str, Any]) -> InputFormat:
+    """Return the format for later batches of a saved stream, which have the class axis of its first batches."""
+    axis = state["likely_axis"]
+    if not (axis is None or (type(axis) is int and axis in (-1, 1))):
+        raise ValueError(f"`likely_axis` must be None, -1 or 1, got {shown(axis)}. The file is corrupt.")
+    return input_format if axis is None else input_format.preferring(axis)
 
 
 def check_distinct(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:

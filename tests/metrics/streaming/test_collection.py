@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import torchcalib as tc
-import torchcalib.metrics.collection as collection_module
 from torchcalib.core.state import SumState
-from torchcalib.metrics.base import CalibrationMetric
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, TARGET = torch.randn(60, 4, generator=GENERATOR, dtype=torch.float64), torch.arange(60) % 4
@@ -95,35 +93,6 @@ def test_a_batch_that_one_metric_refuses_changes_no_metric(method):
 
 
 # Batches without weights have a summary.
-@pytest.mark.parametrize(
-    ("place", "name", "weights"),
-    [(CalibrationMetric, "count_update", torch.ones_like(TARGET)), (collection_module, "changes_by_summary", None)],
-)
-def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeypatch, place, name, weights):
-    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
-    function, calls = getattr(place, name), []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return function(*arguments)
-
-    monkeypatch.setattr(place, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        collection.update(LOGITS, TARGET, weights)
-    assert len(calls) == 2
-    for metric in collection.values():
-        assert metric.update_count == 0
-        assert not metric.state.any()
-    monkeypatch.undo()
-    collection.update(LOGITS, TARGET)  # without the states of the failed update
-    for metric in collection.values():
-        alone = type(metric)(**OPTIONS)
-        alone.update(LOGITS, TARGET)
-        torch.testing.assert_close(metric.state, alone.state, rtol=1e-12, atol=1e-12)
-
-
 def test_states_that_change_after_a_refused_batch_are_kept():
     given = {"task": "binary"}
     collection, other = tc.CalibrationCollection([tc.ECE(**given), tc.NLL(**given)]), tc.NLL(**given)

@@ -1,6 +1,5 @@
 """Properties of streaming classes only: state, dtype, device moves, failed updates, collections."""
 
-import copy
 import pickle
 from collections import Counter
 from functools import partial, partialmethod
@@ -45,16 +44,6 @@ def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     assert metric.half().dtype == torch.float32, "`dtype` does not depend on the state"
     metric.persistent(True)
     assert set(metric.state_dict()) == {*metric.kind.names, "description"}
-
-
-@pytest.mark.parametrize("one", OF_SUMS, ids=lambda case: case.cls.__name__)
-def test_size_of_the_state_is_constant_in_the_number_of_samples(one):
-    metric = one.metric()
-    size = len(pickle.dumps(metric.metric_state))
-    for seed in range(3):
-        metric.update(*one.data(n=2000, seed=seed))
-    assert len(pickle.dumps(metric.metric_state)) == size
-    assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
 
 
 def test_values_with_axes_of_length_1_keep_their_axes():
@@ -264,76 +253,3 @@ def test_capture_of_updates_that_cannot_be_replayed_raises_an_error(capture):
             getattr(metric, method)(P, Y)
         assert metric.update_count == 0
     tc.TCE(task="binary", resolution=64).update(P, Y)
-
-
-def of_lengths(class_axis, lengths=(7, 5, 5, 3)):
-    """Return batches of 3 sequences with 5 classes. The class axis of the second and the third is ambiguous."""
-    generator = torch.Generator().manual_seed(0)
-    logits = [torch.randn(3, length, 5, generator=generator) for length in lengths]
-    target = [torch.randint(0, 5, (3, length), generator=generator) for length in lengths]
-    return [(x.softmax(-1).movedim(-1, class_axis), y) for x, y in zip(logits, target, strict=True)]
-
-
-STREAMS = {
-    "metric": (tc.ECE, {}),
-    "samples": (tc.KS, {}),
-    "collection": (lambda **given: tc.CalibrationCollection([tc.NLL(**given), tc.AURC(**given)]), {}),
-    "groups": (lambda **given: tc.ByGroup(tc.ECE(**given), num_groups=1), {"groups": 0}),
-    "clusters": (lambda **given: tc.Clustered(tc.ECE(**given)), {"clusters": 1}),
-    "bootstrap": (lambda **given: tc.Bootstrapped(tc.ECE(**given)), {}),
-    "bootstrapped clusters": (lambda **given: tc.Bootstrapped(tc.ECE(**given)), {"clusters": 1}),
-    "collection of wrappers": (
-        lambda **given: tc.CalibrationCollection([tc.Clustered(tc.ECE(**given)), tc.NLL(**given)]),
-        {"clusters": 1},
-    ),
-    "monitor": (tc.Monitor, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("class_axis", [-1, 1])
-def test_a_stream_keeps_the_class_axis_of_its_first_batch(class_axis):
-    batches = of_lengths(class_axis)
-
-    def check(name):
-        make, columns = STREAMS[name]
-        given = {"task": "multiclass", "num_classes": 5}
-        found, expected, other = make(**given), make(**given, class_axis=class_axis), make(**given)
-        for preds, target in batches:
-            own = {key: torch.arange(3) if key == "clusters" else torch.zeros_like(target) for key in columns}
-            for metric in (found, expected):
-                metric.update(preds, target, **own)
-        values, expected_values = found.compute(), expected.compute()
-        torch.testing.assert_close(values, expected_values)
-        with pytest.raises(ValueError, match="`class_axis` must be given"):
-            other.update(*batches[1], **own)
-
-    check_each(STREAMS, check)
-
-
-@pytest.mark.parametrize("class_axis", [-1, 1])
-def test_the_class_axis_of_a_stream_survives_reset_copies_saving_and_merging(class_axis):
-    first, ambiguous, *_ = of_lengths(class_axis)
-    given = {"task": "multiclass", "num_classes": 5, "persistent": True}
-    metric, expected = tc.ECE(**given), tc.ECE(**given, class_axis=class_axis)
-    with pytest.raises(ValueError, match="class index"):
-        metric.update(first[0], first[1] + 9)
-    with pytest.raises(ValueError, match="`class_axis`"):  # a failed update determines no axis
-        metric.update(*ambiguous)
-    metric.update(*first)
-    loaded, merged, merged_dict = (tc.ECE(**given) for _ in range(3))
-    loaded.load_state_dict(metric.state_dict())
-    merged.merge_state(metric)
-    merged_dict.merge_state(metric.state_dict())
-    for later in (
-        copy.deepcopy(metric),
-        pickle.loads(pickle.dumps(metric)),
-        metric.clone(),
-        loaded,
-        merged,
-        merged_dict,
-    ):
-        later.reset()
-        expected.reset()
-        assert later(*ambiguous) == expected(*ambiguous)
-        assert later.compute() == expected.compute()
-        later.merge_state(tc.ECE(**given))  # the axis is not an option that must be equal

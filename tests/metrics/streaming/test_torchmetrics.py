@@ -2,9 +2,6 @@
 
 import inspect
 import io
-import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -26,97 +23,9 @@ CLASSES = [
 WRAPPERS = (tc.ByGroup, tc.Clustered, tc.Bootstrapped)
 
 
-def on_ranks(n, work):
-    """Return the results of `work(rank, gather)` on n ranks: threads that communicate only by `gather`."""
-    barrier, sent = threading.Barrier(n, timeout=600), [None] * n
-
-    def gather_of(rank):
-        def gather(tensor, *, group):
-            sent[rank] = tensor
-            barrier.wait()
-            everyone = list(sent)
-            barrier.wait()
-            assert len({(theirs.shape, theirs.dtype) for theirs in everyone}) == 1, "a plain all_gather would fail"
-            return everyone
-
-        return gather
-
-    with ThreadPoolExecutor(n) as pool:
-        return list(pool.map(lambda rank: work(rank, gather_of(rank)), range(n)))
-
-
-def connected(gather):
-    return {"dist_sync_fn": gather, "distributed_available_fn": lambda: True}
-
-
 def close(found, expected):
     """Compare up to rounding of float64 sums: 40 terms of size 1 in another order, 40 * 2.2e-16, with a margin."""
     torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
-
-
-@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric .* was called before")  # for the rank without data
-def test_ranks_with_a_custom_gather_have_the_value_of_all_data(path):
-    """Without `torch.distributed`; 0, 10 and 30 rows. Metrics over blocks form their blocks on each rank."""
-    preds, target = path.data(n=40)
-    shares = [slice(0, 0), slice(0, 10), slice(10, 40)]  # 10 and 30 rows are whole blocks of 2 and of 5
-
-    def work(rank, gather):
-        metric = path.metric(**connected(gather))
-        if rank:
-            metric.update(preds[shares[rank]], target[shares[rank]])
-        return metric.compute(), metric.n_dropped(), metric.compute()
-
-    for value, n_dropped, again in on_ranks(3, work):
-        close(value, path.call(preds, target))
-        assert again is value
-        assert n_dropped == 0
-
-
-def test_wrappers_and_collections_sync_by_a_custom_gather_and_different_metrics_raise():
-    preds, target = next(case for case in CASES if case.name == "brier-binary-probs").data(n=40)
-    groups = torch.arange(40) % 3
-
-    def work(rank, gather):
-        options = {"task": "binary", **connected(gather)}
-        rows = (slice(0, 11), slice(11, 40))[rank]
-        by_group = tc.ByGroup(tc.KS(task="binary"), num_groups=3, **connected(gather))
-        by_group.update(preds[rows], target[rows], groups=groups[rows])
-        bootstrapped = tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=rank, **connected(gather))
-        clustered = {
-            name: tc.Clustered(cls(task="binary"), **connected(gather)) for name, cls in (("E", tc.ECE), ("K", tc.KS))
-        }
-        clustered["B"] = tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=999, **connected(gather))
-        for metric in clustered.values():  # every cluster has rows on both ranks
-            metric.update(preds[rows], target[rows], clusters=torch.arange(40)[rows] % 8)
-        tests = {name: clustered[name].test(n_replicates=19) for name in "EK"}
-        of_clusters = [test.p_value for test in tests.values()] + [test.n_clusters for test in tests.values()]
-        of_clusters += [clustered["E"].interval(n_replicates=199).low, clustered["B"].interval().low]
-        members = tc.CalibrationCollection([tc.ECE(**options), tc.KS(**options)])
-        plain = MetricCollection([tc.ECE(**options), tc.NLL(**options)])
-        different = tc.ECE(**options, right=rank == 1)
-        for metric in (bootstrapped, members, plain, different):
-            metric.update(preds[rows], target[rows])
-        with pytest.raises(RuntimeError, match="all ranks must sync the same metrics"):
-            different.compute()
-        assert by_group.n().tolist() == groups.bincount().tolist()
-        values = {**members.compute(), **plain.compute(), "bootstrapped": bootstrapped.compute()}
-        return values, by_group.compute(), of_clusters, bootstrapped.interval().replicates
-
-    (values, by_group, of_clusters, replicates), (*_, others) = on_ranks(2, work)
-    clusters = torch.arange(40) % 8
-    single = tc.Clustered(tc.ECE(task="binary")), tc.Clustered(tc.KS(task="binary"))
-    single += (tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=999),)
-    for metric in single:
-        metric.update(preds, target, clusters=clusters)
-    expected = [metric.test(n_replicates=19).p_value for metric in single[:2]] + [8, 8]
-    expected += [single[0].interval(n_replicates=199).low, single[2].interval().low]
-    assert all(map(math.isfinite, map(float, expected)))
-    close(torch.tensor(of_clusters), torch.tensor(expected))
-    assert torch.equal(replicates, others)
-    assert len(set(replicates.tolist())) > 30
-    close(by_group, F.by_group(F.ks, preds, target, groups, task="binary"))
-    for name, function in (("ECE", F.ece), ("KS", F.ks), ("NLL", F.nll), ("bootstrapped", F.nll)):
-        close(values[name], function(preds, target, task="binary"))
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])

@@ -31,7 +31,7 @@ from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, pre
 from torchcalib.display.progress import in_parts
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.saved import saved_value
-from torchcalib.reporting.building import check_distinct
+from torchcalib.reporting.building import check_distinct, with_saved_axis
 from torchcalib.reporting.catalogue import check_size, names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
@@ -193,7 +193,7 @@ def compare(
 class ComparisonBuilder:
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
-    FORMAT = "torchcalib comparison state", 2
+    FORMAT = "torchcalib comparison state", 3
     """Name and version of the format of `state_bytes`. Increase the version when the content of a state changes."""
 
     def __init__(
@@ -334,6 +334,8 @@ class ComparisonBuilder:
         if not self._systems:
             self._formats = other._formats
             self._systems = {name: self._empty_system(system.from_logits) for name, system in other._systems.items()}
+        elif (axis := other._formats[self._names[0]].likely_axis) is not None:
+            self._formats = {name: each.preferring(axis) for name, each in self._formats.items()}
         for name, system in self._systems.items():
             system.add_parts(other._systems[name].parts())
         self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
@@ -361,6 +363,7 @@ class ComparisonBuilder:
         return {
             "settings": self.settings,
             "num_classes": self._num_classes,
+            "likely_axis": self._formats[self._names[0]].likely_axis,
             "n_rows": self._n_rows,
             "n_dropped": self._n_dropped,
             "are_counts": self._are_counts,
@@ -380,6 +383,7 @@ class ComparisonBuilder:
         if builder._options.input_format.task != "binary":
             num_classes = saved_value(state, "num_classes", int)
             builder._formats = {name: replace(each, num_classes=num_classes) for name, each in builder._formats.items()}
+        builder._formats = {name: with_saved_axis(each, state) for name, each in builder._formats.items()}
         check_size(builder._options.task, builder._num_classes or 2, builder._options.n_bins)
         if saved.keys() != set(builder._names):
             raise ValueError(f"`systems` must have the keys {first_of(builder._names)}, got {first_of(saved)}.")
