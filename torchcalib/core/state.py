@@ -191,7 +191,8 @@ class SampleState:
         sample = self.accumulator.from_predictions(p)
         score = sample.score
         none = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64)
-        n = none if sample.n is None else sample.n.to(_WEIGHT_DTYPES[not sample.copies])
+        dtype = _WEIGHT_DTYPES[not sample.copies]
+        n = none if sample.n is None else sample.n.to(dtype, copy=True, memory_format=torch.contiguous_format)
         outcome = sample.positives
         if sample.n is not None:  # store the mean outcome, which does not depend on the weight
             outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.has_labels else score.dtype)
