@@ -448,7 +448,7 @@ def other_report():
 
 def reports():
     for task in TASKS:  # calibrators and intervals depend on the order of rows
-        marks = (pytest.mark.extended,) * (task != "multiclass")
+        marks = (pytest.mark.extended,) * (task != "binary")
         columns = columns_of_task(task, 60)
         yield of_report(f"{task} with intervals", task, columns, settings={}, order="rows", marks=marks)
     for task, weights, soft in (
