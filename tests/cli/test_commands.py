@@ -83,3 +83,9 @@ def test_diagrams_are_written_in_the_format_of_the_suffix(folder, capsys):
 def test_metrics_are_found_by_name():
     assert {"ece", "brier_score", "smece", "correctness_auroc"} <= metrics().keys()
     assert metrics()["kl_divergence"] == "KLDivergence"
+
+
+def test_an_unrelated_command_has_no_suggestion(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["unrelated"])
+    assert "Did you mean" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Each message names the rule, what was found and the remedy, and following it works: rows in `messages.py`."""
+"""Every message states the rule, the value found and a remedy that works. Its rows are in `messages.py`."""
 
 import shlex
 import warnings
@@ -18,7 +18,7 @@ from torchcalib.cli.messages import _ARGUMENT
 from torchcalib.inference import calibration_test
 
 
-def assert_says(message, text):
+def assert_message(message, text):
     """Check the parts of a text, and the form "`name` must <rule>, got <found>. <Remedy>." if the text has it."""
     place = 0
     for part in text.split(" ... "):
@@ -34,7 +34,7 @@ def assert_says(message, text):
 def assert_refused(row):
     with pytest.raises(row.error) as raised:
         row.call()
-    assert_says(str(raised.value.args[0]), row.text)
+    assert_message(str(raised.value.args[0]), row.text)
 
 
 ROWS = [row if isinstance(row, Refusal) else Refusal(*row) for rows in AREAS.values() for row in rows]
@@ -107,7 +107,7 @@ def warned(call, text):
         found = call()
     own = [each for each in caught if each.category is not DeprecationWarning]
     assert len({str(each.message) for each in own}) == 1
-    assert_says(str(own[0].message), text)
+    assert_message(str(own[0].message), text)
     assert {each.filename for each in own} <= {__file__, messages.__file__}
     return found
 
@@ -158,7 +158,7 @@ def test_wrong_commands_give_one_line_with_options_and_exit_code_2_and_the_advis
     line = printed.err.splitlines()[-1].partition("error: ")[2]
     assert (code, printed.out) == (2, "")
     assert printed.err.startswith("usage: torchcalib") or printed.err.count("\n") == 1
-    assert_says(line, text)
+    assert_message(line, text)
     assert not _ARGUMENT.search(line), "options must have the names of the command line"
     for line in remedy:
         code, printed = run(line)

@@ -456,7 +456,7 @@ def event_value(metric, column, options, guard, copies=True):
     blocks = ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
     if metric == "estimationerror":
         return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
-    rows = ranked.rows_of(blocks, confidence, outcome, weights)
+    rows = ranked.rows_of(blocks, confidence, outcome, weights, copies)
     if metric == "gce":
         return ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)

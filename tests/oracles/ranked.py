@@ -145,14 +145,14 @@ def blocks_of(
     return [block for block in held if block]
 
 
-def rows_of(blocks, scores, outcomes, weights=None):
-    """Return index, n, mean confidence, mean outcome and variance of the gap for each block; weights are copies."""
+def rows_of(blocks, scores, outcomes, weights=None, copies=True):
+    """Return index, n, mean confidence, mean outcome and variance of the gap for each block; see `gap_variance`."""
     weights = weights or [1] * len(scores)
     rows = []
     for b, block in enumerate(blocks):
         own = [weights[i] for i in block]
         means = [oracles.mean([column[i] for i in block], own) for column in (scores, outcomes)]
-        variance = oracles.gap_variance([scores[i] for i in block], [outcomes[i] for i in block], own, True)
+        variance = oracles.gap_variance([scores[i] for i in block], [outcomes[i] for i in block], own, copies)
         rows.append((b, sum(own), *means, variance))
     return rows
 

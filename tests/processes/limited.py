@@ -1,8 +1,8 @@
 """Run commands of torchcalib one after the other, each in a forked process with limits of memory and time.
 
 Reads a list of `[arguments, bytes of the files]` as JSON from stdin. Prints a line of JSON for each command: its exit
-code or signal, its output, and the growth of its memory in bytes. A command that is the first to need a kernel compiles
-it, which may take 100 MB, so a command that grows too much runs once more with the kernels that are then on disk.
+code or signal, its output, and the growth of its memory in bytes. The first command that needs a kernel compiles it,
+which may take 100 MB. A command that grows too much therefore runs once more, with all kernels on disk.
 """
 
 import json

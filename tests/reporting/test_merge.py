@@ -220,7 +220,7 @@ HOSTILE = {
     "cells below 0": sketch(cells=-CELLS),
     "cells of NaN": sketch(cells=CELLS * torch.nan),
     "cells without labels": sketch(has_labels=3),
-    "cells of no rows": sketch(n_rows=torch.tensor(-1)),
+    "cells of -1 rows": sketch(n_rows=torch.tensor(-1)),
     "sums of a group less": groups(1, lambda x: x[1:]),
     "float32 sums of groups": groups(1, lambda x: x.float()),
     "noise flag of a group less": groups(2, lambda x: x[1:]),

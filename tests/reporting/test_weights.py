@@ -117,7 +117,7 @@ def test_rank_based_errors_have_no_p_value_with_floating_weights(factor):
 
 
 @pytest.mark.parametrize("name", ["ACE", "TCE", "KS", "ATB", "CORP", "ICI"])
-def test_every_lane_counts_only_integer_weights_of_rank_based_errors(name):
+def test_rank_based_errors_have_no_test_for_floating_weights(name):
     p, y, _ = rows()
     twos = torch.full((300,), 2.0)
     floats, mask, counts, merged = (getattr(tc, name)(task="binary") for _ in range(4))
@@ -136,7 +136,7 @@ def test_every_lane_counts_only_integer_weights_of_rank_based_errors(name):
         grouped.worst,
         lambda: calibration_test(counts, p, y, weights=twos),
     ):
-        with pytest.raises(ValueError, match="`weights` must be integers for the test of a rank-based error"):
+        with pytest.raises(ValueError, match="`weights` must be integers, which count copies"):
             test()
 
 
@@ -152,3 +152,16 @@ def test_comparisons_have_no_chance_of_rank_based_errors_with_floating_weights()
             elif line.key == "ece/positive":
                 assert difference.p_value is not None
         assert any("floating weights do not count samples" in note for note in found.notes) == (not is_counted)
+
+
+@pytest.mark.parametrize("bins", ["equal_width", "equal_mass", "pava", [0, 0.3, 0.7, 1]])
+def test_tables_of_bins_do_not_depend_on_the_unit_of_floating_weights(bins):
+    g = torch.Generator().manual_seed(0)
+    p = torch.rand(300, generator=g, dtype=torch.float64)
+    y = torch.bernoulli(p, generator=g).long()
+    how = {"task": "binary", "bins": bins} | ({} if isinstance(bins, list) or bins == "pava" else {"n_bins": 5})
+    plain = tc.calibration_curve(p, y, **how)
+    for weight in (1.0, 100.0):
+        table = tc.calibration_curve(p, y, **how, weights=torch.full((300,), weight))
+        for name in ("effective_n", "confidence", "frequency", "band_low", "band_high"):
+            torch.testing.assert_close(getattr(table, name), getattr(plain, name), equal_nan=True)

@@ -122,8 +122,8 @@ class BinTable(Tabular):
     Attributes:
         lower, upper: edges of the bin.
         n: total weight: the number of samples if all weights are 1.
-        effective_n: number of samples; for floating weights Kish's effective number (sum w)^2 / sum w^2. NaN if no
-            variances were summed.
+        effective_n: effective number of samples (Kish 1965), (sum w)^2 / sum w^2 for floating weights w. Equal to `n`
+            for integer weights. NaN if no variances were summed.
         share: n / N, the fraction of all samples.
         confidence: mean confidence.
         frequency: mean outcome.

@@ -149,7 +149,7 @@ class RankedSample:
         squares = self.squares
         if squares is not None:
             squares = squares.gather(-1, order_of(self.score.detach())) if squares.shape[-1] else None
-        return SortedSample(score, positives, n, size, self.from_logits, squares)
+        return SortedSample(score, positives, n, size, self.from_logits, squares, self.copies)
 
 
 def by_pieces(function: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
@@ -176,6 +176,7 @@ class SortedSample:
     size: Tensor  # number of elements that are not ignored, int64 `(...)`
     from_logits: bool
     squares: Tensor | None = None  # see `RankedSample`
+    copies: bool = True  # see `RankedSample`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -209,11 +210,12 @@ class SortedSample:
         """
         n, p = self.counts.to(self.confidence.dtype), self.confidence.detach()
         spread = (n * p * (1 - p)).masked_fill(~self.counted, 0)
+        noise = spread if self.copies else n * spread
         if not self.positives.is_floating_point():
-            return spread, spread
+            return spread, noise
         positives = self.positives.detach().masked_fill(~self.counted, 0)
         is_soft = (positives != positives.round()).any(-1, keepdim=True) & (n == 1)
-        return spread, torch.where(is_soft, (positives - p).square().masked_fill(~self.counted, 0), spread)
+        return spread, torch.where(is_soft, (positives - p).square().masked_fill(~self.counted, 0), noise)
 
     @once
     def residual_squares(self) -> Tensor:

@@ -78,10 +78,12 @@ class RankedBins(BinStats):
         spread, noise = (run_sums(variance, self.ends) for variance in self.sample.variances)
         return spread, noise
 
-    @property
+    @once
     def weight_square(self) -> Tensor:
-        """See `BinStats`. Weights are integers, which count copies."""
-        return self.n
+        """See `BinStats`."""
+        if self.sample.copies:
+            return self.n
+        return run_sums(self.sample.counts.square().to(self.n.dtype), self.ends)
 
     @once
     def residual_square(self) -> Tensor:

@@ -134,7 +134,7 @@ class Samples(NamedTuple):
 
     scores: list[Tensor]  # see `RankedSample`; float32 or float64
     outcomes: list[Tensor]  # uint8 labels, or floating soft targets
-    # Number of copies of each sample, int64; whole floating weights, float64; `(..., 0)` if the chunk has no weights
+    # Weight of each sample: int64 for copies, float64 for whole floating weights; `(..., 0)` without weights
     weights: list[Tensor]
     n_ignored: Tensor  # numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`
 
@@ -260,8 +260,8 @@ class SampleState:
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first, float64 `(6,)`.
 
-        These are `n_ignored`, the number of samples, the indices of the score and outcome dtypes, and 0 without
-        weights, or 1 plus the index of their dtype.
+        These are `n_ignored`, the number of samples, and the indices of the score and outcome dtypes. The last number
+        is 0 without weights, else 1 plus the index of their dtype.
         """
         score, outcome, n, *_ = self._whole(state)
         dtypes = [_SCORE_DTYPES.index(score.dtype), _OUTCOME_DTYPES.index(outcome.dtype)]

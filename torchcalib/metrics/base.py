@@ -40,7 +40,6 @@ from torchcalib.metrics.hidden import UpdatesFromHidden
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
-T = TypeVar("T")
 Better = Literal["higher", "lower", "nearer to 0"]
 
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
@@ -70,15 +69,14 @@ def changes_by_summary(attributes: dict[str, Any], name: str, state: Tensor) -> 
     return {name: state, "_computed": None, "_update_count": count, "_evidence": _NO_EVIDENCE}
 
 
-def counted(statistic: T) -> T:
-    """Return the statistic of a calibration test. Raise ValueError if simulated outcomes would count its weights."""
+def check_counts(statistic: Any) -> None:
+    """Raise ValueError if a test would count floating weights as copies."""
     sample = getattr(statistic, "whole", statistic)  # of groups and clusters
     if isinstance(sample, RankedSample) and not sample.is_counted:
         raise ValueError(
-            "`weights` must be integers for the test of a rank-based error, which count copies, got floating numbers "
+            "`weights` must be integers, which count copies, for the test of a rank-based error, got floating numbers "
             "other than 0 and 1. Convert counts with weights.long(), or test ECE if weights express importance."
         )
-    return statistic
 
 
 class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
@@ -383,10 +381,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         Raises:
             TypeError: If the metric is not a calibration error.
-            ValueError: For invalid arguments, for floating weights of a rank-based error other than 0 and 1 (a sketch
-                does not distinguish them from copies), or if an update contained invalid rows on CUDA.
+            ValueError: For invalid arguments, or if an update contained invalid rows on CUDA. Also for floating weights
+                of a rank-based error, unless all are 0 or 1. A sketch does not store whether weights were floating.
         """
-        statistic = counted(self._synced_statistic())
+        statistic = self._synced_statistic()
+        check_counts(statistic)
         return self.test_from(statistic, level=level, n_replicates=n_replicates, seed=seed)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses

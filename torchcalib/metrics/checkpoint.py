@@ -16,7 +16,7 @@ from torchcalib.io.saved import load_saved
 if TYPE_CHECKING:
     from torchcalib.metrics.engine import StatefulMetric
 
-STATE_FORMAT = 8
+STATE_FORMAT = 9
 """Version of the state format. Increase it when the parts of a state or their meaning change."""
 
 DESCRIPTION = "description"

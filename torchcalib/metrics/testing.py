@@ -9,7 +9,7 @@ from torchcalib.core.arguments import Task, task_by_position, task_of
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.tasks import cluster_ids, inferred_task
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.metrics.base import CalibrationMetric, counted
+from torchcalib.metrics.base import CalibrationMetric, check_counts
 from torchcalib.metrics.binned import ECE, BinnedMetric
 from torchcalib.metrics.groups.clustered import Clustered
 
@@ -34,7 +34,8 @@ def calibration_test(
     The result also contains an interval and the noise floor, the expected error under perfect calibration. Outcomes are
     simulated from the predicted confidences and the metric is recomputed (consistency resampling). Confidences are
     assumed to be fixed. An integer weight is a number of independent copies; a floating weight is the importance of a
-    row. Rank-based errors have no test for floating weights other than 0 and 1, which a sketch counts as copies.
+    row. Rank-based errors have no test for floating weights, unless all are 0 or 1. A sketch counts whole floating
+    weights as copies.
 
     Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
     to a question are dependent: without clusters, p-values are then too small and intervals too narrow.
@@ -119,5 +120,7 @@ def calibration_test(
     if isinstance(plain, BinnedMetric) and not fresh._would_sync:
         p = plain.input_format.read(preds, target, weights, batch_shape=plain.batch_shape, drop_invalid=True)
         how["rows"] = plain.label_rows(p)
-        return fresh.test_from(counted(fresh.statistic()), **how)
+        statistic = fresh.statistic()
+        check_counts(statistic)
+        return fresh.test_from(statistic, **how)
     return fresh.test(**how)

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     value: float = math.nan
     gap: float = math.nan  # mean gap of the samples concerned in standard errors; NaN if it was not computed
     expected: float = math.nan  # mean probability of the label for `"confusion"`
-    tail: float = math.nan  # p-value of a better approximation than the chi-squared law; NaN if there is none
+    tail: float = math.nan  # p-value that replaces the chi-squared approximation; NaN if there is none
 
     @property
     def p_value(self) -> float:

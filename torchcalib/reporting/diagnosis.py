@@ -1,8 +1,9 @@
 """Evidence for causes of miscalibration.
 
 A cause is a change of the predicted probabilities with few parameters, fitted to all samples. Its evidence is the
-likelihood-ratio statistic, twice the increase of the log-likelihood. Gaps of one class, group or label have score
-statistics instead: the squared gap in standard errors. Groups and labels are tested by deviances, see `groups`.
+likelihood-ratio statistic, twice the increase of the log-likelihood. A gap of one class has a score statistic instead:
+the squared gap in standard errors. Groups and labels have the score statistic of a bias and a slope, and are tested by
+deviances; see `groups`.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,

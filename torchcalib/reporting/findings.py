@@ -109,7 +109,7 @@ class Labels(NamedTuple):
 
     p_values: Tensor  # p-value of ECE of each label `(L,)`
     gaps: Sequence[Gaps]
-    # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; 0 for a label that is not large
+    # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
     roots: Tensor = torch.zeros(0, 2)
     scores: Tensor = torch.zeros(0)  # see `scores_of_gaps`, `(L,)`
 
@@ -120,7 +120,7 @@ class Labels(NamedTuple):
         flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
         of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
         is_small = ~large_groups(cells)
-        roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), 0)
+        roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), torch.nan)
         scores = scores_of_gaps(cells).masked_fill(is_small, 0)
         return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots, scores)
 
@@ -142,8 +142,9 @@ class Labels(NamedTuple):
         found = (p < LEVEL).nonzero().squeeze(-1).tolist()
         sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
         which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
+        n_tested = max(1, int(self.roots[:, 0].isfinite().sum()))
         statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
-        return Candidate("bad label", statistic, 2, len(self.gaps), which, gap=gap, tail=float(p.min()))
+        return Candidate("bad label", statistic, 2, n_tested, which, gap=gap, tail=float(p.min()))
 
 
 class Findings:
@@ -229,8 +230,8 @@ class Findings:
             p, statistic = p_values_of_roots(groups.roots), float(scores_of_gaps(groups.cells).max())
             index = int(groups.roots.abs().argmax()) // 2
             gap, slope = groups.roots[index].tolist()
-            how = {"value": slope, "gap": gap, "tail": float(p.min())}
-            found.append(Candidate("bad group", statistic, 2, len(groups.names), index, **how))
+            n_groups = len(groups.names)
+            found.append(Candidate("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
         return found if self.labels is None else [*found, self.labels.worst]
 
     def _cause(self) -> Candidate | None:

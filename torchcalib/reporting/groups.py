@@ -114,8 +114,8 @@ def roots_of_gaps(cells: BinCells) -> Tensor:
 def scores_of_gaps(cells: BinCells) -> Tensor:
     """Return the score statistic of a bias and a slope of the log-odds together, `(..., G)`.
 
-    It compares a group or label with other causes. Few outcomes are far from its chi-squared law with two degrees of
-    freedom, so the signed roots have the p-value.
+    It ranks a group or label among other causes. With few outcomes it is far from a chi-squared distribution, so
+    p-values are those of the signed roots.
     """
     log_odds = cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
     design = torch.stack((torch.ones_like(log_odds), log_odds), -2)
@@ -125,8 +125,12 @@ def scores_of_gaps(cells: BinCells) -> Tensor:
 
 
 def p_values_of_roots(roots: Tensor) -> Tensor:
-    """Return the p-value of the larger root of each group `(G,)`, adjusted for all `(G, 2)` roots (Bonferroni)."""
-    return (roots.numel() * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))).clamp(max=1)
+    """Return the p-value of the larger root of each group `(G,)`, times the number of all roots (Bonferroni).
+
+    A group with roots of NaN is not tested: its p-value is 1.
+    """
+    n_tests = roots.isfinite().sum()
+    return (n_tests * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))).clamp(max=1).nan_to_num(1)
 
 
 def roots_of_differences(cells: BinCells) -> Tensor:

@@ -104,7 +104,7 @@ class Data:
         """Sentence on integer weights above 1, and whether it is a warning; an empty string without such weights.
 
         Integer weights are numbers of copies. More than 20 different ones, or a mean above 10, look like importance. A
-        sketch has lost their different values.
+        sketch does not store single weights, so only the mean is checked.
         """
         sample = next(iter(self.samples.values()), None)
         if sample is None or sample.n is None or not self.weights_are_copies:

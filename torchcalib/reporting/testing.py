@@ -23,7 +23,7 @@ from torchcalib.display.words import listed
 from torchcalib.inference.resampling import Interval, resampled_rows
 from torchcalib.inference.testing import CalibrationTest, run_error_tests
 from torchcalib.metrics.binned import equal_width_rows
-from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, sample_of, values
+from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, names_of, sample_of, values
 from torchcalib.reporting.lines import Data
 from torchcalib.results.lines import SELECTIVE_GROUP, Line, LineInterval
 
@@ -64,7 +64,7 @@ def run_tests(data: Data, *, with_intervals: bool) -> tuple[dict[str, Calibratio
     if with_intervals and data.weights_are_copies:
         ranked = {mode: _Ranked.from_data(data, mode) for mode in data.samples}
     elif with_intervals and data.samples:  # simulated outcomes of copies would be independent
-        names = listed([each.described["name"] for each in data.catalogue.ranked if each.is_error])
+        names = names_of(each for each in data.catalogue.ranked if each.is_error)
         notes.append(f"Noise floor and p of {names} are omitted: floating weights do not count samples.")
     n_replicates = _number_of_replicates(data, ranked.values())
     for mode in data.bins:

@@ -278,7 +278,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
     The calibrator is fitted to predictions for rows on which the classifier was not trained.
 
     With `ensemble=True`, each training part of `cv` gives a classifier, and a calibrator is fitted to its predictions
-    for the other rows. Probabilities are the mean over these pairs. Test parts of less than 2 rows on average, such as
+    for the other rows. Probabilities are the mean over these pairs. Test parts of fewer than 2 rows on average, such as
     those of leave-one-out, raise ValueError. With `ensemble=False`, one calibrator is fitted to the predictions for all
     rows, and one classifier to all rows.
 

@@ -15,7 +15,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric, counted
+from torchcalib.metrics.base import CalibrationMetric, check_counts
 from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
 from torchcalib.metrics.groups.sums import SumsByGroup
@@ -231,9 +231,11 @@ class ByGroup(RowsInGroups):
 
         Raises:
             TypeError: If the metric is not a calibration error.
-            ValueError: For invalid arguments, or if there is more than one value per group.
+            ValueError: For invalid arguments, or if there is more than one value per group. Also for floating weights
+                of a rank-based error, unless all are 0 or 1.
         """
-        statistic = counted(self._synced_statistic())
+        statistic = self._synced_statistic()
+        check_counts(statistic)
         found = self.test_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
         if found.statistic.dim() > 1:
             raise ValueError(

@@ -71,7 +71,7 @@ def _cells(confidence, n_bins, first, out):
 def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, sums):
     """Add events `(N,)` to the `sums` `(F, K)` of their cells in place, one event at a time.
 
-    Outcomes are float64: each combination of dtypes is compiled, and takes half a second at first use.
+    Outcomes are float64, because numba compiles each combination of dtypes, which takes half a second.
 
     `noise` is a pair of bools (outcomes are fractional, weights are squared), or None. `edges` are `(B + 1,)`.
     """

@@ -251,7 +251,6 @@ def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
     n_pieces = -(-x.shape[1] // size)
     sums = np.zeros((len(x) * n_pieces, width))
     labels = None if t.dtype.kind == "f" else t
-    t = t.astype(np.float64, copy=False) if labels is None else t  # fewer loops to compile
 
     def add(begin: int, end: int) -> None:
         _add_pieces(x, t, labels, kind == "log", from_logits, begin, size, sums[begin:end])

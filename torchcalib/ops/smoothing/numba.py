@@ -42,7 +42,7 @@ def _fill_cells(confidence, index):
 
 @compiled_loop
 def _sums(confidence, outcome, weights, noise, sums):
-    """Add events to the `smoothing_sums` of their cells; `noise` is as for `bin_sums.numba.add_events`."""
+    """Add events to the `smoothing_sums` of their cells; outcomes and `noise` as for `bin_sums.numba.add_events`."""
     # There are thousands of cells, so consecutive events seldom wait for each other, unlike in `add_events`.
     product_row = len(sums) - 1
     cells = np.empty(BLOCK, np.int32)
@@ -99,7 +99,6 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
     """Fill `into` with the cell sums; arguments as for `chunked.sums`."""
     n_series, n = confidence.shape
-    outcome = outcome.double()  # fewer loops to compile
     noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
     starts = range(0, n, size)
@@ -110,8 +109,8 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
     def add(begin: int, end: int) -> None:
         for element, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             block = slice(starts[piece], starts[piece] + size)
-            part = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
-            _sums(*columns_of(*part), noise_kind, pieces[element, piece])
+            c, o, w = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
+            _sums(*columns_of(c, o.double(), w), noise_kind, pieces[element, piece])
 
     in_threads(add, n_series * len(starts), n_series * n)
     if len(starts) > 1:
@@ -121,12 +120,12 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
     """Fill `slopes` with the gradient in the confidence; arguments as for `chunked.gradient`."""
     n_series, n = confidence.shape
-    outcome, starts = outcome.double(), range(0, n, _PIECE)
+    starts = range(0, n, _PIECE)
 
     def fill(begin: int, end: int) -> None:
         for element, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             block = slice(starts[piece], starts[piece] + _PIECE)
-            part = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
-            _gradient(*columns_of(*part), upstream[element].numpy(), slopes[element, block].numpy())
+            c, o, w = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
+            _gradient(*columns_of(c, o.double(), w), upstream[element].numpy(), slopes[element, block].numpy())
 
     in_threads(fill, n_series * len(starts), n_series * n)

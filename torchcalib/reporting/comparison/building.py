@@ -512,9 +512,10 @@ class ComparisonBuilder:
             if not has_labels:
                 labelled = names_of(each for each in ranked if each.metric.needs_labels)
                 notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
-            if not system.is_counted:
-                notes.append(f"Intervals and p of {names} are omitted: floating weights do not count samples.")
-            elif system.size > MAX_RANKED:
+            if not system.data(has_labels).weights_are_copies:
+                errors = names_of(each for each in ranked if each.is_error)
+                notes.append(f"Intervals and p of {errors} are omitted: floating weights do not count samples.")
+            if system.size > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:
                 notes.append(f"Intervals of {names} are computed from {RANKED_REPLICATES} replicates.")

@@ -341,11 +341,6 @@ class System:
         """True if all outcomes in the ranked samples are 0 or 1."""
         return all(are_labels(ranks.sample.whole) for ranks in self.ranks.values())
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether the weights of the ranked samples count rows."""
-        return all(ranks.sample.whole.is_counted for ranks in self.ranks.values())
-
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
         statistics: dict[str, Any] = {name: sums.whole for name, sums in self.sums.items()}
@@ -360,6 +355,8 @@ class System:
         """
         # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
         members = [each for each in data.members if not each.metric.settings.get("debiased")]
+        if not data.weights_are_copies:  # simulated outcomes of copies would be independent
+            members = [each for each in members if not each.is_error or each.statistic in self.sums]
         errors = [each for each in members if each.is_error]
         bootstrap = self._values(members, lambda part: part.replicates(draws))
         null = [self._values(errors, lambda part: part.null_replicates(draws, flips=False))]
@@ -371,8 +368,7 @@ class System:
         self, members: list[Member], replicates: Callable[[GroupedSums | GroupedRanks], Iterator[Any]]
     ) -> dict[str, Tensor]:
         """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-        ranks = self.ranks if self.is_counted and self.size <= MAX_RANKED else {}
-        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **ranks}
+        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **(self.ranks if self.size <= MAX_RANKED else {})}
         found: dict[str, list[Tensor]] = defaultdict(list)
         for name, part in parts.items():
             sharing = [each for each in members if each.statistic == name]
