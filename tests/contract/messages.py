@@ -5,12 +5,9 @@ text contains parts of the message in their order, separated by " ... ".
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from cases import squared_gap
 from helpers import fits, hidden
 from helpers.blocks import find
 from helpers.prediction_files import write_csv, write_npz
+from helpers.refusals import Refusal
 from helpers.reports import QUICK, miscalibrated_data, quick_report, realistic
 from helpers.systems import systems
 from sklearn.datasets import make_classification
@@ -49,16 +47,6 @@ LONG, MANY = "x" * 900, [0.5] * 900
 
 def t(*values):
     return torch.tensor(values)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A call that raises an error, and the call that follows from the advice of its message."""
-
-    call: Callable[[], Any]
-    text: str
-    error: type[Exception] | tuple[type[Exception], ...] = ValueError
-    remedy: Callable[[], Any] | None = None
 
 
 def wrong(call, *rows, works=True):

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 from contract import messages
-from contract.messages import AREAS, COMMANDS, MISTAKES, SUSPICIOUS, WARNINGS, Refusal
+from contract.messages import AREAS, COMMANDS, MISTAKES, SUSPICIOUS, WARNINGS
+from helpers.refusals import Refusal, assert_message, assert_refused
 from helpers.reports import QUICK
 
 import torchcalib as tc
@@ -18,29 +19,13 @@ from torchcalib.cli.messages import _ARGUMENT
 from torchcalib.inference import calibration_test
 
 
-def assert_message(message, text):
-    """Check the parts of a text, and the form "`name` must <rule>, got <found>. <Remedy>." if the text has it."""
-    place = 0
-    for part in text.split(" ... "):
-        place = message.find(part, place)
-        assert place >= 0, f"{part!r} missing in: {message}"
-        place += len(part)
-    assert len(message) <= 500
-    if "must" in text:
-        assert "got" in message, message
-    assert message.isprintable()
+def rows_of_areas():
+    for area, rows in AREAS.items():
+        for row in (each if isinstance(each, Refusal) else Refusal(*each) for each in rows):
+            yield pytest.param(row, id=f"{area}: {row.text[:50]}")
 
 
-def assert_refused(row):
-    with pytest.raises(row.error) as raised:
-        row.call()
-    assert_message(str(raised.value.args[0]), row.text)
-
-
-ROWS = [row if isinstance(row, Refusal) else Refusal(*row) for rows in AREAS.values() for row in rows]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text[:50])
+@pytest.mark.parametrize("row", list(rows_of_areas()))
 @pytest.mark.filterwarnings("ignore")
 def test_wrong_calls_raise_errors_with_rule_and_value_and_the_advised_call_works(row):
     assert_refused(row)

@@ -10,9 +10,7 @@ from functools import partial
 import pytest
 import torch
 from cases import formulas, squared_gap
-from contract.messages import Refusal
-from contract.test_messages import assert_refused
-from helpers.refusals import check_each
+from helpers.refusals import Refusal, assert_refused, check_each
 
 import torchcalib as tc
 import torchcalib.functional as F

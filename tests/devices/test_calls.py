@@ -191,7 +191,7 @@ REPORTS = {
     "ByGroup.worst": Call(
         worst_groups, 16, f"{ROWS}; 4: variances of simulated counts; 4: choice of groups; 7: columns"
     ),
-    "ECE.plot": Call(plotted, 17, "2: validity of the rows; 4: bands; 1: value; 10: columns of the table", "binary"),
+    "ECE.plot": Call(plotted, 18, "2: validity of the rows; 4: bands; 1: value; 11: columns of the table", "binary"),
     "Monitor": Call(monitored, 22, "2 for each of 9 metrics: validity of the rows, value; 4: bands"),
 }
 # Largest number of reads of a fit, with the reasons besides 2 for the rows: 1: validity, 1: presence of data

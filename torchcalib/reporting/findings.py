@@ -10,12 +10,18 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
-from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.groups import GroupGaps, large_groups, p_values_of_roots, roots_of_gaps, scores_of_gaps
+from torchcalib.reporting.groups import (
+    GroupGaps,
+    cells_of,
+    large_groups,
+    p_values_of_roots,
+    roots_of_gaps,
+    scores_of_gaps,
+)
 from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
@@ -116,7 +122,7 @@ class Labels(NamedTuple):
     @classmethod
     def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
         """Return the tests of labels from their bins `(L, B)`; `effect` is the design effect of clusters."""
-        cells = BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
+        cells = cells_of(bins, effect)
         flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
         of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
         is_small = ~large_groups(cells)

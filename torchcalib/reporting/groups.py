@@ -40,7 +40,7 @@ class GroupGaps(NamedTuple):
         """Return the gaps of groups from their bins `(G, B)` or `(G, L, B)`; `effect` is the design effect."""
         sums = bins.sums
         bins = replace(bins, sums=sums if sums.dim() == 3 else sums.movedim(1, -2).flatten(-2), noise_flag=None)
-        cells = BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(names),), max(1.0, effect)))
+        cells = cells_of(bins, effect)
         index = large_groups(cells).nonzero().squeeze(-1)
         cells = cells.map(lambda x: x[index])
         roots = roots_of_gaps(cells)
@@ -98,6 +98,11 @@ class GroupGaps(NamedTuple):
 
     def _intervals(self, cells: BinCells) -> ErrorIntervals:
         return ErrorIntervals(cells, normal_quantile(1 - 0.05 / len(self.names), cells.n))
+
+
+def cells_of(bins: BinStats, effect: float) -> BinCells:
+    """Return the bins of groups or labels, with the noise of a design effect of at least 1."""
+    return BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
 
 
 def large_groups(cells: BinCells) -> Tensor:
