@@ -303,7 +303,9 @@ def groups():
         numbers[12], columns["preds"][12] = 2, torch.nan
         columns["weights"][12] = 1
         columns["groups"] = numbers
-        more = {"is_bounded": isinstance(case.example.kind, SumState), "marks": param.marks}
+        is_slow = case.cls is tc.SmECE and case.task != "binary"
+        marks = (*param.marks, *(pytest.mark.extended,) * is_slow)
+        more = {"is_bounded": isinstance(case.example.kind, SumState), "marks": marks}
         wrong = (*BAD[1:], ("groups", N_GROUPS), ("groups", -2))
         yield of_metric(f"groups {case}", make, columns, value_of_groups, wrong=wrong, **more)
 
@@ -510,7 +512,7 @@ def comparisons():
         marks = (pytest.mark.extended,) * (task == "multilabel")
         yield State(f"comparison {task}", make, columns, comparison_of, order="batches", **how, marks=marks)
         columns = {**columns, "clusters": torch.arange(60) // 2}
-        more = {**how, "merges": MERGES_BUILDERS}
+        more = {**how, "merges": MERGES_BUILDERS, "marks": (pytest.mark.extended,) * (task != "binary")}
         yield State(f"comparison {task} of clusters", make, columns, comparison_of, **more)
 
 
