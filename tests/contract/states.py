@@ -288,7 +288,7 @@ N_GROUPS = 6
 
 def groups():
     """Yield metrics by group, with missing rows, rows without a group, and a group without rows."""
-    for param in covering([case for case in CASES if not case.in_blocks], lambda case: {path_of(case)}):
+    for param in covering([case for case in CASES if not case.in_blocks], lambda case: {path_of(case)}, path_of):
         case = param.values[0]
 
         def make(case=case, **more):
@@ -354,7 +354,7 @@ def clusters():
 
 def bootstraps():
     """Yield bootstraps of rows, whose draws depend on the order of rows, and of clusters."""
-    for param in covering([case for case in CASES if has_sums(case)], lambda case: {path_of(case)}):
+    for param in covering([case for case in CASES if has_sums(case)], lambda case: {path_of(case)}, path_of):
         case = param.values[0]
 
         def make(case=case, **more):
