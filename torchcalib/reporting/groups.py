@@ -126,7 +126,8 @@ def scores_of_gaps(cells: BinCells) -> Tensor:
     design = torch.stack((torch.ones_like(log_odds), log_odds), -2)
     score = design @ (cells.outcomes - cells.expected).unsqueeze(-1)
     information = (design * cells.noise.unsqueeze(-2)) @ design.mT
-    return (score.mT @ torch.linalg.pinv(information, hermitian=True) @ score).flatten(-3)
+    found: Tensor = score.mT @ torch.linalg.pinv(information, hermitian=True) @ score
+    return found.flatten(-3)
 
 
 def p_values_of_roots(roots: Tensor) -> Tensor:
@@ -135,7 +136,8 @@ def p_values_of_roots(roots: Tensor) -> Tensor:
     A group with roots of NaN is not tested: its p-value is 1.
     """
     n_tests = roots.isfinite().sum()
-    return (n_tests * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))).clamp(max=1).nan_to_num(1)
+    p: Tensor = n_tests * torch.special.erfc(roots.abs().amax(-1) / math.sqrt(2))
+    return p.clamp(max=1).nan_to_num(1)
 
 
 def roots_of_differences(cells: BinCells) -> Tensor:

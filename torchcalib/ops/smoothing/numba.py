@@ -109,8 +109,9 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
     def add(begin: int, end: int) -> None:
         for element, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             block = slice(starts[piece], starts[piece] + size)
-            c, o, w = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
-            _sums(*columns_of(c, o.double(), w), noise_kind, pieces[element, piece])
+            w = None if weights is None else weights[element, block]
+            c, o = confidence[element, block], outcome[element, block].double()
+            _sums(*columns_of(c, o, w), noise_kind, pieces[element, piece])
 
     in_threads(add, n_series * len(starts), n_series * n)
     if len(starts) > 1:
@@ -125,7 +126,8 @@ def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstre
     def fill(begin: int, end: int) -> None:
         for element, piece in (divmod(k, len(starts)) for k in range(begin, end)):
             block = slice(starts[piece], starts[piece] + _PIECE)
-            c, o, w = (None if x is None else x[element, block] for x in (confidence, outcome, weights))
-            _gradient(*columns_of(c, o.double(), w), upstream[element].numpy(), slopes[element, block].numpy())
+            w = None if weights is None else weights[element, block]
+            c, o = confidence[element, block], outcome[element, block].double()
+            _gradient(*columns_of(c, o, w), upstream[element].numpy(), slopes[element, block].numpy())
 
     in_threads(fill, n_series * len(starts), n_series * n)
