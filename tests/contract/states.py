@@ -583,6 +583,12 @@ KINDS += (collections, reports, comparisons, monitors, adapters, calibrators)
 STATES = [state for kind in KINDS for state in kind()]
 
 
-def states(where=lambda _: True):
-    """Return a parameter for each state that meets a condition."""
-    return [pytest.param(state, id=str(state), marks=state.marks) for state in STATES if where(state)]
+def states(where=lambda _: True, each_class=False):
+    """Return a parameter for each state that meets a condition.
+
+    Metrics have one state per path. With `each_class`, the extended run has one per class and path.
+    """
+    found = [state for state in STATES if where(state)]
+    if not each_class:
+        found = [state for state in found if not (state.marks and state.name.startswith("metric "))]
+    return [pytest.param(state, id=str(state), marks=state.marks) for state in found]

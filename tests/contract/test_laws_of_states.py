@@ -54,8 +54,8 @@ def examples(state):
     return settings(max_examples=state.examples, suppress_health_check=list(HealthCheck))
 
 
-def law(where=lambda state: True):
-    return pytest.mark.parametrize("state", states(where))
+def law(where=lambda state: True, **which):
+    return pytest.mark.parametrize("state", states(where, **which))
 
 
 def divided(random, state):
@@ -71,7 +71,7 @@ def divided(random, state):
     return batches, sorted(parts) if state.order == "rows" else parts
 
 
-@law(lambda state: state.order)
+@law(lambda state: state.order, each_class=True)
 def test_law_the_whole_is_the_sum_of_its_parts(state):
     """Rows in any order, batches of any size, and any tree of parts; in order, if the value depends on the order."""
     expected = state.value(state.after(slice(None)))
@@ -94,7 +94,7 @@ def test_law_the_whole_is_the_sum_of_its_parts(state):
     check()
 
 
-@law()
+@law(each_class=True)
 def test_law_copies_are_equal_and_share_nothing(state):
     """A copy is equal, and continues as the original. Neither changes the other."""
     n = state.n // 2 // state.block * state.block
