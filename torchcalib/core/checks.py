@@ -131,7 +131,7 @@ class WeightRule(Rule):
         if self.whole:  # float64 represents every whole number up to 2^53
             valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
             rule = "whole numbers for methods that sort samples (weight k means k copies)"
-            fix = "Scale and round them, or use a method with equal-width bins."
+            fix = "Use a method with equal-width bins. Integers would count as copies in tests."
         else:
             valid = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
             rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to ignore a row."

@@ -238,7 +238,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         for each in self.confidences:
             if each.key == key:
                 return each
-        raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
+        raise KeyError(f"`key` must be one of {quoted(self) if len(self) else 'no keys'}, got {shown(key)}.")
 
     def __iter__(self) -> Iterator[str]:
         return (each.key for each in self.confidences)
@@ -397,7 +397,7 @@ class AuditComparison(Mapping[str, Comparison]):
     def __getitem__(self, key: str) -> Comparison:
         if key in self.comparisons:
             return self.comparisons[key]
-        raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
+        raise KeyError(f"`key` must be one of {quoted(self) if len(self) else 'no keys'}, got {shown(key)}.")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.comparisons)
