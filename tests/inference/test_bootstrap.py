@@ -33,6 +33,20 @@ def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
     assert not bool((found.low > found.high).any())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["ece-debiased-binary-positive", "rmsce-debiased-multiclass-classwise"])
+def test_drawn_copies_are_samples_of_debiased_errors(name, weighted):
+    case = next(case for case in CASES if case.name == name)
+    preds, target = case.data(n=25)
+    weights = 1 + torch.arange(25) % 3
+    given = {"weights": weights, **case.options} if weighted else case.options
+    found = bootstrap(case.function, preds, target, task=case.task, n_replicates=39, seed=1, **given)
+    for r, times in enumerate(counts_of(39, 25, seed=1)[:2].long()):
+        times = times * weights if weighted else times
+        drawn = case.call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
+        close(found.replicates[r], drawn)
+
+
 def test_ends_without_bias_are_shifted_only_if_the_bias_exceeds_a_quarter_of_the_standard_error():
     """39 replicates of standard deviation s around the value plus a shift; at level 0.95 the ends are the extremes."""
     replicates = torch.linspace(-1, 1, 39, dtype=torch.float64)

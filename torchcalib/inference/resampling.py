@@ -298,7 +298,9 @@ def bootstrap(
         seed: seed of the random numbers, which are equal on all devices.
         groups: cluster of dependent samples, such as a patient or a video, integers `(N,)`. The samples of a cluster
             are resampled together and share a fold. For few clusters, the interval is moved outwards; see `Interval`.
-        weights: weights of samples `(..., N)`, which are multiplied by the resampling counts.
+        weights: weights of samples `(..., N)`, which are multiplied by the resampling counts. A metric gets the
+            products as integers if `weights` are integers or None: they are numbers of copies. With floating weights
+            they are floating: debiased errors then count all copies of a row as one sample of higher importance.
         **options: options of the metric.
 
     Returns:
@@ -347,12 +349,14 @@ def bootstrap(
     with torch.no_grad():
         value = metric(preds, target, task=task, weights=weights, **options)
         found = []
-        for drawn in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1]):
-            drawn = drawn.reshape(len(drawn), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
+        for counts in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1]):
+            drawn = counts.reshape(len(counts), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
+            if p.copies:  # so that the metric counts them as samples
+                drawn = drawn.long()
             drawn = drawn if weights is None else drawn * weights
             found.append(metric(preds, target, task=task, weights=drawn, **options))
             _check_values(found[-1], value, len(drawn))
-            del drawn  # so that the next weights reuse its memory
+            del counts, drawn  # so that the next weights reuse its memory
     if isinstance(value, tuple):
         parts = [torch.cat(part) for part in zip(*found, strict=True)]
         intervals: list[Any] = [Interval(v, part, level, n_clusters) for v, part in zip(value, parts, strict=True)]
