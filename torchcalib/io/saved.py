@@ -44,9 +44,22 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def saved_bytes(value: Any) -> bytes:
-    """Return a tensor, or nested lists and dicts of tensors and plain values, as the bytes of a `torch.save` file."""
+    """Return a tensor, or nested lists and dicts of tensors and plain values, as the bytes of a `torch.save` file.
+
+    Equal values have equal bytes. `torch.save` would store the whole storage of a tensor that is a part of it.
+    """
+
+    def alone(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: alone(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(alone, value))
+        if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.element_size():
+            return value.clone()
+        return value
+
     content = BytesIO()
-    torch.save(value, content)
+    torch.save(alone(value), content)
     return content.getvalue()
 
 
