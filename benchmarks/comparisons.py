@@ -338,7 +338,7 @@ def both_modes(law: Law, found: Found, share: str) -> list[str]:
     return cells
 
 
-STUDY = Study("comparisons", 1_000, [Part(CELLS, measured, tables, lambda cell: 1 if cell[1] == "bins" else 1 / 5)])
+STUDY = Study("comparisons", 1_000, [Part(CELLS, measured, tables)])
 
 if __name__ == "__main__":
     main(STUDY)
