@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
-from opcode import opname
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -132,18 +131,14 @@ _ADVICE = {
     "FocalLoss": _PENALTIES,
     "soft_ece": _PENALTIES,
     "SoftECE": _PENALTIES,
-    "make_scorer": "Use torchcalib.sklearn.get_scorer('neg_ece'), or sklearn.metrics.make_scorer(torchcalib.ece, "
-    "response_method='predict_proba', greater_is_better=False).",
+    "make_scorer": "Use torchcalib.sklearn.get_scorer('neg_ece').",
     "MatrixScaling": "torchcalib does not have this calibrator; the closest is "
     "`torchcalib.StructuredMatrixScaling`: a matrix with ridge penalties.",
 }
 
 
-def unknown_name(module: str, name: str, known: Sequence[str]) -> Exception:
-    """Return the error for an unknown attribute of a module, with a suggestion.
-
-    `from module import name` replaces an AttributeError by an error without the suggestion. It therefore gets an
-    ImportError. Call this function in the `__getattr__` of a module.
+def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
+    """Return the error for an unknown attribute of a module, with a suggestion. Call it in the module's `__getattr__`.
 
     Args:
         module: name of the module.
@@ -153,13 +148,8 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> Exception:
     message = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
-    reader = sys._getframe(2)
-    is_import = opname[reader.f_code.co_code[reader.f_lasti]] == "IMPORT_FROM"
-    if is_import:
-        message = f"cannot import name {name!r} from {module!r}"
     advice = _ADVICE.get(name) or _similar(module, name, known)
-    error = f"{message}. {advice}" if advice else message
-    return ImportError(error, name=module) if is_import else AttributeError(error)
+    return AttributeError(f"{message}. {advice}" if advice else message)
 
 
 def _similar(module: str, name: str, known: Sequence[str]) -> str:

@@ -1217,8 +1217,6 @@ INTEGRATIONS = [
         (tc.functional, "expected_calibration_error", "ece"), (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"), (tc.calibration, "LogisticCalibration", "AffineScaling"),
         (tc.losses, "ece", "ece"), (tc, "ClasswiseECE", "ECE"))],
-    (lambda: exec("from torchcalib.losses import ece"), "cannot import name 'ece' from 'torchcalib.losses'. Did you "
-     "mean `torchcalib.ece`", ImportError),
     (lambda: tc.calibration.MatrixScaling, "the closest is `torchcalib.StructuredMatrixScaling`", AttributeError),
 ]  # fmt: skip
 

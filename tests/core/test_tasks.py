@@ -8,7 +8,8 @@ import torch
 from helpers.refusals import check_each
 from helpers.reports import QUICK
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss, make_scorer
+from sklearn.metrics import make_scorer
+from sklearn.model_selection import cross_val_score
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -284,14 +285,21 @@ def test_functions_accept_the_names_of_scikit_learn():
     assert tc.report(**by_name, **QUICK)["ece"] == tc.report(preds, target, **QUICK)["ece"]
 
 
-def test_scorers_of_scikit_learn_pass_labels_first():
+@pytest.mark.parametrize(
+    ("labels", "rule"),
+    [
+        (np.arange(120) // 7 % 2, "The arguments seem to be swapped"),
+        ((np.arange(120) // 7 % 2).astype(float), "The arguments seem to be swapped"),
+        (np.arange(120) // 7 % 2 == 1, "The arguments seem to be swapped"),
+        (np.arange(120) % 3, "The arguments seem to be swapped"),
+        (np.array(["no", "yes"])[np.arange(120) // 7 % 2], "If these are labels, pass the predictions first"),
+    ],
+    ids=["int", "float", "bool", "classes", "text"],
+)
+def test_scorers_of_functions_name_the_scorers_of_the_package(labels, rule):
+    """`make_scorer` passes labels first."""
+    features = np.arange(120.0)[:, None] / 60 - 1
     scorer = make_scorer(tc.nll, response_method="predict_proba", greater_is_better=False)
-    features = np.arange(60.0)[:, None] / 30 - 1
-    for labels in (np.arange(60) // 7 % 2, np.array(["incorrect", "correct"])[np.arange(60) // 7 % 2]):
-        model = LogisticRegression().fit(features, labels)  # columns of probabilities have the order of the labels
-        probs, weights = model.predict_proba(features), np.arange(60) % 3
-        assert float(scorer(model, features, labels)) == pytest.approx(-log_loss(labels, probs), rel=1e-12)
-        expected = -log_loss(labels, probs, sample_weight=weights)
-        assert float(scorer(model, features, labels, sample_weight=weights)) == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match="`y_true` must contain all 2 classes if they are text, got 'correct'"):
-        scorer(model, features[:1], labels[7:8])
+    with pytest.raises((TypeError, ValueError), match=rule) as error:
+        cross_val_score(LogisticRegression(), features, labels, scoring=scorer, error_score="raise")
+    assert "torchcalib.sklearn.get_scorer" in str(error.value)

@@ -22,6 +22,14 @@ _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
+_ADVICE = {
+    "preds": " If these are labels, pass the predictions first. For scorers of scikit-learn, use "
+    "torchcalib.sklearn.get_scorer.",
+    "target": " Pass class indices in the order of the class axis, for example "
+    "pandas.Categorical(labels, categories=class_names).codes.",
+}
+
+
 def as_tensors(
     preds: Any, target: Any, weights: Any = None, sample_weight: Any = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -90,15 +98,7 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     if array.dtype.kind not in "biuf":
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
         example = f" such as {shown(array.reshape(-1)[:1].tolist()[0])}" if array.size else ""
-        advice = (
-            (
-                " Pass class indices in the order of the class axis, for example "
-                "pandas.Categorical(labels, categories=class_names).codes."
-            )
-            if name == "target"
-            else ""
-        )
-        raise TypeError(f"`{name}` must contain numbers, got {found}{example}.{advice}")
+        raise TypeError(f"`{name}` must contain numbers, got {found}{example}.{_ADVICE.get(name, '')}")
     wide = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else _DTYPES[array.dtype.kind]
     if array.dtype.itemsize > 8:
         wide = np.float64

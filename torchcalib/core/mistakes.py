@@ -197,7 +197,8 @@ def swapped(found: str, target: Tensor, may_be_valid: bool = False) -> ValueErro
     )
     return ValueError(
         f"`preds` must be probabilities or logits, got {found}{example}. The arguments seem to be "
-        f"swapped. Pass the predictions first, then the targets.{valid}"
+        f"swapped. Pass the predictions first, then the targets. For scorers of scikit-learn, use "
+        f"torchcalib.sklearn.get_scorer.{valid}"
     )
 
 
@@ -206,9 +207,10 @@ def check_not_swapped(preds: Tensor, target: Tensor) -> None:
 
     Call it before an error about shapes or values. Values that cannot be read are not checked.
     """
-    if preds.is_meta or preds.dtype not in SUM_TOLERANCE or isinstance(preds, LinearLogits):
+    is_floating = preds.is_floating_point()
+    if preds.is_meta or (is_floating and preds.dtype not in SUM_TOLERANCE) or isinstance(preds, LinearLogits):
         return
-    if value_if_available((preds == preds.round()).all()) and has_scores(target):
+    if (not is_floating or value_if_available((preds == preds.round()).all())) and has_scores(target):
         raise swapped("only whole numbers", target)
 
 

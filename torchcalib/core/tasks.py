@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import signature
-from types import FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -25,7 +24,7 @@ from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.errors import first_of, shown, warn
+from torchcalib.io.errors import shown, warn
 from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import task_of_shapes
 from torchcalib.ops.host_values import value_if_available
@@ -135,33 +134,6 @@ def in_own_order(preds: Any, target: Any, options: Mapping[str, Any]) -> tuple[A
     """Return predictions, targets and options without names of scikit-learn; see `with_own_names`."""
     found = with_own_names({**options, "preds": preds, "target": target})
     return found.pop("preds"), found.pop("target"), found
-
-
-def is_scorer(caller: FrameType) -> bool:
-    """Return whether a scorer of scikit-learn calls: `make_scorer(ece, response_method="predict_proba")`.
-
-    These scorers pass the labels first and by position, which is an error in other calls.
-    """
-    return caller.f_globals.get("__name__") == "sklearn.metrics._scorer"
-
-
-def from_scorer(y_true: Any, y_proba: Any) -> tuple[Tensor, Tensor]:
-    """Return predictions and targets of a scorer of scikit-learn, whose class axis has the order of the sorted labels.
-
-    Raise ValueError if labels are text, and a class does not occur: its place in the order is then unknown.
-    """
-    preds = as_tensor("y_proba", y_proba)
-    labels = np.asarray(y_true)
-    names = sorted(set(labels.tolist())) if labels.dtype.kind in "OUT" else []
-    if all(isinstance(name, str) for name in names):
-        n_classes = 2 if preds.dim() == 1 else preds.shape[-1]
-        if names and len(names) != n_classes:
-            raise ValueError(
-                f"`y_true` must contain all {n_classes} classes if they are text, got {first_of(names)}. "
-                "Pass class indices, for example with sklearn.preprocessing.LabelEncoder."
-            )
-        return preds, label_tensor(y_true, names, preds.device)
-    return preds, as_tensor("y_true", y_true, preds.device)
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, signature
-from sys import _getframe
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import SumsAccumulator
-from torchcalib.core.tasks import from_lists, from_scorer, in_own_order, inferred_task, is_scorer
+from torchcalib.core.tasks import from_lists, in_own_order, inferred_task
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
@@ -224,12 +223,9 @@ def _function_of(
     def function(preds: Any = None, target: Any = None, *task: Task, **options: Any) -> Any:
         if task:
             options = with_task(options, *task)
-        is_plain = type(preds) is Tensor or is_compiling()
-        if not is_plain and is_scorer(_getframe(1)):
-            preds, target = from_scorer(preds, target)
         if target is None or "sample_weight" in options:
             preds, target, options = in_own_order(preds, target, options)
-        if not is_plain:
+        if type(preds) is not Tensor and not is_compiling():
             preds = from_lists(preds, target, options.get("from_logits", False))
         if options.get("task") is None:
             if not are_plain((preds, target)):

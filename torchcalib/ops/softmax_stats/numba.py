@@ -4,30 +4,14 @@ A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cac
 compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, because it
 would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks, and all float64 for
 float64 input. Every loop is compiled for both dtypes.
-
-The loops run in the OpenMP threads of torch if possible. A sleeping Python thread takes about 50 microseconds to start.
-OpenMP threads keep running for a moment after every operator of torch, and start at once. So two threads halve the time
-of 256 rows with 1,000 classes. torch loads its OpenMP library with global symbols. On Linux, the libraries of GNU, LLVM
-and Intel all have GOMP_parallel, which calls a function in every thread.
-
-A process that is forked after torch has used its threads, and imports this module only then, waits forever at its first
-large batch. Operators of torch have the same limitation. Workers of a `DataLoader` use one thread, and do not wait.
 """
 
-import ctypes
 import math
-import os
-import struct
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import llvmlite.ir
-import numba
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from torchcalib.ops.numba_math import (
@@ -53,6 +37,7 @@ from torchcalib.ops.numba_math import (
     step,
 )
 from torchcalib.ops.softmax_stats.formula import Detail
+from torchcalib.ops.threads import PER_THREAD
 
 MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread computes
 
@@ -566,162 +551,16 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-# Loops in the OpenMP threads of torch, which busy-wait for work. Other threads would compete with them.
-
-_CONVERTED = 2**20  # largest number of entries that are converted at once, 4 MB in float32
-_PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
-# rows and classes; four addresses; tolerance or alpha; whether entropies are needed; two addresses for gradients
-_TASK = struct.Struct("2q4qdq2q")
-_PROCESS = os.getpid()  # a forked process has no OpenMP threads, and would wait for them forever
-_own_thread = types.ExternalFunction("omp_get_thread_num", types.intc())
-_n_threads = types.ExternalFunction("omp_get_num_threads", types.intc())
-
-
-@cache
-def _parallel() -> Callable[..., None] | None:
-    """Return GOMP_parallel(function, task, number of threads, flags), or None if there is no such function."""
-    try:
-        library = ctypes.CDLL(None)
-        parallel = library.GOMP_parallel
-        library.omp_get_thread_num  # noqa: B018 the compiled functions call it
-    except (AttributeError, OSError, TypeError):  # Windows raises TypeError
-        return None
-    parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
-    parallel.restype = None
-    return parallel
-
-
-@cache
-def _compiled(function: Callable[[Any], None]) -> Any:
-    """Compile a function of the memory `_TASK`, which must not raise. The cache keeps its code in memory."""
-    return numba.cfunc("void(voidptr)", cache=True)(function)
-
-
-@cache
-def _address(function: Callable[[Any], None]) -> int:
-    address: int = _compiled(function).address
-    return address
-
-
-@intrinsic
-def _pointer(_, address):
-    """Convert an address to a pointer for `numba.carray`."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ARG001
-        return builder.inttoptr(arguments[0], llvmlite.ir.IntType(8).as_pointer())
-
-    return types.voidptr(address), generate
-
-
-@step
-def _own_range(task):
-    """Return the number of rows, and the first and last one (exclusive) of the calling thread."""
-    n, thread, n_threads = numba.carray(task, 1, np.int64)[0], _own_thread(), _n_threads()
-    return n, n * thread // n_threads, n * (thread + 1) // n_threads
-
-
-@step
-def _own_matrix(task, place, dtype):
-    """Return the rows of the calling thread in a matrix with the address at `place`."""
-    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
-    return numba.carray(_pointer(numbers[place]), (n, numbers[1]), dtype)[begin:end]
-
-
-@step
-def _own_columns(task, place):
-    """Return four numbers for each row of the calling thread, `(4, n)`."""
-    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
-    return numba.carray(_pointer(numbers[place]), (4, n), np.float64)[:, begin:end]
-
-
-@step
-def _own_integers(task, place):
-    """Return one integer for each row of the calling thread `(n,)`."""
-    numbers, (n, begin, end) = numba.carray(task, 10, np.int64), _own_range(task)
-    return numba.carray(_pointer(numbers[place]), n, np.int64)[begin:end]
-
-
-@step
-def _own_rows(task, dtype):
-    """Return the arguments of a forward loop for the rows of the calling thread, with values of a dtype."""
-    return _own_matrix(task, 2, dtype), _own_integers(task, 3), _own_columns(task, 4), _own_integers(task, 5)
-
-
-@step
-def _own_options(task):
-    """Return the tolerance or alpha, and whether entropies are needed."""
-    return numba.carray(task, 7, np.float64)[6], numba.carray(task, 8, np.int64)[7] != 0
-
-
-def _own_logits(task):
-    _forward_logits(*_own_rows(task, np.float32))
-
-
-def _own_wide_logits(task):
-    _forward_logits(*_own_rows(task, np.float64))
-
-
-def _own_few_logits(task):
-    _forward_few_logits(*_own_rows(task, np.float32))
-
-
-def _own_few_wide_logits(task):
-    _forward_few_logits(*_own_rows(task, np.float64))
-
-
-def _own_few_labels(task):
-    _forward_few_labels(*_own_rows(task, np.float32))
-
-
-def _own_few_wide_labels(task):
-    _forward_few_labels(*_own_rows(task, np.float64))
-
-
-def _own_probabilities(task):
-    _forward_probabilities(*_own_rows(task, np.float32), *_own_options(task))
-
-
-def _own_wide_probabilities(task):
-    _forward_probabilities(*_own_rows(task, np.float64), *_own_options(task))
-
-
-def _own_few_probabilities(task):
-    _forward_few_probabilities(*_own_rows(task, np.float32), *_own_options(task))
-
-
-def _own_few_wide_probabilities(task):
-    _forward_few_probabilities(*_own_rows(task, np.float64), *_own_options(task))
-
-
-def _own_sums(task):
-    _fill_sums(*_own_rows(task, np.float32), *_own_options(task))
-
-
-def _own_wide_sums(task):
-    _fill_sums(*_own_rows(task, np.float64), *_own_options(task))
-
-
-def _own_gradient(task):
-    _backward_logits(*_own_rows(task, np.float32), _own_columns(task, 8), _own_matrix(task, 9, np.float32))
-
-
-def _own_wide_gradient(task):
-    _backward_logits(*_own_rows(task, np.float64), _own_columns(task, 8), _own_matrix(task, 9, np.float64))
-
-
-# Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed: for
-# `by_rows`, and for OpenMP threads in float32 and float64.
-_PROBABILITIES = _forward_probabilities, _own_probabilities, _own_wide_probabilities
-_FEW_PROBABILITIES = _forward_few_probabilities, _own_few_probabilities, _own_few_wide_probabilities
-_LOOPS: dict[tuple[bool, bool, bool], tuple[Callable[..., None], ...]] = {
-    (True, False, False): (_forward_logits, _own_logits, _own_wide_logits),
-    (True, False, True): (_forward_logits, _own_logits, _own_wide_logits),
-    (True, True, False): (_forward_few_logits, _own_few_logits, _own_few_wide_logits),
-    (True, True, True): (_forward_few_labels, _own_few_labels, _own_few_wide_labels),
-    (False, False, False): _PROBABILITIES,
-    (False, False, True): _PROBABILITIES,
-    (False, True, False): _FEW_PROBABILITIES,
-    (False, True, True): _FEW_PROBABILITIES,
+# Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed
+_LOOPS: dict[tuple[bool, bool, bool], Callable[..., None]] = {
+    (True, False, False): _forward_logits,
+    (True, False, True): _forward_logits,
+    (True, True, False): _forward_few_logits,
+    (True, True, True): _forward_few_labels,
+    (False, False, False): _forward_probabilities,
+    (False, False, True): _forward_probabilities,
+    (False, True, False): _forward_few_probabilities,
+    (False, True, True): _forward_few_probabilities,
 }
 
 
@@ -730,54 +569,20 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the statistics of every row as `chunked.forward` does."""
     n, n_classes = values.shape
-    entropy = detail == "entropy"
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    # Input of another dtype or layout is converted by the threads of torch, in pieces that fit into the cache.
-    size = max(1, _CONVERTED // n_classes)
-    if values.dtype != dtype or not values.is_contiguous() or not target.is_contiguous():
-        if n > size:
-            pieces = zip(values.split(size), target.split(size), strict=True)
-            found = [forward(x, h, from_logits, tolerance, detail) for x, h in pieces]
-            return torch.cat([x for x, _ in found], -1), torch.cat([x for _, x in found])
-        values, target = values.to(dtype).contiguous(), target.contiguous()
-    options = () if from_logits else (tolerance, entropy)
-    loops = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
-    _run(loops, (values, target, scores, top), options)
+    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    columns = [x.numpy() for x in (target.contiguous(), scores, top)]
+    by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
     return scores, top
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return sums and top classes of rows as `chunked.sums` does."""
     found, top = torch.empty(4, len(logits), dtype=torch.float64), torch.empty(len(logits), dtype=torch.int64)
-    options = 1.0 if alpha is None else float(alpha), False
     # The loop does not read labels.
-    _run((_fill_sums, _own_sums, _own_wide_sums), (logits.contiguous(), top, found, top), options)
+    columns = [x.numpy() for x in (top, found, top)]
+    by_rows(_fill_sums, logits, columns, (1.0 if alpha is None else float(alpha), False))
     return found.unsqueeze(1), top.unsqueeze(0)
-
-
-def _run(
-    loops: tuple[Callable[..., None], ...],
-    columns: tuple[Tensor, ...],
-    options: tuple[float, bool] | tuple[()] = (),
-    out: Tensor | None = None,
-) -> None:
-    """Call `loop(*columns, *options[, out])`, in OpenMP threads if they are available.
-
-    `columns` are rows of float32 or float64, labels, scores, top classes, and for a gradient `out` the gradients in the
-    scores. All tensors are contiguous. `loops` are the loop, and the functions that call it in OpenMP threads.
-    """
-    loop, *own = loops
-    values, *others = columns
-    parallel = _parallel() if os.getpid() == _PROCESS else None
-    if parallel is None:
-        by_rows(loop, values, [x.numpy() for x in others], options, out)
-        return
-    # OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
-    further = (0, 0) if out is None else (columns[4].data_ptr(), out.data_ptr())
-    task = _TASK.pack(*values.shape, *map(Tensor.data_ptr, columns[:4]), *(options or (0, False)), *further)
-    n_threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
-    parallel(_address(own[values.dtype == torch.float64]), task, n_threads, 0)
 
 
 @compiled_loop
@@ -795,14 +600,13 @@ def summary(
 ) -> tuple[Any, Any, list[float]] | None:
     """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
     n, n_classes = values.shape
-    if values.size < 2 * _PER_THREAD:  # one thread
+    if values.size < PER_THREAD:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
+        loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
         options = () if from_logits else (tolerance, detail == "entropy")
-        loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"][0]
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
-        given = torch.from_numpy(values), torch.from_numpy(target)
-        scores, top = forward(*given, from_logits, tolerance, detail)
+        scores, top = forward(torch.from_numpy(values), torch.from_numpy(target), from_logits, tolerance, detail)
         rows, tops = scores.numpy(), top.numpy()
     if detail == "label":
         total = rows[0].sum()
@@ -819,10 +623,5 @@ def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
     """Fill `out` as `chunked.backward` does."""
-    columns = target, scores, top, grads
-    is_direct = from_logits and out.dtype == values.dtype and values.itemsize >= 4
-    if is_direct and all(x.is_contiguous() for x in (values, *columns, out)):
-        _run((_backward_logits, _own_gradient, _own_wide_gradient), (values, *columns), out=out)
-        return
     loop = _backward_logits if from_logits else _backward_probabilities
-    by_rows(loop, values, [x.numpy() for x in columns], out=out)
+    by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
