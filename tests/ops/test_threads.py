@@ -12,6 +12,7 @@ from torchcalib.ops import threads
 def on_three_threads(monkeypatch):
     monkeypatch.setattr(threads, "PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(threads, "_N_CPUS", 3)
 
 
 def test_threads_write_to_inference_tensors_of_the_caller():
@@ -38,3 +39,35 @@ def test_caller_does_the_work_if_the_executor_has_shut_down(taken, monkeypatch):
     monkeypatch.setattr(threads, "_workers", Ending)
     threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
     assert sorted(done) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu.max": ""}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "200000"}, 8),
+    ],
+)
+def test_threads_are_not_more_than_the_quota_of_the_container(files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert threads.available_cpus(tmp_path) == expected
+
+
+def test_work_is_divided_among_as_many_threads_as_cpus(monkeypatch):
+    ranges = []
+    for n_cpus in (1, 2, 8):
+        monkeypatch.setattr(threads, "_N_CPUS", n_cpus)
+        done = []
+        threads.in_threads(lambda begin, end, done=done: done.append((begin, end)), 12, 12)
+        ranges.append(sorted(done))
+    assert ranges == [[(0, 12)], [(0, 6), (6, 12)], [(0, 4), (4, 8), (8, 12)]]

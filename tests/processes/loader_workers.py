@@ -1,7 +1,7 @@
 """Workers of a data loader that compute metrics, as a script: `loader_workers.py START_METHOD`. A difference raises.
 
-Before the workers start, the parent has used the threads of torch, OpenMP loops, and the thread pool of torchcalib. A
-forked worker has none of these threads, and must not wait for them.
+Before the workers start, the parent has used the threads of torch and the thread pool of torchcalib. A forked worker
+has none of these threads, and must not wait for them.
 """
 
 import sys
@@ -18,7 +18,7 @@ OPTIONS = {"task": "multiclass", "num_classes": N_CLASSES, "from_logits": True}
 
 
 def metrics():
-    """Return metrics whose loops run in OpenMP threads, in the thread pool, and in threads of torch."""
+    """Return metrics whose loops run in the thread pool and in threads of torch."""
     modes = {"ECE": "classwise", "ACE": "top_label", "KS": "top_label"}
     members = [getattr(tc, name)(**OPTIONS, mode=mode) for name, mode in modes.items()]
     return tc.CalibrationCollection([tc.NLL(**OPTIONS), *members])

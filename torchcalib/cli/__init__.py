@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 with working("loading torch", shown=ranks.is_first):
                     defer_torchmetrics()
                     module = import_module(f"torchcalib.cli.{command.module}")
+                    import_module("torchcalib.ops.threads").limit_threads()
             code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130

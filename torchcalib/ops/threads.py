@@ -1,14 +1,53 @@
 """Thread pool for compiled loops that release the global interpreter lock."""
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
 PER_THREAD = 2**18  # smallest number of input values per thread; fewer are not worth the start of a thread
+
+
+_QUOTAS = {  # files of a quota in microseconds, and of the period for which it holds, in control groups of Linux
+    "cpu.max": "",  # version 2: "quota period" in one file; the quota may be "max"
+    "cpu/cpu.cfs_quota_us": "cpu/cpu.cfs_period_us",  # version 1: -1 is no quota
+}
+
+
+def available_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of CPUs that this process may use: those of its affinity, at most the quota of its container.
+
+    torch and Python count all CPUs of the machine. More threads than the quota wait for each other.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    n_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    for quota, period in _QUOTAS.items():
+        try:
+            words = [word for name in (quota, period) if name for word in (groups / name).read_text().split()]
+            limit = float(words[0]) / float(words[1])
+        except (OSError, ValueError, IndexError):  # no such file, or "max"
+            continue
+        if limit > 0:
+            n_cpus = min(n_cpus, math.ceil(limit))
+    return n_cpus
+
+
+_N_CPUS = available_cpus()
+
+
+def n_threads() -> int:
+    """Return the number of threads for a large problem."""
+    return min(torch.get_num_threads(), _N_CPUS)
+
+
+def limit_threads() -> None:
+    """Make torch use at most `n_threads()` threads in this process. For programs, not for a library."""
+    torch.set_num_threads(n_threads())
 
 
 @cache
@@ -21,13 +60,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
-    """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `torch.get_num_threads()` threads.
+    """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `n_threads()` threads.
 
     Results must not depend on the ranges, and `work` must not call `in_threads`. A thread gets at least `PER_THREAD` of
     the `n_entries` input values. Errors of `work` are raised again after all threads have finished.
     """
-    n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
-    if n_threads <= 1:
+    n_parts = min(n_threads(), max(1, n_entries // PER_THREAD), n)
+    if n_parts <= 1:
         work(0, n)
         return
     inference = torch.is_inference_mode_enabled()
@@ -36,7 +75,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         with torch.inference_mode(inference):
             work(begin, end)
 
-    cuts = [n * k // n_threads for k in range(n_threads + 1)]
+    cuts = [n * k // n_parts for k in range(n_parts + 1)]
     futures = _submit(as_caller, cuts[1:])
     try:
         work(0, cuts[1])
@@ -51,7 +90,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
 
 def _submit(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
     """Submit `work` for each range between consecutive cuts. Return fewer futures if the interpreter shuts down."""
-    pool = _workers(torch.get_num_threads() - 1)  # the calling thread is not in the pool
+    pool = _workers(n_threads() - 1)  # the calling thread is not in the pool
     futures: list[Future[None]] = []
     try:
         for begin, end in pairwise(cuts):
