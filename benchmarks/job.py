@@ -20,7 +20,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
+DEVICE = "device"  # jobs for a GPU only
 FAMILIES = (EVERYDAY, "one_pass", "ranks", "ranked", "canonical", "calibration", "reports", "vocabulary", "logs")
+FAMILIES += (DEVICE,)
 """Modules with a list `JOBS`, in the order of the table."""
 
 
@@ -98,6 +100,7 @@ class Job:
         rounds: number of measurements.
         alone: whether the job gets a process of its own. Other jobs of a family share one, which saves their imports.
         on_device: whether `prepare` has an argument `device`, and all sides run there.
+        graph: whether all sides are captured in a CUDA graph, whose replays are timed.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Job:
     rounds: int = 9
     alone: bool = True
     on_device: bool = False
+    graph: bool = False
 
     @property
     def process(self) -> tuple[bool, str]:

@@ -89,7 +89,7 @@ def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[
 
 
 def missed(job: Job, record: Record) -> bool:
-    return any(line.verdict.startswith(MISSED) for line in lines(job, record))
+    return any(line.verdict.startswith(MISSED) for line in lines(job, record, with_spread=False))
 
 
 def worse(records: Iterable[Record], stored: Iterable[Record]) -> list[str]:

@@ -61,7 +61,7 @@ def test_readme_contains_the_results():
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)
-    rows = [row for row in readme.section([{"machine": {}, "families": {}}]).splitlines() if row.startswith("| ")]
+    rows = [row for row in readme.machine_tables({"machine": {}, "families": {}}).splitlines() if row.startswith("| ")]
     rows = [row for row in rows if not row.startswith(("| job |", "| ---"))]
     assert rows
     assert all("not yet measured" in row for row in rows)
@@ -159,10 +159,17 @@ def test_everyday_jobs_are_shown_side_by_side():
         peer = job.peers[0].name
         records.append(recorded(job, TIMES | {"seconds": {OURS: [1.0 + k] * 3, peer: [40.0, 41.0, 39.0]}}, {}, []))
     files = [{"machine": gpu, "families": {EVERYDAY: records}}, {"machine": cpu, "families": {EVERYDAY: records}}]
-    rows = readme.everyday_table(files).splitlines()[-len(everyday.WITH_NUMBA) :]
-    assert "| A GPU 80GB, torch 2, numba 1 | a CPU, 2 cores, torch 2, numba 1 |" in readme.everyday_table(files)
-    assert rows[0].count("1 s / 40 s = 1/40 [1/41, 1/39]") == 2
-    assert "41 s / 40 s = 1.02 [1, 1.05], MISSED by 2.5 %" in rows[0]
+    of_gpu, of_cpu = map(readme.machine_tables, files)
+    assert of_gpu.startswith("On A GPU 80GB, torch 2, numba 1:")
+    assert of_cpu.startswith("On a CPU, 2 cores, torch 2, numba 1:")
+    first = everyday.WITH_NUMBA[0].name
+    assert (
+        f"| {first} | {everyday.WITH_NUMBA[0].peers[0].name} | 1 s | 40 s | 1/40 | 0.8 | met | 1.02, goal 1: MISSED"
+        in of_cpu
+    )
+    why = REASONS[EVERYDAY][f"{first}, without numba"]
+    assert f"MISSED by 2.5 % ({why}) |" in of_cpu
+    assert "not yet measured" not in of_gpu
     shown = readme.with_section(f"{readme.BEGIN}{readme.END}", files).splitlines()
     ranks = [row.split(" | ")[0] for row in shown if row.startswith("| ")]
     assert ranks == ["|", "| best", "| median", "| worst", "| worst without numba"]
