@@ -21,8 +21,7 @@ OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
 DEVICE = "device"  # jobs for a GPU only
-FAMILIES = (EVERYDAY, "one_pass", "ranks", "ranked", "canonical", "calibration", "reports", "vocabulary", "logs")
-FAMILIES += (DEVICE,)
+FAMILIES = (EVERYDAY, "one_pass", "ranks", "metrics", "reports", "vocabulary", "logs", DEVICE)
 """Modules with a list `JOBS`, in the order of the table."""
 
 

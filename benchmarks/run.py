@@ -1,8 +1,8 @@
 """Run jobs, print their table, and write it to `benchmarks/results/<machine>.json`.
 
     python -m benchmarks.run                    all families
-    python -m benchmarks.run ranked             one family
-    python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
+    python -m benchmarks.run metrics             one family
+    python -m benchmarks.run metrics --job TCE   its jobs with "TCE" in their names
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
     python -m benchmarks.run --check            list ratios that are worse than the stored ones; writes nothing
     python -m benchmarks.run --device cuda      jobs that can run on a GPU, in a results file of its own
