@@ -15,7 +15,7 @@ from torch import Tensor
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import by_hand, peers
-from benchmarks.job import Job, alternative, job
+from benchmarks.job import Job, alternative
 from benchmarks.one_pass import GIVEN, eight_metrics
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.softmax_stats import rows
@@ -157,7 +157,7 @@ def jobs_of(shape: tuple[int, int], dtype: torch.dtype) -> list[Job]:
     ]
 
 
-timed = partial(job, on_device=True, rounds=30, graph=True)
+timed = partial(Job, on_device=True, rounds=30, graph=True)
 leaves = partial(random_rows, gradient=True)
 EAGER_ALTERNATIVES = {scores_and_bins: None, partial(peers.torchmetrics_ece, validate_args=False): None}
 JOBS = [

@@ -1,6 +1,7 @@
 """Jobs for metrics that need orders, pairs or fits: rank-based, smooth and kernel errors, calibrators, Bayes risk."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import peers
-from benchmarks.job import Job, Sides, gradient, job
+from benchmarks.job import Job, gradient
 from benchmarks.samples import binary, logits, softmax_outputs
 from torchcalib.calibration import AffineScaling, TemperatureScaling, relative_calibration_loss
 from torchcalib.inference import bootstrap
@@ -48,8 +49,8 @@ def rejections(ordered: Tensor, ends: Tensor, positives: Tensor, sizes: Tensor) 
     return rejected_in_bins(ordered, ends, positives, sizes, 0.05)
 
 
-def pava_bc_loop(n: int = 50_000_000) -> Sides:
-    """Compiled loop of PAVA-BC, for columns in the order of the score."""
+def pava_bc_input(n: int = 50_000_000) -> tuple[object, ...]:
+    """Return the compiled loop of PAVA-BC, and columns in the order of the score."""
     import numba
 
     from torchcalib.ops.isotonic.formula import pava_bc
@@ -57,9 +58,12 @@ def pava_bc_loop(n: int = 50_000_000) -> Sides:
     generator = torch.Generator().manual_seed(0)
     rising = torch.linspace(0, 1, n, dtype=torch.float32)
     positives = (torch.rand(n, generator=generator) < rising).long().numpy()
-    weight = np.ones_like(positives)
-    loop = numba.njit(nogil=True)(pava_bc)
-    return Sides(lambda: loop(weight, positives, n // 20, n // 5, False, *(np.empty_like(weight) for _ in range(3))))
+    return numba.njit(nogil=True)(pava_bc), np.ones_like(positives), positives
+
+
+def pava_bc(loop: Any, weight: Any, positives: Any) -> object:
+    n = len(weight)
+    return loop(weight, positives, n // 20, n // 5, False, *(np.empty_like(weight) for _ in range(3)))
 
 
 def with_log_probs(**sizes: int) -> tuple[Tensor, ...]:
@@ -102,7 +106,7 @@ of_binary = {f.__name__: partial(f, **BINARY) for f in (F.ks, F.corp, F.smece, F
 ace, cox = partial(F.ace, n_bins=15, **BINARY), partial(F.cox, eps=1e-12, **BINARY)
 MANY, SMALL = {"extra_bytes": 100_000_000}, {"extra_bytes": 50_000_000, "rounds": 3}
 
-TCE = job(
+TCE = Job(
     "TCE, 50,000",
     partial(rows_and_blocks, n=50_000),
     tce,
@@ -115,40 +119,40 @@ outputs = partial(softmax_outputs, n=50_000, num_classes=1_000)
 JOBS = [
     TCE,
     TCE.without_numba({peers.ONE_TEST_EACH: 1 / 300}),
-    job("rejections alone, 50,000", partial(blocks, n=50_000), rejections),
-    Job("PAVA-BC, the loop alone, 50 million", pava_bc_loop, seconds=0.3),
-    job("ACE, 1 million, float32", partial(binary, n=1_000_000), ace, {peers.quantile_calibration_curve: 1 / 15}),
-    job("ACE, 1 million, float64", million, ace, {peers.quantile_calibration_curve: None}),
-    job("class-wise TCE, 50,000 x 1,000", outputs, classwise_tce, seconds=15, rounds=3),
-    job("KS, 1 million", million, of_binary["ks"], {peers.plain_ks: 1.0}),
-    job("CORP, 1 million", million, of_binary["corp"], {peers.isotonic_fit: 1.0}),
-    job("smECE, 1 million", million, of_binary["smece"], {peers.relplot_smece: 1 / 10}),
-    job("ICI, 1 million", million, of_binary["ici"], seconds=1),
-    job("Cox slope and intercept, 1 million", million, cox, {peers.logistic_fit: 1.0}, seconds=1),
-    job("SKCE, linear, 1 million x 10", many_rows, linear, seconds=1.0, **MANY),
-    job("SKCE in blocks of 32, 1 million x 10", many_rows, in_blocks, rounds=3, **MANY),
-    job("SKCE, all pairs, 10,000 x 10", rows_for_pairs, all_pairs, {peers.skce_at_once: 1.0}, **SMALL),
-    job(
+    Job("rejections alone, 50,000", partial(blocks, n=50_000), rejections),
+    Job("PAVA-BC, the loop alone, 50 million", pava_bc_input, pava_bc, seconds=0.3),
+    Job("ACE, 1 million, float32", partial(binary, n=1_000_000), ace, {peers.quantile_calibration_curve: 1 / 15}),
+    Job("ACE, 1 million, float64", million, ace, {peers.quantile_calibration_curve: None}),
+    Job("class-wise TCE, 50,000 x 1,000", outputs, classwise_tce, seconds=15, rounds=3),
+    Job("KS, 1 million", million, of_binary["ks"], {peers.plain_ks: 1.0}),
+    Job("CORP, 1 million", million, of_binary["corp"], {peers.isotonic_fit: 1.0}),
+    Job("smECE, 1 million", million, of_binary["smece"], {peers.relplot_smece: 1 / 10}),
+    Job("ICI, 1 million", million, of_binary["ici"], seconds=1),
+    Job("Cox slope and intercept, 1 million", million, cox, {peers.logistic_fit: 1.0}, seconds=1),
+    Job("SKCE, linear, 1 million x 10", many_rows, linear, seconds=1.0, **MANY),
+    Job("SKCE in blocks of 32, 1 million x 10", many_rows, in_blocks, rounds=3, **MANY),
+    Job("SKCE, all pairs, 10,000 x 10", rows_for_pairs, all_pairs, {peers.skce_at_once: 1.0}, **SMALL),
+    Job(
         "SKCE, all pairs, 10,000 x 10, forward + backward",
         partial(rows_for_pairs, gradient=True),
         partial(gradient, skce),
         **SMALL,
     ),
-    job("canonical error, 5,000 x 10", few_rows, canonical_error, {canonical_peer: 1.0}, **SMALL),
-    job(
+    Job("canonical error, 5,000 x 10", few_rows, canonical_error, {canonical_peer: 1.0}, **SMALL),
+    Job(
         "canonical error, 5,000 x 10, forward + backward",
         partial(few_rows, gradient=True),
         partial(gradient, canonical_error),
         **SMALL,
     ),
-    job("top-5 ECE, 50,000 x 1,000", rows_of_1000, top_5, {top_5_peer: 0.8}),
+    Job("top-5 ECE, 50,000 x 1,000", rows_of_1000, top_5, {top_5_peer: 0.8}),
     *(
-        job(f"temperature, 10,000 x 100{how}", partial(logits, **rows_of_100), temperature, {peer: 0.4})
+        Job(f"temperature, 10,000 x 100{how}", partial(logits, **rows_of_100), temperature, {peer: 0.4})
         for how, peer in (("", peers.temperature_by_bisection), (", L-BFGS", peers.temperature_by_lbfgs))
     ),
-    job("DP, 10,000 x 100", partial(with_log_probs, **rows_of_100), affine, {peers.affine_fit: 1 / 12}),
-    job("RCL, 10,000 x 10, 100 replicates, 5 folds", rows_for_pairs, replicates_of_rcl, seconds=10, rounds=3),
-    job(
+    Job("DP, 10,000 x 100", partial(with_log_probs, **rows_of_100), affine, {peers.affine_fit: 1 / 12}),
+    Job("RCL, 10,000 x 10, 100 replicates, 5 folds", rows_for_pairs, replicates_of_rcl, seconds=10, rounds=3),
+    Job(
         "Bayes risk, 10,000 x 1,000, reject",
         partial(with_costs, n=10_000, num_classes=1_000),
         bayes_risk,

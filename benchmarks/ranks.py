@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 import torchcalib as tc
-from benchmarks.job import Job, Sides
+from benchmarks.job import Job
 from benchmarks.one_pass import eight_metrics, network_logits
 
 VALUES = 20  # values per call; starting a call takes about as long as one value
 
 
-def synced_values(n: int = 256, num_classes: int = 1_000, ranks: int = 2) -> Sides:
-    """Updates of eight metrics with n rows on every rank, each followed by the values over all ranks."""
+def started(n: int = 256, num_classes: int = 1_000, ranks: int = 2) -> list[Connection]:
+    """Start the ranks, and return a connection to each."""
     context, store = get_context("spawn"), tempfile.mkdtemp()
     atexit.register(shutil.rmtree, store)
     pipes = []
@@ -25,14 +25,15 @@ def synced_values(n: int = 256, num_classes: int = 1_000, ranks: int = 2) -> Sid
         ours, theirs = context.Pipe()
         context.Process(target=serve, args=(theirs, rank, ranks, store, n, num_classes), daemon=True).start()
         pipes.append(ours)
+    return pipes
 
-    def together() -> None:
-        for pipe in pipes:
-            pipe.send(None)
-        for pipe in pipes:
-            pipe.recv()
 
-    return Sides(together)
+def synced_values(*pipes: Connection) -> None:
+    """Update eight metrics with n rows on every rank, and compute the values over all ranks, several times."""
+    for pipe in pipes:
+        pipe.send(None)
+    for pipe in pipes:
+        pipe.recv()
 
 
 def serve(pipe: Connection, rank: int, ranks: int, store: str, n: int, num_classes: int) -> None:
@@ -52,6 +53,7 @@ def serve(pipe: Connection, rank: int, ranks: int, store: str, n: int, num_class
 JOBS = [
     Job(
         f"{VALUES} updates and values of eight metrics, 256 x 1,000, 2 ranks",
+        started,
         synced_values,
         grows=tuple({"n": 256, "ranks": ranks} for ranks in (1, 2, 3, 4)),
     )

@@ -30,9 +30,9 @@ def test_failed_tests_are_counted_and_named_in_the_page():
 @pytest.mark.parametrize("job", device.JOBS[:10] + device.JOBS[-2:], ids=lambda job: job.name)
 def test_jobs_for_a_gpu_run_with_small_sizes(job):
     assert job.on_device
-    sides = job.prepare(n=40) if "event bins" in job.name else job.prepare(n=20, num_classes=5)
-    for side in job.sides:
-        sides.call(side)()
+    calls = job.calls(n=40) if "event bins" in job.name else job.calls(n=20, num_classes=5)
+    for call in calls.values():
+        call()
 
 
 @pytest.mark.cuda
