@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torchcalib as tc
 from benchmarks import study
+from benchmarks.laws import normal, random
 from benchmarks.study import Found, Part, Row, Study
 from torchcalib.core.arguments import Task
 from torchcalib.results.decision import Decision
@@ -34,14 +35,6 @@ def decided(task: Task, data: Data) -> Decision:
     """Return the decision of a report."""
     options: dict[str, Any] = {"from_logits": True, "groups": data.groups, "with_intervals": False}
     return tc.report(data.logits, data.labels, task=task, **options).decision
-
-
-def _normal(g: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=g, dtype=torch.float64)
-
-
-def _uniform(g: torch.Generator, n: int) -> Tensor:
-    return torch.rand(n, generator=g, dtype=torch.float64)
 
 
 def _outcomes(g: torch.Generator, log_odds: Tensor) -> Tensor:
@@ -70,12 +63,12 @@ def _law(
 
     def simulate(g: torch.Generator, n: int) -> Data:
         is_binary = n_classes == 2 and not n_labels
-        z = centre + 2 * (_normal(g, n) if is_binary else _normal(g, n, n_labels or n_classes))
+        z = centre + 2 * (normal(n, g=g) if is_binary else normal(n, n_labels or n_classes, g=g))
         groups = torch.randint(n_groups, (n,), generator=g) if n_groups else None
         labels = _outcomes(g, z) if is_binary or n_labels else _labels(g, z)
         if noise:
             drawn = 1 - labels if flipped else torch.randint(n_classes, (n,), generator=g)
-            labels = torch.where(_uniform(g, n) < noise, drawn, labels)
+            labels = torch.where(random(n, g=g) < noise, drawn, labels)
         of_rows = () if groups is None else (groups if is_binary else groups[:, None],)
         return Data(change(z, *of_rows), labels, groups)
 
@@ -83,13 +76,13 @@ def _law(
 
 
 def _noisy_logits(g: torch.Generator, n: int) -> Data:
-    z = 2 * _normal(g, n)
-    return Data(z + 1.5 * _normal(g, n), _outcomes(g, z))
+    z = 2 * normal(n, g=g)
+    return Data(z + 1.5 * normal(n, g=g), _outcomes(g, z))
 
 
 def _half(g: torch.Generator, n: int) -> Data:
-    z = 2 * _normal(g, n)
-    return Data(torch.where(_uniform(g, n) < 0.5, 2 * z, z / 2), _outcomes(g, z))
+    z = 2 * normal(n, g=g)
+    return Data(torch.where(random(n, g=g) < 0.5, 2 * z, z / 2), _outcomes(g, z))
 
 
 def _constant(g: torch.Generator, n: int) -> Data:
@@ -98,15 +91,15 @@ def _constant(g: torch.Generator, n: int) -> Data:
 
 def _confused(g: torch.Generator, n: int) -> Data:
     """Replace 30% of labels by class 2 where class 0 is predicted."""
-    z = 2 * _normal(g, n, 10)
-    is_changed = (z.argmax(-1) == 0) & (_uniform(g, n) < 0.3)
+    z = 2 * normal(n, 10, g=g)
+    is_changed = (z.argmax(-1) == 0) & (random(n, g=g) < 0.3)
     return Data(z, torch.where(is_changed, 2, _labels(g, z)))
 
 
 def _similar(g: torch.Generator, n: int) -> Tensor:
     """Return logits of 5 classes, of which classes 0 and 1 as well as 2 and 3 are similar."""
-    common = 2 * _normal(g, n, 3)
-    return common[:, [0, 0, 1, 1, 2]] + _normal(g, n, 5)
+    common = 2 * normal(n, 3, g=g)
+    return common[:, [0, 0, 1, 1, 2]] + normal(n, 5, g=g)
 
 
 def _uniform_tail_of_similar(g: torch.Generator, n: int) -> Data:

@@ -176,7 +176,7 @@ WITH_NUMBA = [
             f"gradient of ECE + NLL, {how}, 50,000 x 1,000",
             partial(rows_of_1000, gradient=True),
             partial(gradient, loss),
-            {peers.gradient_of_cross_entropy: 1.0},
+            {by_hand.torch_gradient_of_cross_entropy: 1.0},
             extra_bytes=extra_bytes,
         )
         for how, loss, extra_bytes in (

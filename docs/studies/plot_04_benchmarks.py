@@ -52,7 +52,7 @@ PEERS = {
     "torchmetrics MulticlassCalibrationError": "torchmetrics",
     "probmetrics log loss + Brier + ECE + accuracy": "probmetrics, four metrics",
     "relplot binnedECE": "relplot",
-    "torch cross_entropy, forward + backward": "torch cross_entropy alone",
+    "torch gradient of cross entropy": "torch cross_entropy alone",
     "authors' procedure: one scipy.stats.binomtest a prediction": "one SciPy test per row",
     "sklearn calibration_curve(strategy='quantile')": "scikit-learn",
     "sklearn IsotonicRegression.fit": "scikit-learn, fit only",
