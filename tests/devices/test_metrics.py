@@ -12,6 +12,7 @@ close = torch.testing.assert_close
 
 
 GRADIENTS = list(covering(filter(differentiable, CASES), lambda case: {case.cls}, formula_of))
+PATHS = list(covering(CASES, lambda case: {path_of(case)}, path_of))
 PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
 
 
@@ -69,7 +70,7 @@ def test_function_and_class_give_the_values_of_the_cpu(case, device):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("case", covering(CASES, lambda case: {path_of(case)}, path_of))
+@pytest.mark.parametrize("case", PATHS)
 def test_values_of_narrow_types_are_those_of_float64_on_the_cpu(case, dtype, device):
     preds, target = case.data(500, dtype=dtype)
     expected = case.call(preds.double(), target, validate_args=False)
