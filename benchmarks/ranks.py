@@ -3,6 +3,7 @@
 import atexit
 import shutil
 import tempfile
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -37,17 +38,18 @@ def synced_values(*pipes: Connection) -> None:
 
 
 def serve(pipe: Connection, rank: int, ranks: int, store: str, n: int, num_classes: int) -> None:
-    """Compute `VALUES` values on one rank for each request, until the parent process exits."""
+    """Compute `VALUES` values on one rank for each request, until the connection is closed."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=rank, world_size=ranks)
     logits, target = network_logits(n, num_classes)
     metrics = tc.CalibrationCollection(eight_metrics(num_classes))
-    while True:
-        pipe.recv()
-        for _ in range(VALUES):
-            metrics.update(logits, target)
-            metrics.compute()
-        pipe.send(None)
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            for _ in range(VALUES):
+                metrics.update(logits, target)
+                metrics.compute()
+            pipe.send(None)
 
 
 JOBS = [
