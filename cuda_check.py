@@ -1,156 +1,68 @@
-"""Check torchcalib on a GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed] [--jobs N]`.
+"""Check torchcalib on a GPU: `python cuda_check.py [--no-speed] [--jobs N]`, in an environment with `.[dev]`.
 
-- Every operation of `torchcalib.ops`, in float32, bfloat16, float16 and float64, for rows of 2 to 128,256 classes with
-  ties, saturation and infinite logits: outputs and gradients compared with float64.
-- Behaviour: no operation and no `update` of a collection synchronises the device. Both run with
-  `torch.use_deterministic_algorithms`, give the same bits in two runs, and can be captured in a CUDA graph.
-- Every function and streaming class compared with float64 on the CPU.
-- Speed of every operation relative to a device-to-device copy, beside eager torch and torchmetrics, and the goals.
+- Tests marked `cuda`: Triton kernels against tensor operations, up to 10^6 rows and 128,256 classes. Operations and
+  collections do not synchronise the device, give the same bits in two runs, and can be captured in a CUDA graph.
+- The laws of `tests/devices`: functions, classes, calibrators, losses and reports give the values of the CPU.
+- Times: `python -m benchmarks.run device everyday --device cuda`.
 
-`python -m benchmarks.run everyday --device cuda` measures everyday calls on the GPU, with the time of the host.
-
-The checks run in several processes, because most of their time is spent in compiling kernels. Speed is measured alone.
-Prints a table and writes JSON, by default to `benchmarks/results/cuda-<GPU>.json`. The exit code is 1 after a failed
-check: a wrong value or gradient, a synchronisation, a difference between runs, or an exception. A missed speed goal
-gives exit code 1 only with `--strict`, because goals are for one type of GPU. Without a GPU nothing runs and the exit
-code is 0; `tests/ops` run the Triton kernels in Triton's interpreter.
+Writes the number of tests, the failed ones and the times to `benchmarks/results/<GPU>.json`. The exit code is 1 after a
+failed test. A missed goal of speed changes nothing, because goals are for one type of GPU. Without a GPU nothing runs
+and the exit code is 0; `tests/ops` run the Triton kernels in Triton's interpreter.
 """
 
 import argparse
 import json
 import os
-import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from functools import partial
-from multiprocessing import get_context
+import tempfile
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
-import torchcalib as tc
-from benchmarks.cuda import metrics, ops
-from benchmarks.cuda.behaviour import check_behaviour
-from benchmarks.cuda.check import Check
-from benchmarks.cuda.speed import Speed, speeds
-from benchmarks.job import version_of
+from benchmarks.run import machine, path_of
 
-RESULTS = Path(__file__).parent / "benchmarks" / "results"
-BEHAVIOUR_SHAPES = ((1000, 10), (300, 1001), (40, 40_000))
+ROOT = Path(__file__).parent
+TESTS = ("tests", "-m", "cuda or emulated", "--ignore", "tests/devices/test_emulated_device.py")
+# Matrix products are deterministic only with this setting.
+VARIABLES = {"TORCHCALIB_TEST_DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+QUIET = ("-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "3600")
 
 
-def sections() -> list[Callable[[torch.device], Iterator[Check]]]:
-    """Return the checks in parts, the longest ones first."""
-    of_ops = [
-        partial(ops.ops, dtypes=[dtype], inputs=[from_logits])
-        for dtype in reversed(ops.DTYPES)
-        for from_logits in (True, False)
-    ]
-    return [*of_ops, *(partial(metrics.metrics, dtypes=[dtype]) for dtype in metrics.DTYPES), metrics.fits, behaviour]
+def checked(jobs: int) -> dict[str, object]:
+    """Run the tests, and return their number and the names of those that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tests.xml"
+        command = [sys.executable, "-m", "pytest", *TESTS, *QUIET, "-n", str(jobs), f"--junitxml={path}"]
+        subprocess.run(command, cwd=ROOT, env=os.environ | VARIABLES, check=False)
+        return found_in(path.read_text(encoding="utf-8"))
 
 
-def behaviour(device: torch.device) -> Iterator[Check]:
-    """Yield the checks of synchronisation, graphs and reproducibility."""
-    return check_behaviour(device, BEHAVIOUR_SHAPES)
-
-
-def listed(section: Callable[[torch.device], Iterator[Check]], device: torch.device) -> list[Check]:
-    """Return the checks of a section, in a process of its own."""
-    torch.set_num_threads(1)
-    return list(section(device))
-
-
-def check_all(device: torch.device, jobs: int) -> Iterator[Check]:
-    """Yield the checks of all sections, as soon as a section ends."""
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(listed, section, device) for section in sections()]):
-            yield from done.result()
-
-
-def print_checks(checks: Iterable[Check]) -> list[Check]:
-    """Print checks as they finish, and return them."""
-    kept = []
-    for check in checks:
-        kept.append(check)
-        verdict = "ok  " if check.passed else "FAIL"
-        print(f"{verdict} {check.name:44} {check.dtype:9} {check.what:28} {check.error:9.2e} {check.note}", flush=True)
-    return kept
-
-
-def print_speeds(results: Iterable[Speed]) -> list[Speed]:
-    """Print speeds as they are measured, and return them."""
-    kept = []
-    for speed in results:
-        kept.append(speed)
-        seconds = "         -" if speed.seconds is None else f"{1e6 * speed.seconds:8.1f}us"
-        share = "" if speed.share is None else f"{speed.share:7.1%} of a copy"
-        ratio = "" if speed.ratio is None else f"{speed.ratio:6.2f} x row op"
-        goal = "" if speed.met is None else f"goal {speed.goal}: {'met' if speed.met else 'MISSED'}"
-        where = f"{speed.job:42} {speed.shape:16} {speed.dtype:9}"
-        print(f"{where} {seconds} {share}{ratio}  {goal}  {speed.how}", flush=True)
-    return kept
-
-
-def exit_code(checks: list[Check], measured: list[Speed], strict: bool) -> int:
-    """Print the failed checks and the number of missed goals, and return the exit code."""
-    failed = [check for check in checks if not check.passed]
-    missed = [speed for speed in measured if speed.met is False]
-    broken = [speed for speed in measured if speed.goal is not None and speed.seconds is None]
-    print(f"{len(checks) - len(failed)} checks passed, {len(failed)} failed; {len(missed)} speed goals missed")
-    for check in failed:
-        print(f"FAIL {check.name}, {check.dtype}: {check.what}: {check.error:.2e} > {check.tolerance:.2e} {check.note}")
-    for speed in broken:
-        print(f"FAIL {speed.job}, {speed.shape}, {speed.dtype}: {speed.how}")
-    return 1 if failed or broken or (strict and missed) else 0
-
-
-def content(machine: dict[str, Any], checks: list[Check], measured: list[Speed]) -> str:
-    """Return speeds, the number of checks and the failed ones as JSON. Errors are strings: they may be infinite."""
-    found = {
-        **machine,
-        "speed": [{**asdict(speed), "met": speed.met} for speed in measured],
-        "n_checks": len(checks),
-        "failed": [{**asdict(check), "error": str(check.error)} for check in checks if not check.passed],
-    }
-    return json.dumps(found, indent=1)
+def found_in(xml: str) -> dict[str, object]:
+    """Return the number of tests that ran, and the names of those that failed, from a file in the format of JUnit."""
+    tests = [test for test in ElementTree.fromstring(xml).iter("testcase") if test.find("skipped") is None]
+    failed = [test for test in tests if test.find("failure") is not None or test.find("error") is not None]
+    return {"n": len(tests), "failed": [f"{test.get('classname')}: {test.get('name')}" for test in failed]}
 
 
 def main() -> int:
-    """Run the checks, write the results, and return the exit code."""
+    """Run the tests and measure the times, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check torchcalib on a GPU.")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    parser.add_argument("--strict", action="store_true", help="exit with code 1 if a speed goal is missed")
-    parser.add_argument("--no-speed", action="store_true", help="run the checks without measuring speed")
-    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes for the checks")
+    parser.add_argument("--no-speed", action="store_true", help="run the tests without measuring speed")
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes for the tests")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was run.")
         return 0
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic matrix products
-    device = torch.device("cuda", torch.cuda.current_device())
-    gpu = torch.cuda.get_device_name(device)
-    machine = {
-        "device": gpu,
-        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "triton": next(filter(None, map(version_of, ("triton", "triton-windows", "pytorch-triton"))), None),
-        "torchcalib": tc.__version__,
-    }
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    checks = print_checks(check_all(device, arguments.jobs))
-    measured = [] if arguments.no_speed else print_speeds(speeds(device))
-    slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    out = arguments.out or RESULTS / f"cuda-{slug}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(content(machine, checks, measured))
-    code = exit_code(checks, measured, arguments.strict)
-    print(f"written to {out}")
-    return code
+    checks, path = checked(arguments.jobs), path_of(machine("cuda"))
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"families": {}}
+    path.write_text(json.dumps({**stored, "machine": machine("cuda"), "checks": checks}, indent=1) + "\n")
+    print(f"{checks['n']} tests, failed: {checks['failed'] or 'none'}; written to {path}")
+    if not arguments.no_speed:
+        times = [sys.executable, "-m", "benchmarks.run", "device", "everyday", "--device", "cuda"]
+        subprocess.run(times, cwd=ROOT, check=False)
+    return int(bool(checks["failed"]) or not checks["n"])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 import torchcalib as tc
 from benchmarks import by_hand
-from benchmarks.job import OURS, Job, Peer, Sides, gradient, job, on_device, peer_of
+from benchmarks.job import Job, alternative, gradient, peer_of
 from benchmarks.one_pass import GIVEN, eight_metrics
 from benchmarks.samples import (
     arrays,
@@ -38,7 +38,6 @@ SUMS = 1e-3  # the same for float32 sums of many updates
 DOUBLE = 1e-9
 ROUNDED = 0.01  # the same for confidences of bfloat16 logits, of which some move to the next bin
 
-ECE_ALONE = "torchcalib ECE alone"
 doubles = partial(binary, dtype=torch.float64)
 SIZES = (50_000, 10), (50_000, 100), (50_000, 1_000), (10_000, 100), (64, 10), (128, 100), (32, 1_000), (256, 1_000)
 DATA = {
@@ -75,7 +74,7 @@ def compared(
 ) -> Job:
     """Job of two functions of `data`, or of those in the table. It runs on a GPU if its alternative is in torch."""
     options = {"tolerance": tolerance, "repeats": repeats, "on_device": peer_of(theirs).name.startswith("torch")}
-    return job(f"{what}, {size}", data or DATA[size], ours, {theirs: goal}, alone=False, **options)
+    return Job(f"{what}, {size}", data or DATA[size], ours, {theirs: goal}, alone=False, **options)
 
 
 def update_job(
@@ -85,29 +84,30 @@ def update_job(
     theirs: Callable[[], Metric],
     goal: float = 1.0,
     seconds: float | None = None,
-    against: str = "",
 ) -> Job:
-    """Job of updates of two metrics with the same batch. The values of all updates are compared.
+    """Job of updates of two metrics with the same batch. `seconds` is the goal for one update."""
 
-    `seconds` is the goal for one update.
-    """
-    name = against or peer_of(theirs).name
+    def data(**sizes: int) -> tuple[Any, ...]:
+        return *DATA[size](**sizes), ours(), theirs()
 
-    def prepare(device: str = "cpu", **sizes: int) -> Sides:
-        preds, target = (on_device(x, device) for x in DATA[size](**sizes))
-        metrics = {side: metric().to(device) for side, metric in ((OURS, ours), (name, theirs))}
-        calls = {side: partial(metric.update, preds, target) for side, metric in metrics.items()}
-        values = {side: partial(ece_of, metric) for side, metric in metrics.items()}
-        return Sides(calls.pop(OURS), calls, repeats=100, tolerance=SUMS, values=values)
+    @alternative(title=peer_of(theirs).name)
+    def update_theirs(preds: Tensor, target: Tensor, _: Metric, metric: Metric) -> Metric:
+        metric.update(preds, target)
+        return metric
 
-    peers = (Peer(name, goal),)
-    return Job(f"update of {what}, {size}", prepare, peers, seconds=seconds, alone=False, on_device=True)
+    options = {"repeats": 100, "tolerance": SUMS, "alone": False, "on_device": True}
+    return Job(f"update of {what}, {size}", data, update_ours, {update_theirs: goal}, seconds=seconds, **options)
 
 
-def ece_of(metric: Metric) -> Any:
-    """Return the ECE of a collection, or the value of one metric."""
-    value = metric.compute()
-    return value["ECE"] if isinstance(value, dict) else value
+def update_ours(preds: Tensor, target: Tensor, metric: Metric, _: Metric) -> Metric:
+    """Return the metric, or the ECE of a collection."""
+    metric.update(preds, target)
+    return metric["ECE"] if isinstance(metric, tc.CalibrationCollection) else metric
+
+
+@alternative(title="torchcalib ECE alone")
+def ece_of_1000_classes() -> Metric:
+    return tc.ECE(num_classes=1_000, **GIVEN)
 
 
 def penalised_loss(z: Tensor, y: Tensor) -> Tensor:
@@ -221,9 +221,8 @@ WITH_NUMBA = [
         "eight metrics",
         "256 x 1,000",
         lambda: tc.CalibrationCollection(eight_metrics(1_000)),
-        partial(tc.ECE, num_classes=1_000, **GIVEN),
+        ece_of_1000_classes,
         1.2,
-        against=ECE_ALONE,
     ),
     compared("AURC", "1 million", tc.aurc, by_hand.torch_argsort_and_cumsum, 0.3, TIES),
     compared("AURC", "50,000 x 10", partial(tc.aurc, **GIVEN), by_hand.torch_aurc),

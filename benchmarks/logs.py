@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import alternative, job
+from benchmarks.job import Job, alternative
 from benchmarks.samples import folder
 from torchcalib.io.logs import objects, open_log
 from torchcalib.reporting.audit import AuditBuilder, AuditOptions, Layout, have_equal_text
@@ -74,7 +74,7 @@ def read_without_sums(path: Path) -> int:
 
 
 JOBS = [
-    job(
+    Job(
         f"audit of 20,000 {name}",
         partial(log_of, line=line, n=20_000),
         summed,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from benchmarks.job import OURS, Call, Job, Sides, jobs_of, named
+from benchmarks.job import OURS, Call, Job, jobs_of, named
 
 FEW_ROWS = 64  # enough for a call that compiles and imports all required code
 
@@ -35,6 +36,35 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize(device)
 
 
+def captured(call: Call) -> Call:
+    """Return a function that replays a call as a CUDA graph.
+
+    Capturing runs nothing. An earlier call must have compiled all kernels.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = call()
+
+    def replay(kept: object = held) -> object:  # the results are in the memory of the graph
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def seconds_of_graph(replay: Call) -> float:
+    """Return the time of a replay on the device, after its cache was overwritten."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    size = 4 * torch.cuda.get_device_properties().L2_cache_size
+    torch.empty(size, dtype=torch.uint8, device="cuda").fill_(1)
+    begin.record()
+    replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
 def hide_numba() -> None:
     """Make the import of numba fail in this process."""
     sys.modules["numba"] = None  # type: ignore[assignment]
@@ -46,39 +76,49 @@ def of_job(quantity: Callable[..., Any], family: str, name: str, *options: Any) 
 
 
 def times(job: Job, rounds: int | None = None, device: str = "cpu") -> dict[str, Any]:
-    """Return seconds by side, differences of values, the error, and the sizes of states.
+    """Return seconds by side, differences of values, and the sizes of states.
 
     The first round (compilation, caches) is dropped.
 
     Raises:
         ValueError: if the values of the sides differ by more than the tolerance.
     """
-    sides = job.prepare(device=device) if job.on_device else job.prepare()
-    taken: dict[str, list[float]] = {side: [] for side in job.sides}
+    calls = job.calls(device)
+    for call in calls.values() if job.graph else ():
+        call()
+    graphs = {side: captured(call) for side, call in calls.items() if job.graph}
+    taken: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range((rounds or job.rounds) + 1):
         for side, so_far in taken.items():
-            so_far.append(seconds(sides.call(side), sides.repeats, device) / sides.shares.get(side, 1))
-    measured = [side for side in job.sides if side in sides.states]
+            once = seconds_of_graph(graphs[side]) if job.graph else seconds(calls[side], job.repeats, device)
+            so_far.append(once / job.shares.get(side, 1))
     return {
-        "differences": differences(job, sides),
+        "differences": differences(job, calls),
         "seconds": {side: so_far[1:] for side, so_far in taken.items()},
-        "shares": dict(sides.shares),
-        "error": None if sides.error is None else sides.error(),
-        "state_bytes": {side: {updates: sides.states[side](updates) for updates in job.updates} for side in measured},
+        "shares": dict(job.shares),
+        "state_bytes": {
+            side: {updates: state_bytes(call(updates)) for updates in job.updates}
+            for side, call in calls.items()
+            if job.updates
+        },
     }
 
 
-def differences(job: Job, sides: Sides) -> dict[str, float]:
-    """Return the difference of our value from that of every peer; no differences without a tolerance."""
-    if sides.tolerance is None:
+def state_bytes(metric: Metric) -> int:
+    """Return the size of all state tensors of a metric in bytes."""
+    states = [getattr(metric, name) for name in metric._defaults]
+    return sum(x.nbytes for state in states for x in (state if isinstance(state, list) else [state]))
+
+
+def differences(job: Job, calls: Mapping[str, Call]) -> dict[str, float]:
+    """Return the difference of our result from that of every peer; no differences without a tolerance."""
+    if job.tolerance is None:
         return {}
-    ours, found = sides.value(OURS), {}
-    for side in job.sides[1:]:
-        found[side] = difference(ours, sides.value(side))
-        if not found[side] <= sides.tolerance:
-            raise ValueError(
-                f"`{job.name}`: the values must agree to {sides.tolerance:g} with {side}, got {found[side]:.2g}."
-            )
+    results = {side: call() for side, call in calls.items()}
+    found = {side: difference(results[OURS], result) for side, result in results.items() if side != OURS}
+    for side, value in found.items():
+        if not value <= job.tolerance:
+            raise ValueError(f"`{job.name}`: the values must agree to {job.tolerance:g} with {side}, got {value:.2g}.")
     return found
 
 
@@ -87,6 +127,7 @@ def difference(ours: Any, theirs: Any) -> float:
 
     Values are numbers, arrays, tensors, or dictionaries of them. The peer may have further keys.
     """
+    ours, theirs = (x.compute() if isinstance(x, Metric) else x for x in (ours, theirs))
     expected = vector({name: theirs[name] for name in ours} if isinstance(ours, Mapping) else theirs)
     return ((vector(ours) - expected).abs().max() / expected.abs().max()).item()
 
@@ -107,13 +148,14 @@ def extra_bytes(job: Job, side: str) -> int | None:
     high_water_mark = Path("/proc/self/clear_refs")
     if not high_water_mark.exists():
         return None
-    job.prepare(n=FEW_ROWS).call(side)()
-    sides = job.prepare()
+    job.calls(n=FEW_ROWS)[side]()
+    call = job.calls()[side]
+    result = sum(x.nbytes for x in call.args if isinstance(x, Tensor) and x.requires_grad)
     ctypes.CDLL(None).malloc_trim(0)
     high_water_mark.write_text("5")  # resets the peak
     before = resident_bytes("VmRSS")
-    sides.call(side)()
-    return resident_bytes("VmHWM") - before - sides.result_bytes
+    call()
+    return resident_bytes("VmHWM") - before - result
 
 
 def resident_bytes(field: str) -> int:
@@ -127,6 +169,6 @@ def growth(job: Job, rounds: int | None = None) -> list[dict[str, Any]]:
     """Return the seconds of our side at other sizes."""
     points = []
     for sizes in job.grows:
-        ours = job.prepare(**sizes).ours
+        ours = job.calls(**sizes)[OURS]
         points.append({**sizes, "seconds": [seconds(ours) for _ in range((rounds or job.rounds) + 1)][1:]})
     return points

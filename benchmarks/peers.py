@@ -117,13 +117,6 @@ def probmetrics_calibrator(kind: str) -> Any:
     return calibrators.get_calibrator(kind) if by_class is None else by_class()
 
 
-@alternative(title="torch cross_entropy, forward + backward")
-def gradient_of_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Gradient of the mean cross-entropy in the logits."""
-    (found,) = torch.autograd.grad(cross_entropy(logits, target), logits)
-    return found
-
-
 @alternative(title="torch: softmax @ cost, argmin, gather")
 def plain_bayes_risk(logits: Tensor, target: Tensor, _: object, cost: Tensor) -> Tensor:
     """Mean cost of the decisions with the lowest expected cost, in plain torch."""

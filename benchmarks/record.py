@@ -38,7 +38,6 @@ def recorded(
             for peer in job.peers
         },
         "extra_bytes": extra_bytes,
-        "error": times["error"],
         "state_bytes": times["state_bytes"],
         "growth": [{**point, "seconds": summary(point["seconds"])} for point in growth],
     }
@@ -89,7 +88,7 @@ def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[
 
 
 def missed(job: Job, record: Record) -> bool:
-    return any(line.verdict.startswith(MISSED) for line in lines(job, record))
+    return any(line.verdict.startswith(MISSED) for line in lines(job, record, with_spread=False))
 
 
 def worse(records: Iterable[Record], stored: Iterable[Record]) -> list[str]:
@@ -129,9 +128,6 @@ def _lines(job: Job, record: Record, with_spread: bool) -> Iterator[Line]:
         sizes = {side: megabytes(n) for side, n in n_bytes.items()}
         judged = verdict(n_bytes.get(OURS), job.extra_bytes)
         yield of_sides("extra memory", sizes, megabytes(job.extra_bytes), judged)
-    if job.error is not None:
-        error = record.get("error")
-        yield Line("error", figure(error), goal=figure(job.error), verdict=verdict(error, job.error))
     if job.updates:
         states = record.get("state_bytes", {})
         sizes = {side: " to ".join(f"{n:,} B" for n in after.values()) for side, after in states.items()}

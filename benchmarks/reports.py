@@ -5,20 +5,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.job import Job, Peer, Sides
+from benchmarks.job import Job, alternative
 from benchmarks.samples import binary, folder, logits
 
-IMPORT_TORCH, IMPORT_TORCHMETRICS = "import torch", "import torch, torchmetrics"
 COMMAND = "-m", "torchcalib"
 
 
-def process(*arguments: str, code: int = 0) -> Callable[[], object]:
+def process(*arguments: str, code: int = 0) -> Callable[[], None]:
     """Return a call that runs a new Python process, and checks its exit code.
 
     The first call writes the bytecode of modules, as in an installation.
@@ -33,56 +33,57 @@ def process(*arguments: str, code: int = 0) -> Callable[[], object]:
     return run
 
 
-def imports(what: str) -> Sides:
-    peers = {name: process("-c", name) for name in (IMPORT_TORCH, IMPORT_TORCHMETRICS)}
-    return Sides(process("-c", f"import torch, torchcalib; {what}"), peers)
+@alternative(title="import torch")
+def import_torch(*_: Any) -> None:
+    process("-c", "import torch")()
 
 
-def light_command(*arguments: str, code: int = 0) -> Sides:
-    return Sides(process(*COMMAND, *arguments, code=code))
+@alternative(title="import torch, torchmetrics")
+def import_torchmetrics(*_: Any) -> None:
+    process("-c", "import torch, torchmetrics")()
 
 
-def sample(n: int, num_classes: int | None) -> tuple[Tensor, Tensor]:
-    """Return logits of several classes, or binary probabilities."""
-    return binary(n, torch.float64) if num_classes is None else logits(n, num_classes)
+def no_data() -> tuple[()]:
+    return ()
 
 
-def command(n: int = 10_000, num_classes: int | None = 10) -> Sides:
-    """`torchcalib report` of a file."""
-    preds, target = sample(n, num_classes)
+def multiclass_file(n: int = 10_000, num_classes: int = 10) -> tuple[Path]:
+    preds, target = logits(n, num_classes)
     path = folder() / "predictions.npz"
-    np.savez(path, **{"probs" if num_classes is None else "logits": preds.numpy(), "targets": target.numpy()})
-    return Sides(process(*COMMAND, "report", str(path)), {IMPORT_TORCHMETRICS: process("-c", IMPORT_TORCHMETRICS)})
+    np.savez(path, logits=preds.numpy(), targets=target.numpy())
+    return (path,)
 
 
-def report(n: int = 10_000, num_classes: int | None = 10) -> Sides:
-    preds, target = sample(n, num_classes)
-    given = {"task": "binary" if num_classes is None else "multiclass", "from_logits": num_classes is not None}
-    return Sides(lambda: tc.report(preds, target, **given))
+def report_of_file(path: Path) -> None:
+    process(*COMMAND, "report", str(path))()
 
 
+binary_rows = partial(binary, n=50_000, dtype=torch.float64)
+binary_report = partial(tc.report, task="binary", from_logits=False)
+multiclass_report = partial(tc.report, task="multiclass", from_logits=True)
+importing = process("-c", "import torch, torchcalib; ")
+of_one_metric = process("-c", "import torch, torchcalib; torchcalib.ECE")
+wrong_path = process(*COMMAND, "report", "no.csv", code=2)
+both = {import_torch: None, import_torchmetrics: None}
 JOBS = [
-    Job("import torchcalib", partial(imports, ""), (Peer(IMPORT_TORCH, 1.1),), rounds=5),
-    Job(
-        "import torchcalib, and one metric",
-        partial(imports, "torchcalib.ECE"),
-        (Peer(IMPORT_TORCH), Peer(IMPORT_TORCHMETRICS)),
-        rounds=5,
-    ),
-    Job("torchcalib --help", partial(light_command, "--help"), seconds=0.5, rounds=5),
-    Job("torchcalib report, wrong path", partial(light_command, "report", "no.csv", code=2), seconds=0.5, rounds=5),
+    Job("import torchcalib", no_data, importing, {import_torch: 1.1}, rounds=5),
+    Job("import torchcalib, and one metric", no_data, of_one_metric, both, rounds=5),
+    Job("torchcalib --help", no_data, process(*COMMAND, "--help"), seconds=0.5, rounds=5),
+    Job("torchcalib report, wrong path", no_data, wrong_path, seconds=0.5, rounds=5),
     Job(
         "torchcalib report, 10,000 x 10, new process",
-        command,
-        (Peer(IMPORT_TORCHMETRICS),),
+        multiclass_file,
+        report_of_file,
+        {import_torchmetrics: None},
         seconds=3,
         rounds=5,
     ),
-    Job("report, 10,000 x 10", report, seconds=1.5, rounds=5),
-    Job("report, binary, 50,000", partial(report, n=50_000, num_classes=None), seconds=4, rounds=5),
+    Job("report, 10,000 x 10", partial(logits, n=10_000, num_classes=10), multiclass_report, seconds=1.5, rounds=5),
+    Job("report, binary, 50,000", binary_rows, binary_report, seconds=4, rounds=5),
     Job(
         "report, 50,000 x 1,000",
-        partial(report, n=50_000, num_classes=1_000),
+        partial(logits, n=50_000, num_classes=1_000),
+        multiclass_report,
         seconds=10,
         extra_bytes=700_000_000,
         rounds=3,

@@ -1,8 +1,8 @@
 """Run jobs, print their table, and write it to `benchmarks/results/<machine>.json`.
 
     python -m benchmarks.run                    all families
-    python -m benchmarks.run ranked             one family
-    python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
+    python -m benchmarks.run metrics             one family
+    python -m benchmarks.run metrics --job TCE   its jobs with "TCE" in their names
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
     python -m benchmarks.run --check            list ratios that are worse than the stored ones; writes nothing
     python -m benchmarks.run --device cuda      jobs that can run on a GPU, in a results file of its own
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks import measure
-from benchmarks.job import FAMILIES, OURS, Job, jobs_of, version_of
+from benchmarks.job import DEVICE, FAMILIES, OURS, Job, jobs_of, version_of
 from benchmarks.record import WORSE, Line, Record, growth_lines, lines, missed, recorded, worse
 
 BASE_PACKAGES = ("torchcalib", "torch", "torchmetrics", "numba", "numpy")
@@ -146,6 +146,7 @@ def main() -> int:
     jobs = {
         family: [job for job in runnable(jobs_of(family), chosen.device) if chosen.job.lower() in job.name.lower()]
         for family in chosen.families or FAMILIES
+        if family != DEVICE or chosen.device != "cpu"
     }
     if not any(jobs.values()):
         parser.error(f"no job with {chosen.job!r} in its name")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -270,11 +271,6 @@ def calibration(log_q: Tensor, target: Tensor, calibrator: str, **trained: Any) 
     return given | {"calibrator": CALIBRATORS[calibrator], **trained}
 
 
-def training_option(how: str, num_classes: int, n: int, system: str, calibrator: str) -> dict[str, Any]:
-    """Return the training option of a calibration: test data ("tt"), or cross-validation with the published folds."""
-    return {"train_on_test": True} if how == "tt" else {"folds": published_folds(num_classes, n)[system, calibrator]}
-
-
 def nce(preds: Tensor, target: Tensor, **given: Any) -> float:
     """Return the normalised cross-entropy of logits; with a calibrator as `reference` the semi-empirical one."""
     return expected_score(
@@ -298,9 +294,8 @@ def epsr_1() -> Iterator[Cell]:
                 if row == "true":
                     semi_empirical = nce(log_q, systems.cal.exp())
                 else:
-                    trained = training_option(row[-2:], 2, n, system, row[:3])
-                    given = calibration(log_q, systems.target, row[:3], **trained)
-                    semi_empirical = nce(reference=given.pop("calibrator"), **given)
+                    folds = published_folds(2, n)[system, row[:3]]
+                    semi_empirical = score(f"semiemp_ce_{row[:3]}_{row[-2:]}", log_q, systems.target, folds)
                 yield Cell(row, f"{system} {n}", 100 * (empirical - semi_empirical) / empirical, number)
 
 
@@ -356,16 +351,12 @@ def relative_losses_of(systems: Mapping[str, Tensor], target: Tensor) -> dict[st
     Names such as "CE, aff, xv" contain the score (cross-entropy CE, Brier score BS), the calibrator (affine,
     temperature or, for two classes, histogram) and the training (xv: cross-validated; tt: on the test data).
     """
-    found: dict[str, dict[str, float]] = {}
+    found = {}
     for system, log_q in systems.items():
         kinds = list(CALIBRATORS)[: 3 if log_q.shape[-1] == 2 else 2]
         found[system] = {
-            f"{of.upper()}, {kind}, {how}": relative_calibration_loss(
-                **calibration(log_q, target, kind, **trained), score=name
-            ).item()
-            for of, name in SCORES.items()
-            for kind in kinds
-            for how, trained in (("xv", {"folds": "stratified"}), ("tt", {"train_on_test": True}))
+            f"{of.upper()}, {kind}, {how}": score(f"rcl_{of}_{kind}_{how}", log_q, target)
+            for of, kind, how in product(SCORES, kinds, ("xv", "tt"))
         }
     return found
 
@@ -376,8 +367,19 @@ def stages_of(log_q: Tensor, target: Tensor, folds: Tensor | str = "stratified")
     return {kind: calibrated_system(kind, log_q, target, folds) for kind in kinds}
 
 
-def score(name: str, log_q: Tensor, target: Tensor) -> float:
-    """Return a score by its name in the recorded answers."""
+def score(name: str, log_q: Tensor, target: Tensor, folds: Tensor | str = "stratified") -> float:
+    """Return a score by its name in the recorded answers.
+
+    `rcl_ce_aff_xv` is the relative calibration loss (or `semiemp`: the semi-empirical NCE) of the cross-entropy (or
+    `bs`: Brier score) and affine calibration (`tem`, `his`), cross-validated (or `tt`: fitted to the test data).
+    """
+    if match := re.fullmatch(r"(rcl|semiemp)_(ce|bs)_(aff|tem|his)_(xv|tt)", name):
+        what, of, calibrator, how = match.groups()
+        trained = {"train_on_test": True} if how == "tt" else {"folds": folds}
+        given = calibration(log_q, target, calibrator, **trained)
+        if what == "rcl":
+            return relative_calibration_loss(**given, score=SCORES[of]).item()
+        return nce(reference=given.pop("calibrator"), **given)
     given = {"preds": log_q, "target": target, "task": "multiclass", "from_logits": True}
     if match := re.fullmatch(r"nrisk(01r?|imb)", name):
         return F.bayes_risk(**given, cost=costs(match[1], log_q.shape[-1]), normalize="prior").item()
@@ -411,20 +413,10 @@ def epsr_scores() -> Iterator[Cell]:
         systems = simulate.mismatched_systems(classes)
         log_q, target = getattr(systems, system), systems.target
         for name, wanted in entry["value"].items():
-            trained = re.fullmatch(r"(rcl|semiemp)_(ce|bs)_(aff|tem|his)_(xv|tt)", name)
-            tolerance = 2e-4
-            if trained is None:
-                value = score(name, log_q, target)
-            else:
-                what, of, calibrator, how = trained.groups()
-                fitted = training_option(how, classes, 200 * classes, system, calibrator)
-                given = calibration(log_q, target, calibrator, **fitted)
-                value = (
-                    relative_calibration_loss(**given, score=SCORES[of]).item()
-                    if what == "rcl"
-                    else nce(reference=given.pop("calibrator"), **given)
-                )
-                tolerance = FLOAT32_FIT if what == "rcl" else 5e-4
+            kind = name.split("_")[0]
+            folds = published_folds(classes, 200 * classes)[system, name.split("_")[2]] if "_" in name else ""
+            value = score(name, log_q, target, folds)
+            tolerance = {"rcl": FLOAT32_FIT, "semiemp": 5e-4}.get(kind, 2e-4)
             yield Cell(f"C = {classes}, {system}", name, value, f"{float(wanted):.4f}", True, tolerance)
 
 
@@ -473,16 +465,6 @@ def epsr_systems() -> Iterator[Cell]:
 
 # --------------------------------------------------------------------------------------------------------------------
 
-TABLES: dict[str, Callable[[], Iterator[Cell]]] = {
-    "ecd-1": ecd_1,
-    "tce-1": tce_1,
-    "tce-2": tce_2,
-    "tce-5": tce_5,
-    "epsr-1": epsr_1,
-    "epsr-curves": epsr_curves,
-    "epsr-scores": epsr_scores,
-    "epsr-systems": epsr_systems,
-}
 TITLES = {
     "ecd-1": "ECD, Table I: ten bins of simulated data",
     "tce-1": "TCE, Table 1: estimation errors of bins, for other data",
@@ -493,26 +475,23 @@ TITLES = {
     "epsr-scores": "EPSR, sections 3.2 and 3.3: scores of simulated systems",
     "epsr-systems": "EPSR, section 3.5 and Table 2: scores of real systems",
 }
+FUNCTIONS = (ecd_1, tce_1, tce_2, tce_5, epsr_1, epsr_curves, epsr_scores, epsr_systems)
+TABLES: dict[str, Callable[[], Iterator[Cell]]] = dict(zip(TITLES, FUNCTIONS, strict=True))
 NEEDS_DATA = ("tce-5", "epsr-curves", "epsr-scores", "epsr-systems")
 
 
 def show(table: Callable[[], Iterator[Cell]]) -> list[Cell]:
     print(f"\n{table.__doc__}")
     cells = list(table())
-    widths = [max(len(text) for text in column) for column in zip(*((c.row, c.column) for c in cells), strict=True)]
-    print(f"{'':{widths[0]}}  {'':{widths[1]}}  {'here':>10}  {'published':>12}")
     for cell in cells:
         value = "-" if cell.value is None else f"{cell.value:.5g}"
         source = "recorded" if cell.recorded and cell.published else ""
         verdict = "DIFFERS" if cell.agrees is False else ""
-        line = f"{cell.row:{widths[0]}}  {cell.column:{widths[1]}}  {value:>10}  {cell.published or '-':>12}"
-        print(f"{line}  {source:8} {verdict} {cell.note}".rstrip())
-    for recorded, name in ((False, "printed"), (True, "recorded")):
-        compared = [cell.agrees for cell in cells if cell.recorded == recorded and cell.agrees is not None]
-        if compared:
-            print(f"{sum(compared)} of {len(compared)} {name} numbers agree")
-    if left := sum(cell.value is None for cell in cells):
-        print(f"{left} rows cannot be computed")
+        print(
+            f"{cell.row:32} {cell.column:16} {value:>10} {cell.published or '-':>12} {source:8} {verdict} {cell.note}"
+        )
+    compared = [cell.agrees for cell in cells if cell.agrees is not None]
+    print(f"{sum(compared)} of {len(compared)} numbers agree")
     return cells
 
 

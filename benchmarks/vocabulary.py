@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.job import Job, alternative, gradient, job
+from benchmarks.job import Job, alternative, gradient
 from torchcalib.ops.linear_softmax_stats import Head, moments, rows
 from torchcalib.ops.linear_softmax_stats.blocks import Blocks
 
@@ -73,7 +73,7 @@ def statistics_job(size: tuple[int, int, int], dtype: torch.dtype) -> Job:
     """The peers compute the loss or the probabilities only."""
     n, hidden_size, n_classes = size
     narrow = dtype == torch.bfloat16
-    return job(
+    return Job(
         f"rows of a head, {n:,} x {hidden_size:,} x {n_classes:,}, {str(dtype).removeprefix('torch.')}",
         partial(head_of, n=n, hidden_size=hidden_size, n_classes=n_classes, dtype=dtype),
         statistics,
@@ -91,7 +91,7 @@ def statistics_job(size: tuple[int, int, int], dtype: torch.dtype) -> Job:
 of_llama = partial(head_of, n=512, hidden_size=1_024, n_classes=128_256)
 JOBS = [
     *(statistics_job(size, dtype) for size in SIZES for dtype in (torch.float32, torch.bfloat16)),
-    job(
+    Job(
         "moments of a head at 3 temperatures, 512 x 1,024 x 128,256",
         of_llama,
         of_temperatures,
@@ -99,7 +99,7 @@ JOBS = [
         extra_bytes=EXTRA_BYTES,
         rounds=5,
     ),
-    job(
+    Job(
         "gradient of a head, 512 x 1,024 x 128,256",
         partial(of_llama, with_gradient=True),
         partial(gradient, both_scores),
@@ -107,7 +107,7 @@ JOBS = [
         extra_bytes=EXTRA_BYTES,
         rounds=3,
     ),
-    job(
+    Job(
         "rows of a head, 8,192 x 1,024 x 151,936",
         partial(head_of, n=8_192, hidden_size=1_024, n_classes=151_936),
         statistics,

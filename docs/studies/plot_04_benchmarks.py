@@ -14,7 +14,7 @@ import math
 
 import matplotlib.pyplot as plt
 
-from benchmarks.job import EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
+from benchmarks.job import DEVICE, EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
 from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import compared
 from benchmarks.run import RESULTS, is_gpu
@@ -22,7 +22,7 @@ from benchmarks.run import RESULTS, is_gpu
 files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 machines = [content for content in files if "families" in content]
 processors = [content for content in machines if not is_gpu(content["machine"])]
-gpus = [content for content in files if content.get("speed")]
+gpus = [content for content in machines if is_gpu(content["machine"])]
 
 # sphinx_gallery_start_ignore
 TITLES = {
@@ -52,7 +52,7 @@ PEERS = {
     "torchmetrics MulticlassCalibrationError": "torchmetrics",
     "probmetrics log loss + Brier + ECE + accuracy": "probmetrics, four metrics",
     "relplot binnedECE": "relplot",
-    "torch cross_entropy, forward + backward": "torch cross_entropy alone",
+    "torch gradient of cross entropy": "torch cross_entropy alone",
     "authors' procedure: one scipy.stats.binomtest a prediction": "one SciPy test per row",
     "sklearn calibration_curve(strategy='quantile')": "scikit-learn",
     "sklearn IsotonicRegression.fit": "scikit-learn, fit only",
@@ -228,12 +228,10 @@ def print_machines():
     vendors = sorted({content["machine"]["cpu"] for content in processors})
     print(f"Processors measured: {', '.join(vendors)}.")
     for content in gpus:
-        print(f"{content['device']}, torch {content['torch']}:")
-        for speed in content["speed"]:
-            if speed["share"] is not None:
-                print(
-                    f"  {speed['job']}, {speed['shape']}, {speed['dtype']}: {speed['share']:.0%} of the speed of a copy"
-                )
+        print(f"{content['machine']['device']}, torch {content['machine']['torch']}:")
+        for record in content["families"].get(DEVICE, []):
+            for peer, found in record["peers"].items():
+                print(f"  {record['job']}: {1 / found['ratio']:.0%} of the speed of {PEERS.get(peer, peer)}")
     if not gpus:
         print("GPU: not yet measured.")
     if len(vendors) == 1:

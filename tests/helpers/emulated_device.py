@@ -7,7 +7,9 @@ rounding are not emulated. Registration cannot be undone and changes what torch 
 process. Tests on the device therefore run in processes of their own.
 """
 
-from contextlib import contextmanager
+import math
+import warnings
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -33,15 +35,36 @@ class Reads(list):
 
     uploads = 0
 
+    def at_most(self, n):
+        """Return whether there are at most n reads. CUDA synchronises more often: there only 0 has a meaning."""
+        return len(self) <= (n if _libraries or not n else math.inf)
+
 
 @contextmanager
 def recorded_reads():
-    """Record the operations in a block: `with recorded_reads() as reads`."""
-    _recorders.append(Reads())
-    try:
-        yield _recorders[-1]
-    finally:
-        _recorders.pop()
+    """Record the operations in a block: `with recorded_reads() as reads`. On a GPU, record its synchronisations."""
+    reads = Reads()
+    with synchronisations(reads) if torch.cuda.is_available() else nullcontext():
+        _recorders.append(reads)
+        try:
+            yield reads
+        finally:
+            _recorders.pop()
+
+
+@contextmanager
+def synchronisations(found):
+    """Add the warnings of torch about synchronisations of a GPU to a list."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    found += [str(each.message) for each in caught if "synchronizing CUDA operation" in str(each.message)]
 
 
 def register():

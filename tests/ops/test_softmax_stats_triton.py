@@ -9,7 +9,6 @@ from helpers.rows import layouts, rows_with_invalid_distributions, sample, with_
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
-from benchmarks.cuda import behaviour
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.softmax_stats import rows, sums
 from torchcalib.ops.softmax_stats.logit_sums import merge
@@ -300,10 +299,3 @@ def test_bins_in_any_layout_have_equal_sums(device):
 def test_empty_input_gives_zero_sums(device):
     for shape in ((0,), (3, 0), (0, 3)):
         assert_empty_input_gives_zero_sums(shape, "triton", device)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(("n", "n_classes"), [(1000, 10), (300, 1001), (40, 40_000)])
-def test_operations_on_a_gpu_do_not_synchronise_and_are_repeatable(n, n_classes):
-    found = behaviour.check_behaviour(torch.device("cuda"), ((n, n_classes),), "triton")
-    assert [check for check in found if not check.passed] == []

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torchmetrics
 
-import torchcalib as tc
 from benchmarks import (
     by_hand,
     calibrated,
@@ -32,9 +31,10 @@ from benchmarks import (
     power,
     readme,
     run,
+    samples,
     study,
 )
-from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, Peer, Sides, jobs_of, named
+from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, alternative, jobs_of, named
 from benchmarks.record import Line, compared, figure, growth_lines, lines, missed, recorded, share
 from torchcalib.ops.dispatch import Op
 
@@ -46,9 +46,17 @@ TIMES = {
     "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},
     "shares": {},
     "differences": {},
-    "error": None,
     "state_bytes": {},
 }
+
+
+def no_data(n=1):
+    return ()
+
+
+@alternative(title=PEER)
+def alternative_of_7():
+    return {"a": torch.tensor([1.1]), "b": 7}
 
 
 def test_readme_contains_the_results():
@@ -61,48 +69,38 @@ def test_readme_contains_the_results():
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)
-    rows = [row for row in readme.section([{"machine": {}, "families": {}}]).splitlines() if row.startswith("| ")]
+    rows = [row for row in readme.machine_tables({"machine": {}, "families": {}}).splitlines() if row.startswith("| ")]
     rows = [row for row in rows if not row.startswith(("| job |", "| ---"))]
     assert rows
     assert all("not yet measured" in row for row in rows)
     assert limits.UNEXPLAINED not in readme.section(FILES)
 
 
-def test_decisions_of_benchmarks_equal_those_of_reports():
-    """Also for a fault of labels and of groups, whose statistics the benchmark computes itself."""
-    faults = (
-        "logits times 1.6",
-        "one group of 6: logits times 2.5",
-        "2nd and 3rd class swapped",
-        "one of 5 labels plus 1",
-    )
-    for name in faults:
-        task, simulate, right = diagnosis.FAULTS[name]
-        logits, labels, groups = simulate(torch.Generator().manual_seed(0), 2000)
-        found = diagnosis.decided(task, diagnosis.Data(logits, labels, groups))
-        report = tc.report(logits, labels, task=task, from_logits=True, groups=groups, with_intervals=False)
-        assert found.kind in right
-        assert (found.kind, found.verdict) == (report.decision.kind, report.decision.verdict)
-        assert diagnosis.cell(task, simulate, right, 2000, 1) == (1, "")
+FAULTS = "logits times 1.6", "one group of 6: logits times 2.5", "2nd and 3rd class swapped", "one of 5 labels plus 1"
 
 
-def test_medians_memory_errors_and_states_are_compared_with_goals():
-    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "error": 1e-7, "updates": (1, 9)}
-    given = Job("a job", lambda n=1: Sides(lambda: None, {PEER: lambda: None}), (Peer(PEER, 0.5),), **goals)
+@pytest.mark.parametrize("name", FAULTS)
+def test_simulated_faults_are_named_by_reports(name):
+    task, simulate, right = diagnosis.FAULTS[name]
+    assert diagnosis.cell(task, simulate, right, 2000, 1) == (1, "")
+
+
+def test_medians_memory_and_states_are_compared_with_goals():
+    goals = {"seconds": 0.1, "extra_bytes": 10_000_000, "updates": (1, 9)}
+    given = Job("a job", no_data, dict, {alternative_of_7: 0.5}, **goals)
     state = {OURS: {"1": 368, "9": 368}, PEER: {"1": 8, "9": 72}}
     points = [{"n": 10, "num_classes": 4, "seconds": [2e-6, 4e-6]}]
     memory = {OURS: 12_500_000, PEER: 200_000_000}
-    record = recorded(given, TIMES | {"error": 2e-7, "state_bytes": state}, memory, points)
+    record = recorded(given, TIMES | {"state_bytes": state}, memory, points)
     assert lines(given, record) == [
         Line("time", "200 ms [100 ms, 300 ms]", goal="100 ms", verdict="MISSED: 2 times the goal"),
         Line(PEER, "200 ms [100 ms, 300 ms]", "500 ms [400 ms, 800 ms]", "0.4", "0.5", "met"),
         Line("extra memory", "12.5 MB", "200 MB", goal="10 MB", verdict="MISSED by 25 %"),
-        Line("error", "2e-07", goal="1e-07", verdict="MISSED: 2 times the goal"),
         Line("state after 1 to 9 updates", "368 B to 368 B", "8 B to 72 B", goal="constant", verdict="met"),
     ]
     assert list(growth_lines(record)) == ["n 10, num_classes 4: 0.003 ms, 300 ns a row, 75 ns an entry"]
     assert missed(given, record)
-    fast = Job("a job", given.prepare, given.peers, seconds=1.0)
+    fast = Job("a job", no_data, dict, given.against, seconds=1.0)
     assert not missed(fast, recorded(fast, TIMES, {}, []))
     record["state_bytes"][OURS] = {"1": 368, "9": 376}
     assert lines(given, record)[-1].verdict == "MISSED"
@@ -113,19 +111,17 @@ def test_medians_memory_errors_and_states_are_compared_with_goals():
 
 @pytest.mark.parametrize("job", everyday.WITH_NUMBA, ids=lambda job: job.name)
 def test_everyday_jobs_compute_the_values_of_their_alternatives(job):
-    assert job.on_device == (
-        "device" in inspect.signature(job.prepare).parameters and job.peers[0].name.startswith("torch")
-    )
-    sides = job.prepare(n=200)
-    for side in job.sides:
-        sides.call(side)()
-    assert measure.differences(job, sides).keys() == set(job.sides[1:])
+    assert not job.peers[0].name.startswith("torch ") or job.on_device
+    calls = job.calls(n=200)
+    for call in calls.values():
+        call()
+    assert measure.differences(job, calls).keys() == set(job.sides[1:])
 
 
 @pytest.mark.cuda
 def test_everyday_jobs_on_a_gpu_compute_the_values_of_their_alternatives():
     for job in run.runnable(everyday.JOBS, "cuda"):
-        small = replace(job, prepare=partial(job.prepare, n=200))
+        small = replace(job, data=partial(job.data, n=200))
         assert measure.times(small, 1, "cuda")["seconds"].keys() == set(job.sides)
 
 
@@ -138,16 +134,15 @@ def test_alternatives_of_everyday_jobs_have_at_most_ten_lines():
             each.end_lineno - each.lineno + 1 for each in body if not isinstance(each, ast.ImportFrom | ast.Import)
         )
         assert lines <= 10, node.name
-    assert used - {everyday.ECE_ALONE} <= {node.name.replace("_", " ") for node in functions}
+    assert used - {"torchcalib ECE alone"} <= {node.name.replace("_", " ") for node in functions}
 
 
 def test_measurements_of_different_values_fail():
-    sides = Sides(lambda: {"a": 1.0}, {PEER: lambda: {"a": torch.tensor([1.1]), "b": 7}}, tolerance=0.01, repeats=2)
-    job = Job("a job", lambda: sides, (Peer(PEER),))
+    job = Job("a job", no_data, lambda: {"a": 1.0}, {alternative_of_7: None}, tolerance=0.01, repeats=2)
     with pytest.raises(ValueError, match=r"`a job`: the values must agree to 0\.01 with a peer, got 0\.091"):
         measure.times(job, 1)
-    different = Sides(lambda: 0, {PEER: lambda: 0}, tolerance=0.0, values={OURS: lambda: [2.0], PEER: lambda: [2.0]})
-    assert measure.times(Job("a job", lambda: different, (Peer(PEER),)), 1)["differences"] == {PEER: 0}
+    same = replace(job, ours=alternative_of_7, tolerance=0.0)
+    assert measure.times(same, 1)["differences"] == {PEER: 0}
 
 
 def test_everyday_jobs_are_shown_side_by_side():
@@ -159,10 +154,17 @@ def test_everyday_jobs_are_shown_side_by_side():
         peer = job.peers[0].name
         records.append(recorded(job, TIMES | {"seconds": {OURS: [1.0 + k] * 3, peer: [40.0, 41.0, 39.0]}}, {}, []))
     files = [{"machine": gpu, "families": {EVERYDAY: records}}, {"machine": cpu, "families": {EVERYDAY: records}}]
-    rows = readme.everyday_table(files).splitlines()[-len(everyday.WITH_NUMBA) :]
-    assert "| A GPU 80GB, torch 2, numba 1 | a CPU, 2 cores, torch 2, numba 1 |" in readme.everyday_table(files)
-    assert rows[0].count("1 s / 40 s = 1/40 [1/41, 1/39]") == 2
-    assert "41 s / 40 s = 1.02 [1, 1.05], MISSED by 2.5 %" in rows[0]
+    of_gpu, of_cpu = map(readme.machine_tables, files)
+    assert of_gpu.startswith("On A GPU 80GB, torch 2, numba 1:")
+    assert of_cpu.startswith("On a CPU, 2 cores, torch 2, numba 1:")
+    first = everyday.WITH_NUMBA[0].name
+    assert (
+        f"| {first} | {everyday.WITH_NUMBA[0].peers[0].name} | 1 s | 40 s | 1/40 | 0.8 | met | 1.02, goal 1: MISSED"
+        in of_cpu
+    )
+    why = REASONS[EVERYDAY][f"{first}, without numba"]
+    assert f"MISSED by 2.5 % ({why}) |" in of_cpu
+    assert "not yet measured" not in of_gpu
     shown = readme.with_section(f"{readme.BEGIN}{readme.END}", files).splitlines()
     ranks = [row.split(" | ")[0] for row in shown if row.startswith("| ")]
     assert ranks == ["|", "| best", "| median", "| worst", "| worst without numba"]
@@ -182,10 +184,8 @@ def test_jobs_that_share_a_process_are_recorded_in_turn(monkeypatch):
         return iter([TIMES for _ in jobs])
 
     monkeypatch.setattr(run, "measured", measured)
-    peers_ = (Peer(PEER),)
-    jobs = [
-        Job(name, Sides, peers_, alone=alone) for name, alone in (("a", False), ("b", False), ("c", True), ("d", True))
-    ]
+    alone = {"a": False, "b": False, "c": True, "d": True}
+    jobs = [Job(name, no_data, dict, {alternative_of_7: None}, alone=each) for name, each in alone.items()]
     assert [record["job"] for record in run.run("a family", jobs, 2)] == ["a", "b", "c", "d"]
     assert [names for names, *_ in started] == [["a", "b"], ["c"], ["d"]]
     assert started[0][1:] == (measure.times, (2, "cpu"))
@@ -215,13 +215,13 @@ def test_one_pass_jobs_compute_the_values_of_their_peers():
     logits, target = one_pass.network_logits(200, 7)
 
     def ours(name, **sizes):
-        return named(one_pass.JOBS, name).prepare(**sizes).ours()
+        return named(one_pass.JOBS, name).calls(**sizes)[OURS]()
 
     found = ours("the same and class-wise ECE, 50,000 x 1,000", n=200, num_classes=7)
     expected = peers.torchmetrics_ece(logits, target)
-    streamed = one_pass.streamed_ece(n=200, num_classes=7, rows=64)
+    streamed = named(one_pass.JOBS, "ECE in batches of 256, 50,000 x 1,000").calls(n=200, num_classes=7, rows=64)[OURS]
     one = ours("ECE, 50,000 x 1,000", n=200, num_classes=7)
-    for value in (found["ECE"], one, streamed.ours()):
+    for value in (found["ECE"], one, streamed().compute()):
         torch.testing.assert_close(value.float(), expected.float())
     accuracy = torchmetrics.functional.classification.multiclass_accuracy(logits, target, 7, average="micro")
     torch.testing.assert_close(found["Accuracy"].float(), accuracy)
@@ -229,9 +229,11 @@ def test_one_pass_jobs_compute_the_values_of_their_peers():
     kinds = ("one collection", "two functions")
     together, separate = (ours(f"gradient of ECE + NLL, {k}, 50,000 x 1,000", n=50, num_classes=5) for k in kinds)
     torch.testing.assert_close(together, separate)
-    of_binary = named(one_pass.JOBS, "binary ECE, 50,000")
-    assert of_binary.prepare(n=500).error() <= of_binary.error
-    assert streamed.states[OURS](1) == streamed.states[OURS](3)
+    p, y = samples.binary(500)
+    index = (15 * p.double()).long().clamp(max=14)
+    exact = torch.bincount(index, p.double() - y, minlength=15).abs().sum() / 500
+    assert abs(ours("binary ECE, 50,000", n=500) - exact) <= 1e-7
+    assert measure.state_bytes(streamed(1)) == measure.state_bytes(streamed(3))
 
 
 @pytest.mark.parametrize("page", STUDIES)

@@ -1,73 +1,44 @@
-"""`cuda_check.py` on a GPU, and its code on the CPU with small sizes."""
-
-import json
+"""`cuda_check.py` and the jobs for a GPU, as far as a CPU can run them."""
 
 import pytest
 import torch
 from processes import ROOT, run_python
 
-from benchmarks import readme
-from benchmarks.cuda import behaviour, metrics, ops, speed
-from benchmarks.cuda.check import Check, elementwise_error
-from cuda_check import content, exit_code, print_checks, print_speeds
+import cuda_check
+from benchmarks import device, measure, readme
 from torchcalib import CostMatrix
-
-SCRIPT = ROOT / "cuda_check.py"
-CPU = torch.device("cpu")
-
-
-@pytest.mark.cuda
-@pytest.mark.timeout(3600)
-def test_cuda_check_passes_on_a_gpu(tmp_path):
-    out = tmp_path / "result.json"
-    done = run_python(SCRIPT, "--no-speed", "--out", out, timeout=3600)
-    assert done.returncode == 0, done.stdout
-    assert out.is_file()
 
 
 @pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_cuda_check_does_nothing_without_a_device(tmp_path):
-    out = tmp_path / "result.json"
-    done = run_python(SCRIPT, "--out", out)
+def test_cuda_check_does_nothing_without_a_device():
+    done = run_python(ROOT / "cuda_check.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no CUDA device" in done.stdout
-    assert not out.exists()
 
 
-@pytest.mark.filterwarnings("ignore:the fitted scale is 0")
-def test_checks_pass_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(metrics, "N", 300)
-    some = list(metrics.settings())[::9]
-    monkeypatch.setattr(metrics, "settings", lambda: some)
-    monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises the error
-    sizes = ops.Sizes(((33, 2), (17, 10), (9, 1001)), ((33, 2), (17, 10), (9, 301)), (1, 500))
-    found = [*ops.ops(CPU, sizes, "torch"), *behaviour.check_behaviour(CPU, ((40, 5),), "torch")]
-    found += [*metrics.metrics(CPU, (torch.float32,)), *metrics.fits(CPU)]
-    assert [check for check in found if not check.passed] == []
-    assert {"float16", "bfloat16", "float32", "float64"} <= {check.dtype for check in found}
-    assert "ClasswiseECE after replays" in {check.what for check in found}
+def test_failed_tests_are_counted_and_named_in_the_page():
+    cases = "".join(f'<testcase classname="a" name="{name}">{found}</testcase>' for name, found in (
+        ("b", ""), ("c", "<failure/>"), ("d", "<error/>"), ("e", "<skipped/>")
+    ))  # fmt: skip
+    checks = cuda_check.found_in(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert checks == {"n": 3, "failed": ["a: c", "a: d"]}
+    content = {"machine": {"device": "A GPU", "torch": "2"}, "checks": checks, "families": {"device": []}}
+    assert "On A GPU, torch 2 (3 checks of `cuda_check.py`, 2 failed)" in readme.section([content])
 
 
-def test_wrong_values_fail_a_check():
-    right = torch.tensor([1.0, 2.0])
-    assert elementwise_error(right, right) == 0
-    for wrong in (torch.tensor([1.0, 2.1]), torch.tensor([1.0, torch.nan])):
-        assert not Check("", "", "", elementwise_error(wrong, right), 1e-6).passed
-    assert not Check("", "", "", behaviour.differing([right], [right + 1]), 0).passed
+@pytest.mark.parametrize("job", device.JOBS[:10] + device.JOBS[-2:], ids=lambda job: job.name)
+def test_jobs_for_a_gpu_run_with_small_sizes(job):
+    assert job.on_device
+    calls = job.calls(n=40) if "event bins" in job.name else job.calls(n=20, num_classes=5)
+    for call in calls.values():
+        call()
 
 
-def test_failed_checks_and_missed_goals_set_the_exit_code(capsys):
-    measured = print_speeds(speed.speeds(CPU, ((20, 5),), 100, repeats=2, backend="torch"))
-    assert [line for line in measured if line.seconds is None] == []
-    checks = print_checks(iter([Check("a", "float32", "value", error, 1e-6) for error in (0.0, torch.nan)]))
-    written = json.loads(content({"device": "none", "torch": "2.13"}, checks, measured))
-    assert readme.gpu_table(written).startswith("On none, torch 2.13: 2 checks, 1 failed:")
-    slow = speed.Speed("row op", "1 x 1", "float32", 1.0, share=0.5, goal=0.85)
-    assert exit_code(checks, measured, strict=False) == exit_code([], [slow], strict=True) == 1
-    assert exit_code(checks[:1], [], strict=True) == exit_code([], [slow], strict=False) == 0
-    print_speeds([slow])
-    assert "goal 0.85: MISSED" in capsys.readouterr().out
+@pytest.mark.cuda
+def test_graphs_of_jobs_are_timed_on_a_gpu():
+    for job in device.JOBS[:10]:
+        assert measure.times(job, 1, "cuda")["seconds"].keys() == set(job.sides)
 
 
 @pytest.mark.cuda
