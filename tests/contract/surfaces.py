@@ -113,6 +113,7 @@ def with_column(task, name, values):
 
 RATES = RNG.random(N)
 SITE, PATIENT = np.array(["north", "", "Süd"])[RNG.integers(3, size=N)], np.arange(N) // 3
+NAMED = np.array([f"patient {k}" for k in PATIENT])
 REAL, COUNTS = RNG.exponential(size=N), RNG.integers(0, 4, N)
 BOTH = {"groups": "site", "clusters": "patient"}
 PROBS, ONE_OF_3 = drawn("multiclass")["probs"], np.eye(3, dtype=np.int64)[RNG.integers(0, 3, N)]
@@ -126,12 +127,12 @@ def of(name, task, preds, targets):
 
 ROWS = [
     *(Rows(task, task, drawn(task)) for task in ("binary", "multiclass", "multilabel")),
-    Rows("confidence", "confidence", {"confidence": RATES, "correct": RNG.integers(0, 2, N)}),
+    Rows("confidence", "confidence", {"confidence": RATES.round(2), "correct": RNG.integers(0, 2, N)}),
     Rows("calibrated and with intervals", "binary", drawn("binary"), {}, {"with_calibration": True}),
     Rows("groups", "binary", with_column("binary", "site", SITE), {"groups": "site"}),
     Rows("numbered groups", "binary", with_column("binary", "site", PATIENT % 4 - 1), {"groups": "site"}),
     Rows("clusters", "binary", with_column("binary", "patient", PATIENT), {"clusters": "patient"}, {"right": True}),
-    Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": PATIENT}, BOTH),
+    Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": NAMED}, BOTH),
     Rows("real weights", "multilabel", with_column("multilabel", "weights", REAL), {"weights": "weights"}),
     Rows("whole weights", "multiclass", {**LOGITS, "weights": COUNTS}, {"weights": "weights"}, {"n_bins": 7}),
     # other kinds of targets, and more axes
@@ -362,7 +363,8 @@ WRONG = [
 
 
 CLASSES = {cls.function.__name__: cls for cls in (getattr(tc, name) for name in tc.__all__) if hasattr(cls, "function")}
-KEYS = {"nll": "nll", "brier_score": "brier", "ece": "ece", "ks": "ks", "accuracy": "accuracy"}
+KEYS = {name: name for name in ("nll", "ece", "ks", "accuracy", "aurc", "eaurc", "correctness_auroc")}
+KEYS["brier_score"] = "brier"
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,6 +415,8 @@ QUESTIONS = [
              "--mode classwise --option average=None"),
     Question("ece", BY_NAME["multiclass"], {"mode": tc.TopK(2)}, "--mode top2"),
     Question("ece", BY_NAME["whole weights"], {"mode": tc.TopK(2)}, "--mode top_k=2"),
+    Question("nll", BY_NAME["confidence"]),
+    *(Question(name, BY_NAME["confidence"], {"mode": "positive"}) for name in ("aurc", "eaurc", "correctness_auroc")),
     Question("nll", BY_NAME["real weights"]),
     Question("nll", BY_NAME["whole weights"], {"normalize": "prior"}, "--option normalize=prior"),
     Question("brier_score", BY_NAME["multiclass"]),
@@ -434,6 +438,26 @@ def series_or_frame(library):
         return package(library).Series(x) if x.ndim == 1 else package(library).DataFrame(x)
 
     return convert
+
+
+def with_nullable_columns(q, _):
+    frames = series_or_frame("pandas")
+    return called(q, lambda x: frames(x).astype("Float64" if x.dtype.kind == "f" else "Int64"))
+
+
+def in_percent(q, _):
+    with pytest.warns(UserWarning, match="percentages, which are divided by 100"):
+        return q.function(np.rint(100 * q.rows.preds).astype(int).tolist(), q.rows.target, **q.given)
+
+
+def in_percent_as_text(q, _):
+    texts, outcomes = [f"{100 * p:.0f}%" for p in q.rows.preds.tolist()], np.array(["no", "yes"])[q.rows.target]
+    return q.function(texts, outcomes.tolist(), **q.given)
+
+
+def by_names_of_classes(q, _):
+    names = np.array(["cat", "dog", "eel"])
+    return q.function(package("pandas").DataFrame(q.rows.preds, columns=names), names[q.rows.target], **q.given)
 
 
 def by_keywords(q, _):
@@ -486,20 +510,29 @@ def tested(q, _):
 
 def in_report(ask):
     def value(q, folder):
-        rows = replace(q.rows, options={**QUICK, **q.options})
+        rows = replace(q.rows, options={**QUICK, **{name: x for name, x in q.options.items() if name != "mode"}})
         return ask(rows, folder)[KEYS[q.metric]]
 
     return value
 
 
 def is_in_reports(q):
-    return q.metric in KEYS and {*q.options} <= {"n_bins", "right"}
+    """Whether a report has the line. It ranks answers by the confidence that they are correct."""
+    is_ranked = q.rows.task == "confidence" and q.options.get("mode") == "positive"
+    return q.metric in KEYS and ({*q.options} <= {"n_bins", "right"} or is_ranked)
 
 
 def in_comparison(q, _):
     preds = q.rows.batch()
     systems = {"a": preds.pop("preds"), "b": torch.from_numpy(q.rows.preds[::-1].copy())}
-    return tc.compare(systems, **preds, **q.given, n_replicates=39)[KEYS[q.metric]].values["a"]
+    return tc.compare(
+        systems,
+        **preds,
+        task=q.rows.task,
+        from_logits=q.rows.from_logits,
+        n_replicates=39,
+        **{name: x for name, x in q.options.items() if name != "mode"},
+    )[KEYS[q.metric]].values["a"]
 
 
 def monitored(q, _):
@@ -598,7 +631,7 @@ def by_answers(q, _):
 def audited(q, _):
     stated = [{"id": k, "confidence": p, "correct": y} for k, (p, y) in
               enumerate(zip(q.rows.preds.tolist(), q.rows.target.tolist(), strict=True))]  # fmt: skip
-    return tc.audit(stated, **QUICK)["reported"].value("ece")
+    return tc.audit(stated, **QUICK)["reported"].value(q.metric)
 
 
 VALUES = {
@@ -606,6 +639,10 @@ VALUES = {
     "lists": Surface(lambda q, _: called(q, np.ndarray.tolist)),
     "pandas": Surface(lambda q, _: called(q, series_or_frame("pandas"))),
     "polars": Surface(lambda q, _: called(q, series_or_frame("polars"))),
+    "nullable columns": Surface(with_nullable_columns, lambda q: q.rows.has_columns),
+    "percentages": Surface(in_percent, lambda q: q.rows.task == "confidence"),
+    "texts of percentages": Surface(in_percent_as_text, lambda q: q.rows.task == "confidence"),
+    "names of classes": Surface(by_names_of_classes, lambda q: q.rows.task == "multiclass" and not q.rows.from_logits),
     "names of scikit-learn": Surface(by_keywords),
     "two axes": Surface(on_two_axes),
     "gradients": Surface(lambda q, _: called(q, lambda x: torch.from_numpy(x).requires_grad_(x.dtype.kind == "f"))),
@@ -621,8 +658,8 @@ VALUES = {
     "report": Surface(in_report(of_arrays), is_in_reports),
     "report of a frame": Surface(in_report(of_frame(frame_of)), is_in_reports),
     "comparison": Surface(in_comparison, is_in_reports),
-    "monitor": Surface(monitored, lambda q: is_in_reports(q) and not q.options and q.metric != "ks"),
-    "command": Surface(lambda q, folder: json.loads(by_command(q, folder, "--json"))["value"]),
+    "monitor": Surface(monitored, lambda q: q.metric in ("nll", "brier_score", "ece", "accuracy") and not q.options),
+    "command": Surface(lambda q, folder: np.array(json.loads(by_command(q, folder, "--json"))["value"], float)),
     "printed command": Surface(lambda q, folder: [float(x) for x in by_command(q, folder).split()], rtol=1e-5),
     "scorer": Surface(scored(scorer_of), has_scorer),
     "scorer of scikit-learn": Surface(scored(own_scorer_of), has_scorer),
@@ -630,8 +667,8 @@ VALUES = {
     "classifier": Surface(of_estimator, lambda q: has_scorer(q) and is_in_reports(q)),
     "names of torchmetrics": Surface(by_names_of_torchmetrics, is_plain_ece, rtol=1e-7),
     "ignite": Surface(in_ignite),
-    "answers": Surface(by_answers, lambda q: q.rows.task == "confidence"),
-    "audit": Surface(audited, lambda q: q.rows.task == "confidence"),
+    "answers": Surface(by_answers, lambda q: q.rows.task == "confidence" and q.metric == "ece"),
+    "audit": Surface(audited, lambda q: q.rows.task == "confidence" and q.metric in ("ece", "nll", "accuracy")),
 }
 
 

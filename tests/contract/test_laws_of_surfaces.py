@@ -10,9 +10,11 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 from contract.surfaces import (
+    BY_NAME,
     COMPARED,
     COMPARISONS,
     QUESTIONS,
@@ -151,3 +153,24 @@ def test_every_surface_is_asked_in_the_normal_run():
         params = [param.values for param in pairs(asked, surfaces) if not param.marks]
         for place, all_of_them in ((0, asked), (1, surfaces.values())):
             assert [each for each in all_of_them if not any(each is values[place] for values in params)] == []
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "uint16", "uint32", "bool", "float16", "float64"])
+@pytest.mark.parametrize("name", ["whole weights", "annotator counts of classes"])
+def test_law_commands_read_numbers_of_every_dtype(name, dtype, tmp_path):
+    """Weights of every dtype, and annotator counts of whole numbers."""
+    column = "weights" if name == "whole weights" else "targets"
+    if column == "targets" and np.dtype(dtype).kind not in "iu":
+        return
+    rows = BY_NAME[name]
+    rows = replace(rows, arrays={**rows.arrays, column: rows.arrays[column].astype(dtype)})
+    assert_equal(numbers_of(REPORTS["command"].ask(rows, tmp_path)), numbers_of(of_arrays(rows, None)))
+
+
+def test_rounded_text_has_the_words_of_the_exact_numbers(tmp_path):
+    """A float32 column in Parquet, and its shortest decimals in CSV, differ in the 8th digit, and not in any word."""
+    rows = BY_NAME["binary"]
+    rows = replace(rows, arrays={**rows.arrays, "probs": rows.preds.astype(np.float32)})
+    found = [words_of(REPORTS[suffix].ask(rows, tmp_path)) for suffix in ("csv", "parquet")]
+    texts = [re.sub(r"[\d.,+-]+", "", f"{shown} {text} {page}") for shown, text, page in found]
+    assert texts[0] == texts[1]
