@@ -17,7 +17,7 @@ def states_of(partitions, table):
     return [partitions.state(number, [piece]) for number, piece in enumerate(pieces(table))]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["lists", "text targets", "class columns", "multilabel"])
 def test_states_in_a_tree_give_the_report_of_one_process(case):
     arguments, options = CASES[case]
     table, partitions = table_of(*arguments), Partitions.of_report(**options, **QUICK)

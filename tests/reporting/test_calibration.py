@@ -101,7 +101,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("system", RECORDED)
+@pytest.mark.parametrize("system", [pytest.param("cifar100_resnet20", marks=pytest.mark.extended), "sst2_gpt2"])
 def test_gains_equal_recordings_with_other_stratified_folds(recorded, system):
     data = recorded(f"{system}.npz")
     preds = data.get("logits", data.get("log_probs"))
