@@ -113,6 +113,7 @@ def with_column(task, name, values):
 
 RATES = RNG.random(N)
 SITE, PATIENT = np.array(["north", "", "Süd"])[RNG.integers(3, size=N)], np.arange(N) // 3
+EMPTY = SITE == ""
 NAMED = np.array([f"patient {k}" for k in PATIENT])
 REAL, COUNTS = RNG.exponential(size=N), RNG.integers(0, 4, N)
 BOTH = {"groups": "site", "clusters": "patient"}
@@ -130,6 +131,7 @@ ROWS = [
     Rows("confidence", "confidence", {"confidence": RATES.round(2), "correct": RNG.integers(0, 2, N)}),
     Rows("calibrated and with intervals", "binary", drawn("binary"), {}, {"with_calibration": True}),
     Rows("groups", "binary", with_column("binary", "site", SITE), {"groups": "site"}),
+    Rows("impossible outcomes", "binary", {"probs": np.array([0.0, 0.3, 0.7, 1.0])[PATIENT % 4], "targets": 1 * EMPTY}),
     Rows("numbered groups", "binary", with_column("binary", "site", PATIENT % 4 - 1), {"groups": "site"}),
     Rows("clusters", "binary", with_column("binary", "patient", PATIENT), {"clusters": "patient"}, {"right": True}),
     Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": NAMED}, BOTH),

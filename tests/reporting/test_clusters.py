@@ -132,7 +132,7 @@ def test_a_note_says_that_clusters_determine_the_label():
     p = torch.rand(60, generator=torch.Generator().manual_seed(0))
     y, words = torch.arange(60) // 30, "The clusters determine the label"
     for clusters, expected in ((y, True), (torch.arange(60) // 3, True), (torch.arange(60) % 20, False)):
-        report = tc.report(p, y, clusters=clusters, task="binary", **QUICK)
+        report = tc.report(p, y, clusters=clusters, **GIVEN)
         assert any(words in note for note in report.notes) is expected
 
 
@@ -172,13 +172,10 @@ def test_calibrators_are_validated_with_whole_clusters_in_a_fold(monkeypatch):
     assert all(len(set(folds[groups == k].tolist())) == 1 for k in set(groups.tolist()))
 
 
-def test_evaluate_takes_the_clusters_from_the_items_or_an_entry_of_the_batches():
+def test_items_of_batches_may_be_the_clusters_of_evaluate():
     p, y, _ = data()
     logits, images = p.logit(), torch.arange(IMAGES)
     options = {"task": "binary", "from_logits": True, **QUICK}
     batches = [{"x": logits[part], "labels": y[part]} for part in images.split(8)]
     items = tc.evaluate(lambda x: x, batches, cluster_by="batch item", **options)
     assert_close(items, tc.report(logits, y, clusters=images, **options))
-    named = [{**batch, "scene": part // 2} for batch, part in zip(batches, images.split(8), strict=True)]
-    scenes = tc.evaluate(lambda x: x, named, cluster_by="scene", **options)
-    assert_close(scenes, tc.report(logits, y, clusters=images // 2, **options))

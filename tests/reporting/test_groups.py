@@ -1,6 +1,5 @@
 """Groups in reports: the worst groups by name, over batches, files, parts and ranks."""
 
-import numpy as np
 import pytest
 import torch
 from helpers.reports import MODES, QUICK, TASKS, bare, predictions
@@ -49,18 +48,11 @@ def test_groups_have_the_weighted_error_of_the_main_mode(task):
         assert found[str(k)]["value"] == pytest.approx(float(value))
 
 
-def test_groups_are_merged_by_name_and_the_worst_is_first():
-    """Batches have other numbers for the same names. test_laws_of_states.py merges and saves builders."""
+def test_the_worst_group_is_first():
     p, y, groups = data()
     report = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN)
     table = report.groups
     assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True)
-    builder = tc.ReportBuilder(**GIVEN)
-    for rows in torch.arange(len(p)).split(400):
-        names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
-        numbers = torch.from_numpy(numbers.copy()).flip(0)
-        builder.update(p[rows], y[rows], groups=numbers, group_names=names.tolist())
-    assert_close(as_rows(builder.report()), as_rows(report))
 
 
 def test_long_similar_names_are_shown_with_their_differences(capsys):
