@@ -1,14 +1,16 @@
 """Commands in general: suggestions for unknown ones, `--json`, and the width of the output."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 from helpers.logs import write_lines
-from helpers.reports import QUICK_COMMAND, realistic
+from helpers.reports import QUICK, QUICK_COMMAND, realistic
 
 from torchcalib.cli import main
 from torchcalib.cli.parser import COMMANDS, make_parser, metrics
+from torchcalib.reporting.building import ReportBuilder
 from torchcalib.results.conditions import DEFAULT
 
 
@@ -43,6 +45,7 @@ JSON = {
 def test_every_command_prints_json(folder, capsys, monkeypatch):
     assert list(JSON) == list(COMMANDS)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)
+    monkeypatch.setattr("torchcalib.cli.demo.ReportBuilder", partial(ReportBuilder, **QUICK))
     lines = ({"item_id": k, "gold": "ab"[k % 2], "probs": {"a": 0.9 - k / 40, "b": 0.1 + k / 40}} for k in range(20))
     write_lines(folder / "log.jsonl", lines)
     assert main(["report", "a.npz", *QUICK_COMMAND, "--save-state", "s.pt", "--json"]) == 0

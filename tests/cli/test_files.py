@@ -87,23 +87,6 @@ def test_class_names_are_shown_and_saved_and_must_agree(tmp_path, capsys):
         builders[0].merge(builders[1])
 
 
-def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
-    sure = PROBS**4 / (PROBS**4).sum(1, keepdims=True)
-    columns = {**BY_ANIMAL, **{f"sure_p_{name}": sure[:, k] for k, name in enumerate(ANIMALS)}, "y": LABELS}
-    write_csv(tmp_path / "a.csv", columns)
-    options = ["--preds", "plain=p_*", "--preds", "sure_p_cat,sure_p_dog,sure_p_eel", "--out", str(tmp_path)]
-    assert main(["compare", str(tmp_path / "a.csv"), *options]) == 0
-    assert "sure_p_cat,sure_p_dog,sure_p_eel is worse calibrated than plain" in capsys.readouterr().out.replace(
-        "\n", " "
-    )
-    found = json.loads((tmp_path / "compare.json").read_text())
-    systems = {"plain": torch.from_numpy(PROBS), "sure": torch.from_numpy(sure)}
-    expected = tc.compare(systems, torch.from_numpy(LABELS), task="multiclass")
-    for line in found["lines"]:
-        assert list(line["values"].values()) == pytest.approx(list(expected[line["key"]].values.values()), abs=1e-12)
-
-
 def test_two_files_with_equal_targets_get_a_warning_that_suggests_compare(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, preds, target in (
@@ -151,6 +134,8 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
     path = tmp_path / "a.csv"
     assert main(["report", str(path), *options, "--out", str(tmp_path / "out"), "--no-calibration"]) == 0
     shown = capsys.readouterr().out
+    assert main(["metric", "accuracy", str(path), *options]) == 0
+    assert float(capsys.readouterr().out) == pytest.approx(Y.mean())
     assert "a.csv, 2026-01-01: confidence in predictions, n = 200\n" in shown
     assert "positive" not in shown.replace("(positive class)", "")
     lines = {line["key"]: line for line in json.loads((tmp_path / "out/report.json").read_text())["lines"]}

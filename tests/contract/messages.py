@@ -254,8 +254,10 @@ OPTIONS = [
         ({"mode": tc.TopK(1)}, "for task='binary'"),
         ({"nan_policy": "skip"}, "`nan_policy` must be one of 'raise', 'drop', got 'skip'"),
         ({"strategy": "quantile"}, "`strategy` must ... Use ace", TypeError),
+        ({"groups": Y2}, "Pass them to by_group(function, preds, target, groups)", TypeError),
     ),
     *wrong(of_q,
+        ({"top_k": 2}, "`top_k` must ... Pass mode=torchcalib.TopK(k)", TypeError, {"mode": tc.TopK(2)}),
         ({"mode": tc.TopK(7)}, "at most the 4 classes, got", ValueError, {"mode": tc.TopK(3)}),
         ({"mode": "top_5"}, "or TopK(k)", ValueError, {"mode": tc.TopK(4)}),
         ({"average": "micro"}, "None returns a value for each class", ValueError,
@@ -273,6 +275,7 @@ OPTIONS = [
     (lambda: F.nll(P2, Y2, priors=[0.2, 0.8], **BINARY, reduction="none"), "`priors` must"),
     (lambda: F.nll(Q3, COUNTS, priors=[0.5, 0.5], **MULTI), "labels ... counts (3, 2)", TypeError),
     (lambda: tc.NLL(**MULTI, num_classes=2, priors=[0.5, 0.5]).update(Q3, Q3), "`priors`", TypeError),
+    (lambda: F.calibration_curve(Y, P, n_bins=10), "Pass the predictions first", EITHER),
     (lambda: F.calibration_curve(P2, Y2, **BINARY)[0], "must have a batch axis ... table.gap", IndexError),
     (lambda: F.brier_score(P2, H3, validate_args=False, **BINARY), "`target` must have the shape"),
     (lambda: F.aurc(Q, H.float(), task="multiclass"), "target.long()", TypeError, lambda: F.aurc(Q, H, **MULTI)),
@@ -844,7 +847,7 @@ COMMANDS = [
     ("report a.npz --task x", "--task"),
     ("report a.npz --from-logits --from-probs", "not allowed with"),
     (f"report a.npz --{LONG}", "unrecognized arguments"),
-    ("report none.npz", "none.npz"),
+    ("report none.npz", "none.npz ... Check the path."),
     # suggestions
     ("ece", "Did you mean `torchcalib metric ece`?", "metric ece a.npz"),
     ("Brier a.npz", "Did you mean `torchcalib metric brier_score`?", "metric brier_score a.npz"),
@@ -1217,6 +1220,14 @@ INTEGRATIONS = [
         (tc.functional, "expected_calibration_error", "ece"), (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"), (tc.calibration, "LogisticCalibration", "AffineScaling"),
         (tc.losses, "ece", "ece"), (tc, "ClasswiseECE", "ECE"))],
+    *[Refusal(partial(getattr, module, name), text, AttributeError) for module, name, text in (
+        (tc, "classwise_ece", "Did you mean `torchcalib.ece` with mode='classwise'?"),
+        (tc, "soft_ece", "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss`"),
+        (tc, "CalibrationDisplay", "Did you mean `torchcalib.sklearn.CalibrationDisplay`?"),
+        (tc, "IsotonicRegression", "Did you mean `torchcalib.IsotonicCalibration`?"),
+        (tc, "brier_score_loss", "Did you mean `torchcalib.brier_score` (predictions first)?"),
+        (tc, "auroc", "Use `torchcalib.correctness_auroc` for confidences"),
+        (tc.ECE(num_classes=4), "confidence_interval", "Call test() for the interval"))],
     (lambda: tc.calibration.MatrixScaling, "the closest is `torchcalib.StructuredMatrixScaling`", AttributeError),
 ]  # fmt: skip
 

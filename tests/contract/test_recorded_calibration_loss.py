@@ -140,7 +140,7 @@ class System:
         return measure(self.after(raw, kind, how), self.target, what)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", [*SYSTEMS[:3], *(pytest.param(x, marks=pytest.mark.extended) for x in SYSTEMS[3:])])
 def test_calibrated_systems_equal_recordings(recorded, expected, name):
     system = System(recorded(f"{name}.npz"))
     checked = Counter()

@@ -283,27 +283,6 @@ def test_priors_for_a_class_without_samples_give_nan_unless_they_are_0():
     assert F.nll(preds, target, task="multiclass", priors=[0.5, 0.5, 0]).item() == pytest.approx(expected)
 
 
-def test_metrics_of_soft_targets_have_the_closed_form():
-    """NLL is -sum t log q, the Brier score sum (q - t)^2, ECD their cross-entropy minus the entropy of q."""
-    q, t = torch.tensor([[0.5, 0.3, 0.2]], dtype=F64), torch.tensor([[0.6, 0.4, 0.0]], dtype=F64)
-    nll = -0.6 * math.log(0.5) - 0.4 * math.log(0.3)
-    entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))
-    assert F.nll(q, t, task="multiclass").item() == pytest.approx(nll)
-    assert F.brier_score(q, t, task="multiclass").item() == pytest.approx(0.1**2 + 0.1**2 + 0.2**2)
-    assert F.ecd(q, t, task="multiclass").item() == pytest.approx(nll - entropy)
-    assert F.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
-    assert F.ece(q, t, task="multiclass", mode="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
-    naive = F.brier_score(q, t, task="multiclass", normalize="prior")
-    assert naive.isinf(), "for one sample the prior is the target, whose Brier score is 0"
-
-
-def test_infinite_score_has_no_effect_if_its_class_has_prior_0():
-    preds, target = torch.tensor([0.0, 0.5, 0.5], dtype=F64), torch.tensor([1, 0, 1])
-    assert F.nll(preds, target, task="binary").item() == math.inf
-    assert F.nll(preds, target, task="binary", priors=[1.0, 0.0]).item() == pytest.approx(math.log(2))
-    assert F.nll(preds, target, task="binary", eps=0.25).item() == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
-
-
 def test_bin_of_a_confidence_at_an_edge_is_independent_of_the_batch():
     """A float32 sigmoid of this logit is above or below 0.55, depending on how its code is vectorised."""
     z = torch.full((1024,), 0.20067058503627777)
@@ -322,9 +301,3 @@ def test_8_bit_label_156_is_not_taken_for_ignore_index_minus_100():
     rows = torch.full((3, 200), 1 / 200)
     labels = torch.tensor([156, 3, 4], dtype=torch.uint8)  # 156 is -100 as a signed 8-bit integer
     assert not F.nll(rows, labels, task="multiclass", ignore_index=-100, reduction="none").isnan().any()
-
-
-def test_weights_of_any_scale_give_the_same_ece():
-    for scale in (1e-140, 1e140):
-        weighted = F.ece(ITEMS, LABELS, task="binary", n_bins=3, weights=torch.full((10,), scale, dtype=F64))
-        assert weighted.item() == pytest.approx(0.241, abs=1e-12)

@@ -51,7 +51,7 @@ def test_percentages_do_not_depend_on_rounding_errors_of_sums():
         (words.significant, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.23e-05", math.inf: "infinite"}),
         (percent, {0.0: "0%", 0.12345: "12.3%", 0.81: "81.0%", 1.0: "100%", 0.99999: "100%", math.nan: "undefined"}),
         (partial(words.decimals, plus="+"), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
-        (words.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
+        (words.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50", 119.99999999999999: "120"}),
         # relative to the distance from 0 or 1; exactly 0% and 100% only for none and all
         (words.short_probability, {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19"}),
         (words.short_probability, {1 - 1.3e-4: "0.99987", 1 - 1e-12: "0.999999999999"}),

@@ -33,21 +33,9 @@ def test_columns_of_a_table_are_found_by_name(convert, target):
     assert found.source["predictions"] == "prob_cat..prob_eel, read as probabilities"
 
 
-def test_lists_confidences_and_words_in_columns(tmp_path):
+def test_columns_of_lists_and_of_words():
     frame = pd.DataFrame({"logits": list(np.log(PROBS)), "target": LABELS})
     assert tc.report(frame, **QUICK)["nll"] == pytest.approx(tc.report(PROBS, LABELS, **QUICK)["nll"])
-    correct = PROBS.argmax(1) == LABELS
-    frame = pd.DataFrame({"confidence": PROBS.max(1), "correct": correct})
-    report = tc.report(PROBS.max(1), correct, task="confidence", **QUICK)
-    assert report.input_line == "confidence in predictions, n = 60"
-    assert dict(report) == dict(tc.report(frame, **QUICK))
-    builder = tc.ReportBuilder(task="confidence", **QUICK)
-    builder.update(PROBS.max(1), correct)
-    builder.save(tmp_path / "state.pt")
-    assert dict(tc.ReportBuilder.load(tmp_path / "state.pt").report()) == dict(report)
-    compared = tc.compare({"a": PROBS.max(1), "b": PROBS.min(1)}, correct, task="confidence", n_replicates=99)
-    assert compared.input_line == report.input_line
-    assert tc.ece(PROBS.max(1), correct, task="confidence") == report["ece"]
     frame = pd.DataFrame({"p": PROBS[:, 0], "y": np.where(LABELS == 0, "Yes", "No")})
     assert tc.report(frame, **QUICK).class_names == ("No", "Yes")
     assert tc.report(frame, **QUICK)["ece"] == tc.report(PROBS[:, 0], LABELS == 0, **QUICK)["ece"]

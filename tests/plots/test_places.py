@@ -48,18 +48,28 @@ def assert_within_place(ax):
     assert (high < place.max + 1.5).all(), (high, place)
 
 
-@pytest.mark.parametrize("name", DIAGRAMS)
-def test_every_diagram_stays_within_its_place_in_grids_insets_and_small_figures(name):
-    figure = Figure()
-    axes = figure.subplots(2, 3)
-    host, wide = axes[1, 2], Figure(figsize=(6, 2)).subplots()
-    given = [axes[0, 1], host.inset_axes((0.2, 0.1, 0.8, 0.85)), Figure(figsize=(2, 2)).subplots(), wide]
-    before = [ax.get_position().bounds for ax in axes.flat if ax is not axes[0, 1]]
-    for ax in given:
-        DIAGRAMS[name](ax)
-        ax.figure.draw_without_rendering()
-        assert_within_place(ax)
-    assert [ax.get_position().bounds for ax in axes.flat if ax is not axes[0, 1]] == before
+PLACES = {
+    "grid": lambda: Figure().subplots(2, 3)[0, 1],
+    "inset": lambda: Figure().subplots(2, 3)[1, 2].inset_axes((0.2, 0.1, 0.8, 0.85)),
+    "small": lambda: Figure(figsize=(2, 2)).subplots(),
+    "wide": lambda: Figure(figsize=(6, 2)).subplots(),
+}
+IN_PLACES = [
+    pytest.param(name, place, marks=[pytest.mark.extended] * ((i + j) % 4 > 0))
+    for i, name in enumerate(DIAGRAMS)
+    for j, place in enumerate(PLACES)
+]
+
+
+@pytest.mark.parametrize(("name", "place"), IN_PLACES)
+def test_every_diagram_stays_within_its_place_in_grids_insets_and_small_figures(name, place):
+    ax = PLACES[place]()
+    others = [other for other in ax.figure.axes if other is not ax]
+    before = [other.get_position().bounds for other in others]
+    DIAGRAMS[name](ax)
+    ax.figure.draw_without_rendering()
+    assert_within_place(ax)
+    assert [other.get_position().bounds for other in others] == before
 
 
 @pytest.mark.parametrize("layout", [None, "tight", "constrained"])

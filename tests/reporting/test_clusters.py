@@ -1,12 +1,11 @@
 """Clusters of dependent rows in reports, comparisons, files, saved states and `evaluate`."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
+from helpers.reports import MODES, QUICK, TASKS, predictions
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -85,33 +84,16 @@ def test_without_stored_predictions_only_errors_over_bins_have_tests(monkeypatch
 
 
 @pytest.mark.parametrize("n", [957, pytest.param(100_001, marks=pytest.mark.extended)])
-def test_reports_count_the_same_distinct_clusters_from_memory_files_and_parts(tmp_path, n):
+def test_reports_state_the_number_of_distinct_clusters(n):
     ids = torch.arange(n) * 7919
-    names = [f"patient {k}" for k in ids.tolist()]
     p, y = torch.full((n,), 0.3, dtype=torch.float64), (torch.arange(n) % 10 < 3).long()
-    (tmp_path / "a.csv").write_text(
-        "\n".join(["prob,label,name,number", *(f"0.3,{a},{b},{c}" for a, b, c in zip(y, names, ids, strict=True))])
-    )
-    np.savez(tmp_path / "b.npz", probs=p.numpy(), y=y.numpy(), number=ids.numpy())
-    parts = [ReportBuilder(task="binary", **QUICK), ReportBuilder(task="binary", **QUICK)]
-    for part, rows in zip(parts, (slice(0, 600), slice(500, n)), strict=True):
-        part.update(p[rows], y[rows], clusters=names[rows])
-    parts[1].save(tmp_path / "part.pt")
-    parts[0].merge(ReportBuilder.load(tmp_path / "part.pt"))
     shown = f"{n:,}" if n <= 100_000 else "more than 100,000"
-    reports = [
-        tc.report(p, y, clusters=ids, task="binary", **QUICK),
-        tc.report(p, y, clusters=names, task="binary", **QUICK),
-        tc.Report.from_files(tmp_path / "a.csv", clusters="name", **QUICK),
-        tc.Report.from_files(tmp_path / "a.csv", clusters="number", **QUICK),
-        tc.Report.from_files(tmp_path / "b.npz", clusters="number", **QUICK),
-    ]
-    for report in reports:
+    for clusters in (ids, [f"patient {k}" for k in ids.tolist()]):
+        report = tc.report(p, y, clusters=clusters, task="binary", **QUICK)
         assert report.settings["clusters"] == n
         words = re.match(r"There are (.*) independent clusters of rows( \(merged into [\d,]+\))?\. ", report.notes[0])
         assert words[1] == shown
         assert words[2] is not None or n < 1024
-    assert parts[0]._clusters(None)["bins of positive"].n_distinct == n
 
 
 @pytest.mark.parametrize(("n", "n_sums"), [(957, 957), (4_096, 4_096), (4_200, 4_096)])
@@ -154,25 +136,6 @@ def test_a_note_says_that_clusters_determine_the_label():
         assert any(words in note for note in report.notes) is expected
 
 
-def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    p, y, names = data()
-    rows = [(float(a), int(b), names[k // 20]) for k, (a, b) in enumerate(zip(p.flatten(), y.flatten(), strict=True))]
-    for file, part in (("a.csv", rows[:250]), ("b.csv", rows[250:])):  # an image is in both files
-        lines = [("prob", "label", "image"), *part]
-        (tmp_path / file).write_text("\n".join(",".join(map(str, line)) for line in lines))
-    assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", "--all", *QUICK_COMMAND]) == 0
-    assert "There are 30 independent clusters of rows" in " ".join(capsys.readouterr().out.split())
-    content = json.loads((tmp_path / "out" / "report.json").read_text())
-    expected = tc.report(p.flatten(), y.flatten(), clusters=np.repeat(names, 20), task="binary", **QUICK)
-    found = {line["key"]: line for line in content["lines"]}
-    for line in expected.lines:
-        assert found[line.key]["value"] == pytest.approx(line.value, rel=1e-9)
-        if line.p_value is not None:
-            assert min(line.p_value, found[line.key]["p_value"]) > 0.02, "without clusters, p is below 0.01"
-    assert content["source"]["clusters"] == "image"
-
-
 @pytest.mark.extended
 def test_compare_resamples_clusters(tmp_path, monkeypatch, capsys):
     p, y, names = data()
@@ -209,12 +172,10 @@ def test_calibrators_are_validated_with_whole_clusters_in_a_fold(monkeypatch):
     assert all(len(set(folds[groups == k].tolist())) == 1 for k in set(groups.tolist()))
 
 
-def test_evaluate_takes_the_clusters_from_the_items_or_an_entry_of_the_batches():
+def test_items_of_batches_may_be_the_clusters_of_evaluate():
     p, y, _ = data()
-    logits, images, options = p.logit(), torch.arange(IMAGES), {**GIVEN, "from_logits": True}
+    logits, images = p.logit(), torch.arange(IMAGES)
+    options = {"task": "binary", "from_logits": True, **QUICK}
     batches = [{"x": logits[part], "labels": y[part]} for part in images.split(8)]
     items = tc.evaluate(lambda x: x, batches, cluster_by="batch item", **options)
     assert_close(items, tc.report(logits, y, clusters=images, **options))
-    named = [{**batch, "scene": part // 2} for batch, part in zip(batches, images.split(8), strict=True)]
-    scenes = tc.evaluate(lambda x: x, named, cluster_by="scene", **options)
-    assert_close(scenes, tc.report(logits, y, clusters=images // 2, **options))

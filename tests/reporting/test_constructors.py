@@ -1,10 +1,9 @@
-"""Reports of arrays, classifiers and files, and saved builders, equal those of the same predictions as tensors."""
+"""Reports of named classes and of classifiers of scikit-learn. For other surfaces see test_laws_of_surfaces.py."""
 
 import numpy as np
 import pytest
 import torch
 from helpers.reports import QUICK, assert_values, miscalibrated_data
-from helpers.systems import FEW, systems
 from sklearn.datasets import load_breast_cancer, load_iris, make_multilabel_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -34,18 +33,6 @@ def test_report_of_arrays_equals_that_of_tensors_and_notes_the_inferred_task():
     )
     implied = tc.report(*miscalibrated_data("multilabel"), num_labels=3, **QUICK)
     assert (implied.task, implied.task_is_inferred) == ("multilabel", False)
-
-
-def test_comparison_of_arrays_equals_that_of_tensors():
-    logits, target = systems("multiclass")
-    expected = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
-    words = [NAMES[k] for k in target.tolist()]
-    arrays = {name: x.numpy() for name, x in logits.items()}
-    found = tc.compare(arrays, words, class_names=NAMES[:4], from_logits=True, weights=np.ones(120), **FEW)
-    for line, other in zip(found.lines, expected.lines, strict=True):  # weights of 1 are multiplied and summed
-        assert dict(line.values) == pytest.approx(dict(other.values), rel=1e-12, nan_ok=True)
-    assert (found.task, found.task_is_inferred, expected.task_is_inferred) == ("multiclass", True, False)
-    assert found.class_names == tuple(NAMES[:4])
 
 
 def labelled(load, labels):
@@ -98,25 +85,3 @@ def test_classifiers_with_several_outputs_are_multilabel(classifier):
         probs = np.stack([p[:, 1] if p.shape[1] == 2 else np.zeros(60) for p in probs], -1)
     expected = ((probs - y[60:]) ** 2).mean()
     assert report["brier"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_report_of_files_equals_that_of_their_rows_and_errors_name_arguments(tmp_path):
-    probs, target = miscalibrated_data("multiclass")
-    expected = tc.report(probs, target, **QUICK)
-    paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
-    for path, rows in zip(paths, (slice(150), slice(150, 400)), strict=True):
-        np.savez(path, scores=probs[rows], targets=target[rows])
-    opening = {"preds": "scores", "from_logits": False, "class_names": NAMES}
-    for given in (paths, [list(map(str, paths))]):
-        found = tc.Report.from_files(*given, **opening, **QUICK)
-        assert_values(found, expected)
-        assert found.source["files"] == list(map(str, paths))
-        assert (found.class_names, found.task_is_inferred) == (tuple(NAMES), True)
-    with pytest.raises(ValueError, match="These look like probabilities: pass from_logits=False"):
-        tc.Report.from_files(*paths, preds="scores")
-    np.savez(tmp_path / "c.npz", foo=probs, targets=target)
-    with pytest.raises(ValueError, match=r"Pass preds='NAME' and target='NAME'\.$"):
-        tc.Report.from_files(tmp_path / "c.npz")
-    np.savez(tmp_path / "d.npz", probs=probs, targets=torch.nn.functional.one_hot(target))
-    with pytest.raises(ValueError, match="Pass task='multilabel', or task='multiclass'"):
-        tc.Report.from_files(tmp_path / "d.npz")

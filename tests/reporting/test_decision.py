@@ -173,7 +173,13 @@ def texts_of(r, capsys):
     return {name: " ".join(text.split()) for name, text in shown.items()}
 
 
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
+FEW = ("groups", "clusters", "tiny", "quick", "over, quick", "constant", "slightly over")  # for one task in each run
+SLOW = {(task, name) for task in ("multiclass", "multilabel") for name in FEW} | {("multiclass", "few per class")}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.extended] * (x in SLOW), id=", ".join(x)) for x in CASES]
+)
 @pytest.mark.filterwarnings("ignore:.*got only 0 and 1")
 def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys):
     r = reported(case, tmp_path_factory.mktemp("files"))

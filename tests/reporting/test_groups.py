@@ -1,15 +1,11 @@
 """Groups in reports: the worst groups by name, over batches, files, parts and ranks."""
 
-import numpy as np
 import pytest
 import torch
-from helpers.prediction_files import WRITERS, write_npz
-from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, bare, predictions
+from helpers.reports import MODES, QUICK, TASKS, bare, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.cli import main
-from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
 
@@ -52,18 +48,11 @@ def test_groups_have_the_weighted_error_of_the_main_mode(task):
         assert found[str(k)]["value"] == pytest.approx(float(value))
 
 
-def test_groups_are_merged_by_name_and_the_worst_is_first():
-    """Batches have other numbers for the same names. test_laws_of_states.py merges and saves builders."""
+def test_the_worst_group_is_first():
     p, y, groups = data()
     report = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN)
     table = report.groups
     assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True)
-    builder = tc.ReportBuilder(**GIVEN)
-    for rows in torch.arange(len(p)).split(400):
-        names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
-        numbers = torch.from_numpy(numbers.copy()).flip(0)
-        builder.update(p[rows], y[rows], groups=numbers, group_names=names.tolist())
-    assert_close(as_rows(builder.report()), as_rows(report))
 
 
 def test_long_similar_names_are_shown_with_their_differences(capsys):
@@ -76,38 +65,3 @@ def test_long_similar_names_are_shown_with_their_differences(capsys):
     for text in (str(report), column, render(bare(report))):
         assert all(name in text for name in alike), "the differences of the names are not omitted"
         assert "m" * 900 not in text
-
-
-def run(folder, *files):
-    """Run the command, and return the report of its saved state, which is faster than writing a page."""
-    saved = folder / "state.pt"
-    assert main(["report", *map(str, files), "--groups", "site", *QUICK_COMMAND, "--save-state", str(saved)]) == 0
-    return ReportBuilder.load(saved).report()
-
-
-@pytest.mark.parametrize("form", ["npz", "npy", "csv.gz", "jsonl", "parquet"])
-@pytest.mark.parametrize("kind", ["text", "numbers"])
-def test_command_reads_groups_in_every_format(form, kind, tmp_path):
-    pytest.importorskip("rich")
-    p, y, groups = data()
-    site = np.array(NAMES)[groups] if kind == "text" else groups.numpy()
-    columns, files = {"prob": p.numpy(), "target": y.numpy(), "site": site}, [tmp_path / f"a.{form}"]
-    if form == "npy":
-        files = [tmp_path / f"{name}.npy" for name in columns]
-        for file, column in zip(files, columns.values(), strict=True):
-            np.save(file, column)
-    else:
-        WRITERS[form](*files, columns)
-    report = run(tmp_path, *files)
-    expected = tc.report(p, y, groups=groups, group_names=NAMES if kind == "text" else None, **GIVEN)
-    assert_close(as_rows(report), as_rows(expected))
-    assert report.groups.group == expected.groups.group
-    assert report.source["groups"] == "site"
-
-
-def test_empty_text_is_no_group(tmp_path):
-    pytest.importorskip("rich")
-    path, five = tmp_path / "a.npz", {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1])}
-    write_npz(path, {**five, "site": np.array(["a", "", "b", "a", ""])})
-    found = run(tmp_path, path).groups
-    assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}

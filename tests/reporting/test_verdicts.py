@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.findings import BAD, SLIGHT, Ratio, _degree, degree_of
 
 QUICK = {"with_calibration": False, "with_intervals": False}
@@ -119,16 +118,6 @@ def test_impossible_outcomes_need_a_positive_weight_and_a_probability_that_is_ex
     infinite = torch.tensor([math.inf, 0.0, -math.inf, 1.0] * 50)
     report = tc.report(infinite, torch.tensor([0, 1, 0, 1] * 50), from_logits=True, **given)
     assert "In 50 of 50 rows with P(y = 1) = 1, y = 0 occurred" in report.sentence
-
-
-def test_impossible_outcomes_of_streams_and_merged_states_are_those_of_all_rows():
-    p, y = four_values(8, 3)
-    parts = [ReportBuilder(task="binary", **QUICK) for _ in range(2)]
-    for start in range(0, 400, 50):
-        parts[start // 200].update(p[start : start + 50], y[start : start + 50])
-    merged = parts[0] + ReportBuilder.from_bytes(parts[1].state_bytes())
-    assert merged.report().decision == tc.report(p, y, **QUICK).decision
-    assert "In 8 of 100 rows with P(y = 1) = 0, y = 1 occurred; in 3 of 100 rows" in merged.report().sentence
 
 
 def test_a_model_is_called_useless_only_if_neither_nll_nor_brier_score_is_better():

@@ -107,7 +107,8 @@ def decimals(value: float, plus: str = "") -> str:
 
 def count(n: float) -> str:
     """Format a whole number without decimals, and a sum of fractional weights with two decimals."""
-    return f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
+    is_whole = math.isclose(n, float(f"{n:.0f}"), rel_tol=1e-9)  # also if sums of parts differ in rounding errors
+    return f"{n:,.0f}" if is_whole else f"{n:,.2f}"
 
 
 def percent(share: float) -> str:
