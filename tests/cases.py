@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from oracles.input import modes_of
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.losses import mmce, soft_binned_ece
 
 N_CLASSES = 4
 COSTS = {  # more decisions than classes, a decision that costs something for every class, and a negative cost
@@ -26,15 +28,16 @@ def lead_of(preds, task):
 
 @dataclass(frozen=True)
 class Case:
-    """A metric with its settings: function, streaming class and arguments."""
+    """A metric with its settings: function, streaming class (None if there is none) and arguments."""
 
     name: str
     function: Callable
-    cls: type
+    cls: type | None
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
     in_blocks: bool = False  # blocks of samples are formed in order within each update
+    counts: bool = False  # targets are numbers of annotators, at least two for each sample
 
     def call(self, preds, target, **options):
         """Call the function, with all leading axes kept separate."""
@@ -56,6 +59,9 @@ class Case:
         high = N_CLASSES if self.task == "multiclass" else 2
         target_shape = shape if self.task == "multilabel" else (*lead, n)
         target = torch.randint(0, high, target_shape, generator=generator)
+        if self.counts:
+            target = torch.randint(0, 9, (*shape, *[2] * (self.task != "multiclass")), generator=generator)
+            target[..., 0] += 2 * (target.sum(-1) < 2)
         if not self.options.get("from_logits"):
             logits = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         return logits.to(dtype), target
@@ -67,11 +73,12 @@ class Case:
 
     @property
     def whole_weights(self):
-        return self.format.whole_weights
+        return self.format.whole_weights if self.cls else self.function in (F.skce, F.canonical_error)
 
     @property
     def differentiable(self):
-        return self.cls.is_differentiable
+        """Whether the gradient is that of the value. A median bandwidth is constant in the gradient."""
+        return self.cls.is_differentiable if self.cls else self.options.get("bandwidth") != "median"
 
     def weights(self, n, seed=3):
         """Return random weights: counts if the case requires whole weights, else real numbers."""
@@ -296,8 +303,48 @@ def _declared(known):
                 yield _case(f"{cls.key}-{task}", cls.function, cls, task, {})
 
 
+def _functions():
+    """Yield functions without a streaming class: errors over all pairs of samples, and penalties for training."""
+    settings = ("laplacian", "gaussian"), (0.4, "median"), ("unbiased", "biased")
+    for k, (kernel, bandwidth, estimator) in enumerate(product(*settings)):
+        task, options = list(OWN)[k % 3], {"kernel": kernel, "bandwidth": bandwidth, "estimator": estimator}
+        options |= {"chunk": 5} if k % 2 else {}
+        yield Case(f"skce-{kernel}-{bandwidth}-{estimator}", F.skce, None, task, options)
+    options = {"bandwidth": 0.5, "from_logits": True}
+    yield Case("skce-logits", F.skce, None, "multiclass", options)
+    for k, (task, (p, bandwidth)) in enumerate(product(OWN, ((1, 0.1), (2, 0.3), (1, "likelihood")))):
+        options = {"p": p, "bandwidth": bandwidth, "chunk": 5, "from_logits": k % 2 == 1}
+        yield Case(f"canonical-{task}-{p}-{bandwidth}", F.canonical_error, None, task, options)
+    for name, function, options in PENALTIES:
+        for task in OWN:
+            for mode in modes_of(name, task):
+                given = {**options, "mode": mode, "from_logits": mode != "top_label"}
+                yield Case(f"{name}-{task}-{mode}", function, None, task, given)
+        given = {**options, "mode": tc.TopK(2), "from_logits": True}
+        yield Case(f"{name}-top_2", function, None, "multiclass", given)
+
+
+PENALTIES = [
+    ("soft_binned-l1", soft_binned_ece, {"n_bins": 7, "norm": "l1"}),
+    ("soft_binned-l2", soft_binned_ece, {"temperature": 0.002}),
+    ("mmce", mmce, {}),
+    ("mmce-weighted", mmce, {"bandwidth": 0.05, "weighted": True}),
+]
+def _of_counts():
+    """Yield distances to the labels of several annotators, and whether their classes have the same order."""
+    components = ("value", "noise_floor", "corrected")
+    for (name, function, cls), component, task in product(ANNOTATOR_ERRORS, components, OWN):
+        for from_logits in (True, False) if (name, component) != ("tv", "corrected") else ():
+            kind, options = ("logits" if from_logits else "probs"), {"component": component, "from_logits": from_logits}
+            yield _case(f"{name}-{component}-counts-{task}-{kind}", function, cls, task, options, counts=True)
+    for task in OWN:
+        yield _case(f"ranking-counts-{task}", F.ranking_score, tc.RankingScore, task, {"from_logits": True}, counts=True)
+
+
 CASES = list(_cases())
 CASES += _declared({case.cls for case in CASES})
+CALLS = [*CASES, *_of_counts(), *_functions()]
+"""Cases of `CASES`, and those that laws of streams do not have: counts of annotators, and functions without a class."""
 
 
 def covering(cases, keys, extended=str):
@@ -320,6 +367,8 @@ def covering(cases, keys, extended=str):
 
 def path_of(case):
     """Return the key of a path from input to state. Batching, weights, merging and saving depend only on the path."""
+    if case.cls is None:
+        return case.function, case.task, case.options.get("mode")
     metric = case.example
     return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("mode")
 
@@ -327,12 +376,13 @@ def path_of(case):
 def formula_of(case):
     """Return the key of a formula: the class and its options, without options of the input and of events."""
     shared = {"from_logits", "mode", "priors", "average", "positive_classes"}
-    return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
+    options = (f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
+    return case.cls or case.function, *options
 
 
 def kind_of(case):
     options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
-    return case.cls, case.task, *options
+    return case.cls or case.function, case.task, *options
 
 
 def is_order_independent(case):
@@ -344,12 +394,12 @@ def differentiable(case):
     return case.differentiable
 
 
-def paths(where=bool):
+def paths(where=bool, cases=CASES):
     """Return parameters with one case per path; the extended run has one case per class and path."""
-    some = filter(where, CASES)
+    some = filter(where, cases)
     return list(covering(some, lambda case: {path_of(case)}, lambda case: (case.cls, path_of(case))))
 
 
-def formulas(where=bool):
+def formulas(where=bool, cases=CASES):
     """Return parameters with one case per formula; the extended run has one case per setting."""
-    return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))
+    return list(covering(filter(where, cases), lambda case: {formula_of(case)}, kind_of))

@@ -93,6 +93,27 @@ def brier_floor(q, n):
     return sum(expected_of_share(lambda t, qk=qk: (t - qk) ** 2, qk, n) for qk in q)
 
 
+def known_entropy(counts):
+    """Entropy estimate of the counts n_k: sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
+    n = sum(counts)
+    return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
+
+
+def corrected_distance(metric, q, t, n):
+    """Distance, corrected for the noise of n annotators.
+
+    The entropy is the jackknife over annotators of differences of digamma functions, which are sums of inverses of
+    whole numbers. The squared distance uses the unbiased variance.
+    """
+    if metric == "squareddistance":
+        return brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
+    counts = [round(share * n) for share in t]
+    without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
+    entropy = n * known_entropy(counts) - (n - 1) * sum(map(known_entropy, without)) / n
+    other = nll_of(q, t) if metric == "kldivergence" else -sum(xlogy(p, p) for p in q)
+    return other - entropy
+
+
 def bayes_cost_of(q, t, cost):
     """[EPSR] sec. 2.3.1: sum_k t_k c_kj for the first decision j with the least expected cost sum_k q_k c_kj."""
     expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]
