@@ -49,7 +49,8 @@ def samples(case):
         preds, target = case.data(N)
         shares = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
         yield "soft targets", case, preds, shares.flip(0), weights_of(case)
-    if case.whole_weights and case.cls not in (tc.Cox, tc.ICI) and "positive_classes" not in case.options:
+    counts_rows = case.whole_weights and case.cls not in (tc.Cox, tc.ICI) and "positive_classes" not in case.options
+    if counts_rows or case.cls is None:
         of_probabilities = replace(case, options={**case.options, "from_logits": False})
         for weights in (None, weights_of(case)):
             yield "ties", of_probabilities, *tied(case.task, N, zeros=False), weights

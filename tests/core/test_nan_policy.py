@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cases import N_CLASSES
+from cases import CALLS, N_CLASSES, paths
 from helpers.compare import close
 from helpers.samples import updated
 from torchmetrics import MetricCollection
@@ -46,6 +46,7 @@ def with_missing_values(case, preds):
     return preds, left
 
 
+@pytest.mark.parametrize("path", paths(cases=CALLS))
 def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
     preds, target = path.data(n=40)
     bad, left = with_missing_values(path, preds)
@@ -63,6 +64,8 @@ def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
         value.sum().backward()
         assert leaf.grad.isfinite().all()
         assert not leaf.grad[~left].any()
+    if path.cls is None:
+        return
     weights = path.weights(40)
     metric, clean = path.metric(nan_policy="drop"), path.metric()
     metric.update(bad, target, weights=weights)
@@ -71,6 +74,10 @@ def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
     close(metric.compute(), clean.compute())
     absent = int((weights[~left] == 0).sum()) * (n // 3)
     assert metric.n_dropped() == 2 * n - absent
+    other = path.metric(nan_policy="drop")
+    other.update(bad, target)
+    other.merge_state(metric)
+    assert other.n_dropped() == 3 * n - absent
     metric.reset()
     assert metric.n_dropped() == 0
 
