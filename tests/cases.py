@@ -1,5 +1,6 @@
 """Table of test cases: every metric with each of its settings."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -277,7 +278,8 @@ cox_part, corp_part = part_of(F.cox, "slope"), part_of(F.corp, "mcb")
 
 
 def squared_gap(b):
-    return b.gap.square()
+    """A loss that depends on all three quantities of a bin."""
+    return b.gap.square() / (1 + b.n)
 
 
 ABSOLUTE = {"distance": "absolute", "n_bins": 4}
@@ -330,6 +332,8 @@ PENALTIES = [
     ("mmce", mmce, {}),
     ("mmce-weighted", mmce, {"bandwidth": 0.05, "weighted": True}),
 ]
+
+
 def _of_counts():
     """Yield distances to the labels of several annotators, and whether their classes have the same order."""
     components = ("value", "noise_floor", "corrected")
@@ -338,13 +342,54 @@ def _of_counts():
             kind, options = ("logits" if from_logits else "probs"), {"component": component, "from_logits": from_logits}
             yield _case(f"{name}-{component}-counts-{task}-{kind}", function, cls, task, options, counts=True)
     for task in OWN:
-        yield _case(f"ranking-counts-{task}", F.ranking_score, tc.RankingScore, task, {"from_logits": True}, counts=True)
+        yield _case(
+            f"ranking-counts-{task}", F.ranking_score, tc.RankingScore, task, {"from_logits": True}, counts=True
+        )
 
 
+def _options():
+    """Yield settings whose values alone differ from those of other cases; loops have them with ties."""
+    edges = (0.0, 0.125, 0.25, 0.75, 1.0)
+    distances = [{"distance": "squared"}, ABSOLUTE, {"distance": "huber", "delta": 0.3}, {"distance": cubed}]
+    for bins, (k, norm) in product(("pava_bc", "pava", "equal_mass", "equal_width", edges), enumerate(NORMS)):
+        options = {"bins": bins, "n_bins": 5, "norm": norm}
+        yield _case(f"tce-{bins}-{norm}", F.tce, tc.TCE, "binary", options)
+        yield _case(f"gce-{bins}-{norm}", F.gce, tc.GCE, "binary", {**options, "loss": squared_gap})
+        for step in (0, 1):
+            more = {**options, **distances[(k + step) % 4]}
+            yield _case(f"estimation-{bins}-{norm}-{step}", F.estimation_error, tc.EstimationError, "binary", more)
+    decisions = {"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}, {"test": z_test}
+    for binning, decision in product(
+        (
+            {"n_min": 3, "n_max": 9},
+            {"n_min": 5, "n_max": 30, "variant": "paper"},
+            {"n_min": 5, "n_max": 30, "ties": "split"},
+            {"bins": "pava", "ties": "split"},
+            {"bins": "equal_mass", "n_bins": 4, "ties": "split"},
+            {"bins": "equal_width", "n_bins": 8, "right": True},
+            {"bins": (0.0, 0.25, 0.5, 1.0), "right": True},
+        ),
+        decisions,
+    ):
+        yield _case(f"tce-{binning}-{decision}", F.tce, tc.TCE, "binary", binning | decision)
+    yield _case("ace-split", F.ace, tc.ACE, "binary", {"n_bins": 7, "ties": "split"})
+    for width in (*(k / 1024 for k in range(2, 13)), 0.0123, 0.049, 0.05, 0.3, 1.0):
+        yield _case(f"smece-{width}", F.smece, tc.SmECE, "binary", {"bandwidth": width})
+    for part in tc.inference.CoxCalibration._fields:
+        yield _case(f"cox-{part}", cox_part, tc.Cox, "binary", {"component": part})
+    for k, only in product(range(1, 5), (False, True)):
+        mode = {"mode": tc.TopK(k, only), "n_bins": 5}
+        yield _case(f"ece-top_{k}-{only}", F.ece, tc.ECE, "multiclass", mode)
+        yield _case(f"ace-top_{k}-{only}", F.ace, tc.ACE, "multiclass", mode)
+
+
+NORMS = ("l1", "l2", "max", "mean")
 CASES = list(_cases())
 CASES += _declared({case.cls for case in CASES})
 CALLS = [*CASES, *_of_counts(), *_functions()]
 """Cases of `CASES`, and those that laws of streams do not have: counts of annotators, and functions without a class."""
+OPTIONS = list(_options())
+"""Cases that only have a loop."""
 
 
 def covering(cases, keys, extended=str):
@@ -392,6 +437,12 @@ def is_order_independent(case):
 
 def differentiable(case):
     return case.differentiable
+
+
+def has_reduction(case):
+    """Whether a function may return the score of each sample."""
+    relative = {"priors", "normalize"} & set(case.options)
+    return "reduction" in inspect.signature(case.function).parameters and not relative
 
 
 def paths(where=bool, cases=CASES):

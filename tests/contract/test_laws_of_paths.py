@@ -112,7 +112,7 @@ def test_law_batch_shape_computes_a_value_for_each_batch_element(path):
 
 @of_calls
 def test_law_low_precision_input_gives_the_value_of_its_float64_copy(path):
-    """Row arithmetic is float32: each sum of a few terms has a relative error of a few times 6e-8. So it is in autocast."""
+    """Row arithmetic is float32, also in autocast: each sum of a few terms has a relative error of a few times 6e-8."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         preds, target = path.data(n=30, dtype=dtype)
         value = path.call(preds, target)

@@ -9,7 +9,19 @@ from itertools import product
 
 import pytest
 import torch
-from cases import CALLS, CASES, N_CLASSES, covering, differentiable, formula_of, formulas, kind_of, path_of, paths
+from cases import (
+    CALLS,
+    CASES,
+    N_CLASSES,
+    covering,
+    differentiable,
+    formula_of,
+    formulas,
+    has_reduction,
+    kind_of,
+    path_of,
+    paths,
+)
 from helpers.compare import close
 
 import torchcalib as tc
@@ -84,6 +96,14 @@ def test_law_values_are_within_the_declared_bounds(formula):
         value = metric(*formula.data(n=40, seed=seed))
         assert low is None or bool((value >= low).all())
         assert high is None or bool((value <= high).all())
+
+
+@pytest.mark.parametrize("formula", formulas(has_reduction, CALLS))
+def test_law_reduction_none_gives_the_value_of_each_sample(formula):
+    preds, target = formula.data(n=9)
+    found = formula.call(preds, target, reduction="none")
+    assert found.shape == target.shape[:2] if formula.task == "multilabel" else (9,)
+    close(found.reshape(9, -1).mean(-1), formula.call(preds.unsqueeze(1), target.unsqueeze(1)))
 
 
 def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):

@@ -9,7 +9,7 @@ from itertools import chain
 import oracles
 import pytest
 import torch
-from cases import CALLS, N_CLASSES, Case
+from cases import CALLS, N_CLASSES, OPTIONS, Case
 from helpers.samples import tied
 from oracles import input as slow
 from oracles import ranked
@@ -42,6 +42,13 @@ def weights_of(case):
 
 def samples(case):
     """Yield (description, case, predictions, targets, weights)."""
+    if case in OPTIONS:
+        preds, target = tied(case.task, 2 * N, zeros=False)
+        untied = case.options.get("ties") == "split"  # each row may only have copies if it has no ties
+        yield "ties", case, preds, target, None
+        weights = torch.arange(2 * N) % 2 if untied else torch.arange(2 * N) % 4
+        yield "weighted ties", case, preds, target, weights
+        return
     for seed in range(1 if case.cls is tc.SmECE else 3):  # its loop is slow
         yield f"seed {seed}", case, *case.data(N, seed=seed), None
     yield "weighted", case, *case.data(N), weights_of(case)
@@ -61,7 +68,9 @@ def test_values_equal_slow_loops(name):
     """The loop has no choice of a bandwidth by likelihood; see tests/metrics/test_kernel.py."""
     # Sums of N terms; fits of smooth errors stop at a change of 1e-10.
     rtol, atol = (1e-9, 1e-10) if name.lower() in slow.BINLESS else (1e-11, 1e-12)
-    of_class = [case for case in CALLS if name_of(case) == name and case.options.get("bandwidth") != "likelihood"]
+    of_class = [
+        case for case in CALLS + OPTIONS if name_of(case) == name and case.options.get("bandwidth") != "likelihood"
+    ]
     for what, case, preds, target, weights in chain.from_iterable(map(samples, of_class)):
         found, expected = case.call(preds, target, weights=weights), oracle(case, preds, target, weights)
         message = f"{case}, {what}{'' if weights is None else ', weighted'}"

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, make_scorer
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.arrays import as_tensor
-from torchcalib.core.tasks import infer_task, per_sample, prepare
+from torchcalib.core.tasks import per_sample, prepare
 
 N, C = 6, 3
 NAMES = ("cat", "dog", "eel")
@@ -23,37 +23,6 @@ LABELS = np.array([0, 1, 2, 2, 1, 0])
 
 def zeros(*shape, kind=torch.float32):
     return torch.zeros(shape, dtype=kind)
-
-
-@pytest.mark.parametrize(
-    ("preds", "target", "task"),
-    [
-        ((N,), (N,), "binary"),
-        ((N, 1), (N,), "binary"),
-        ((N,), (N, 1), "binary"),
-        ((N, 1), (N, 1), "binary"),
-        ((N, 1, 4, 5), (N, 4, 5), "binary"),
-        ((N, 1, 4, 5), (N, 1, 4, 5), "binary"),
-        ((N, C), (N,), "multiclass"),
-        ((N, C), (N, 1), "multiclass"),
-        ((N, 7, C), (N, 7), "multiclass"),
-        ((N, C, 4, 5), (N, 4, 5), "multiclass"),
-    ],
-)
-def test_task_is_inferred_from_shapes(preds, target, task):
-    found = prepare(zeros(*preds), zeros(*target, kind=torch.int64))
-    assert found.task == task
-    assert found.target.numel() == np.prod(target)
-    assert found.preds.numel() == np.prod(preds)
-    if task == "binary":
-        assert found.preds.shape == found.target.shape
-
-
-def test_equal_shapes_are_multilabel_if_rows_have_different_numbers_of_labels():
-    labels = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]])
-    for target in (labels, labels.bool(), labels.double()):
-        assert infer_task(torch.zeros(3, 3), target) == "multilabel"
-        assert prepare(torch.zeros(3, 3), target).task == "multilabel"
 
 
 @pytest.mark.parametrize("batch_dims", [0, 1])

@@ -20,6 +20,7 @@ MAKE = {
     "pairs": lambda **more: tc.SKCE(**CLASSES, **more),
     "groups of sums": lambda **more: tc.ByGroup(tc.ECE(**CLASSES), num_groups=5, **more),
     "groups of samples": lambda **more: tc.ByGroup(tc.ACE(**CLASSES), num_groups=5, **more),
+    "groups of pairs": lambda **more: tc.ByGroup(tc.SKCE(**CLASSES), num_groups=5, **more),
     "clusters of sums": lambda **more: tc.Clustered(tc.ECE(**CLASSES), **more),
     "clusters of samples": lambda **more: tc.Clustered(tc.ACE(**CLASSES), **more),
     "bootstrap": lambda **more: tc.Bootstrapped(tc.ECE(**CLASSES), n_replicates=39, **more),

@@ -144,11 +144,13 @@ def test_floating_weights_are_not_copies_and_noise_of_soft_targets_is_estimated(
     assert float(shares.p_value) > 0.01
 
 
-def test_p_value_of_debiased_rmsce_is_that_of_rmsce():
+@pytest.mark.parametrize("error", [tc.ECE, tc.RMSCE])
+def test_p_values_of_debiased_errors_are_those_of_the_errors(error):
     (p,), (y,), _ = calibrated("uniform", 500, 1)
-    plain, debiased = (calibration_test(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
+    plain, debiased = (calibration_test(error(task="binary", debiased=d), p, y) for d in (False, True))
     assert float(plain.p_value) == float(debiased.p_value)
-    assert float(debiased.noise_floor) < float(plain.noise_floor) / 2
+    assert float(debiased.noise_floor) < float(plain.noise_floor) / (2 if error is tc.RMSCE else 1)
+    assert math.isnan(debiased.low) == (error is tc.ECE)
 
 
 @pytest.mark.parametrize(

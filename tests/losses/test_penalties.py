@@ -12,7 +12,6 @@ import pytest
 import torch
 from cases import N_CLASSES, Case
 
-import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.losses import CanonicalLoss, ECELoss, MMCELoss, SKCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
 
@@ -65,7 +64,6 @@ def test_mmce_of_many_samples_equals_the_sum_over_all_pairs():
         kernel = ((p[:, None] - p).abs() / -bandwidth).exp()
         expected = ((y - p) @ kernel @ (y - p)).sqrt() / 3000
         torch.testing.assert_close(mmce(p, y, task="binary", bandwidth=bandwidth), expected, rtol=1e-11, atol=0)
-
 
 
 # Modules

@@ -5,7 +5,6 @@ from itertools import chain, combinations, pairwise
 
 import pytest
 import torch
-from cases import cubed
 from helpers.samples import tied, updated
 from oracles import ranked as oracle
 
@@ -16,25 +15,6 @@ F64 = torch.float64
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
 BINARY = {"preds": P, "target": Y, "task": "binary"}
 BINS = {"optimal_bins": "pava", "near_optimal_bins": "pava_bc"}
-
-
-@pytest.mark.parametrize("bins", ["pava_bc", "pava", "equal_mass", "equal_width", [0, 0.125, 0.25, 0.75, 1]], ids=str)
-@pytest.mark.parametrize("norm", ["l1", "l2", "max", "mean"])
-def test_error_of_every_kind_of_bins_and_distance_equals_slow_loop(bins, norm):
-    preds, target = tied("binary", 60)
-    weights = torch.arange(60) % 4
-    blocks = oracle.blocks_of(bins, preds.tolist(), target.tolist(), weights.tolist(), n_bins=5)
-    given = {"preds": preds, "target": target, "task": "binary", "bins": bins, "n_bins": 5, "weights": weights}
-    table = F.tce_table(**given)
-    for distance in ("squared", "absolute", {"distance": "huber", "delta": 0.3}, {"distance": "huber"}, cubed):
-        options = distance if isinstance(distance, dict) else {"distance": distance}
-        expected = oracle.estimation_error(blocks, target.tolist(), weights.tolist(), **options, norm=norm)
-        assert F.estimation_error(**given, **options, norm=norm).item() == pytest.approx(expected, rel=1e-12)
-        assert table.estimation_error(**options, norm=norm).item() == pytest.approx(expected, rel=1e-12)
-        metric = tc.EstimationError(task="binary", bins=bins, n_bins=5, **options, norm=norm)
-        metric.update(preds[:25], target[:25], weights=weights[:25])
-        metric.update(preds[25:], target[25:], weights=weights[25:])
-        assert metric.compute().item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_edges_without_data_are_nan():

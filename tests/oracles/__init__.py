@@ -50,21 +50,6 @@ def ecd_of(q, t):
 # Distances to label distributions: fractions t of annotators, and sampling noise of n annotators drawn from q
 
 
-def total_variation_of(q, t):
-    """sum_k |q_k - t_k| / 2."""
-    return sum(abs(qk - tk) for qk, tk in zip(q, t, strict=True)) / 2
-
-
-def kl_of(q, t):
-    """sum_k t_k log t_k - sum_k t_k log q_k."""
-    return sum(xlogy(tk, tk) for tk in t) + nll_of(q, t)
-
-
-def entropy_difference_of(q, t):
-    """Entropy of q minus entropy of t."""
-    return sum(xlogy(tk, tk) for tk in t) - sum(xlogy(qk, qk) for qk in q)
-
-
 def same_ranking(q, t):
     """Whether no pair of classes is ordered strictly in opposite directions by q and t."""
     return not any(q[j] < q[k] and t[j] > t[k] for j in range(len(q)) for k in range(len(q)))

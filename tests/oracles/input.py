@@ -473,16 +473,17 @@ def event_value(metric, column, options, guard, copies=True):
         parts = ranked.corp(score, confidence, outcome, weights, order)
         return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
     sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
+    cut |= {name: options[name] for name in ("n_min", "n_max", "variant", "ties") if name in options}
     if metric == "tce":
         tested = {"alpha": options.get("alpha", 0.05), "norm": options.get("norm", "l1"), "order": sorted_by}
-        tested |= {name: options[name] for name in ("test", "variant") if name in options}
+        tested |= {name: options[name] for name in ("test",) if name in options}
         return ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
     blocks = ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
     if metric == "estimationerror":
         return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
     rows = ranked.rows_of(blocks, confidence, outcome, weights, copies)
     if metric == "gce":
-        return ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
+        return ranked.gce(lambda n, c, f: (f - c) ** 2 / (1 + n), rows, options.get("norm", "l1"))
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
 
 
