@@ -5,10 +5,9 @@ from itertools import chain, combinations, pairwise
 
 import pytest
 import torch
-from helpers.samples import tied, updated
+from helpers.samples import tied
 from oracles import ranked as oracle
 
-import torchcalib as tc
 import torchcalib.functional as F
 
 F64 = torch.float64
@@ -38,12 +37,6 @@ def test_table_has_the_errors_of_bins():
 def test_infinite_distance_to_an_outcome_that_does_not_occur_counts_as_zero():
     log_loss = lambda y, p: torch.where(y == 1, -p.log(), -(1 - p).log())  # noqa: E731
     assert F.estimation_error(**BINARY, bins=[0, 0.5, 1], distance=log_loss) == 0
-
-
-def test_error_of_bins_has_no_calibration_test():
-    metric = updated(tc.EstimationError(task="binary"), (P, Y))
-    with pytest.raises(TypeError, match="must be a calibration error to have a noise floor, got EstimationError"):
-        metric.test()
 
 
 # Optimal bins

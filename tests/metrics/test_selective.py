@@ -5,7 +5,6 @@ tests/contract compares every metric with a slow loop.
 
 import math
 from fractions import Fraction
-from functools import partial
 from itertools import permutations, product
 
 import pytest
@@ -225,15 +224,6 @@ def test_multilabel_values_are_means_of_binary_values():
             metric = updated(cls(task="multilabel", num_labels=2, from_logits=logits, **options), (preds, target))
             expected = function(preds, target, task="multilabel", from_logits=logits, **options)
             torch.testing.assert_close(metric.compute().float(), expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_classes_have_no_calibration_test(cls):
-    preds, target, _ = sample("binary")
-    metric = updated(cls(task="binary"), (preds, target))
-    for test in (metric.test, partial(tc.inference.calibration_test, cls(task="binary"), preds, target)):
-        with pytest.raises(TypeError, match="`metric` must be a calibration error"):
-            test()
 
 
 # The curve
