@@ -26,14 +26,6 @@ def events(preds, target, which, **options):
     return reduce_to_events(read_input("multiclass", preds, target, options), which)
 
 
-def data(n=200, num_classes=6, seed=0, steps=10):
-    """Return probabilities that are multiples of 1 / steps, which give ties in most rows, and labels."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = torch.randint(0, num_classes, (n, steps), generator=generator)
-    preds = torch.nn.functional.one_hot(draws, num_classes).sum(1).to(F64) / steps
-    return preds, torch.randint(0, num_classes, (n,), generator=generator)
-
-
 def test_top_k_of_certain_or_infinite_logits_has_the_closed_form():
     inf = torch.inf
     logits = torch.tensor([[inf, 0, -inf], [inf, inf, inf], [-1.0, 0, -1], [1e4, -inf, -inf]])

@@ -21,7 +21,6 @@ from torchcalib.ops.harmonic import harmonic_difference
 F64 = torch.float64
 TASKS = ("binary", "multiclass", "multilabel")
 FUNCTIONS = [function for _, function, _, _ in SELECTIVE]
-CLASSES = [cls for _, _, cls, _ in SELECTIVE]
 
 
 def sample(task, n=60, seed=0, weighted=False):

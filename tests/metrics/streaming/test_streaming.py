@@ -23,11 +23,6 @@ OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 
 
-def tensors(metric):
-    parts = metric.kind.parts(metric.state)
-    return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
-
-
 @pytest.mark.parametrize("one", ONE_OF_EACH, ids=str)
 def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     metric = one.metric()
