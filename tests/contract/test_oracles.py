@@ -48,6 +48,8 @@ def samples(case):
         yield "ties", case, preds, target, None
         weights = torch.arange(2 * N) % 2 if untied else torch.arange(2 * N) % 4
         yield "weighted ties", case, preds, target, weights
+        if isinstance(case.options.get("mode"), tc.TopK):
+            yield "soft targets", case, preds, preds.flip(0), None
         return
     for seed in range(1 if case.cls is tc.SmECE else 3):  # its loop is slow
         yield f"seed {seed}", case, *case.data(N, seed=seed), None

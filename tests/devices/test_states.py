@@ -60,8 +60,8 @@ def test_updates_read_nothing_and_compute_reads_few_values(name, device):
     columns = {key: column.to(device) for key, column in EXTRA.get(name.split()[0], {}).items()}
     preds, target = LOGITS.to(device), LABELS.to(device)
     with recorded_reads() as reads:
-        for _ in range(3):
-            metric.update(preds, target, **columns)
+        for weights in (None, None, target):
+            metric.update(preds, target, weights=weights, **columns)
     assert (list(reads), reads.uploads) == ([], 0)
     most, why = READS.get(name, (1, ""))
     with recorded_reads() as reads:
