@@ -139,17 +139,6 @@ def test_separable_data_give_a_warning_and_unchanged_predictions(calibrator, log
     assert fitted(logits).tolist() == pytest.approx(logits.tolist())
 
 
-@pytest.mark.parametrize("calibrator", SCALED, ids=name)
-def test_negated_logits_are_calibrated_to_the_class_frequencies(calibrator):
-    logits, target = data(200, 3)
-    with pytest.warns(UserWarning, match="fitted scale is 0"):
-        fitted = fresh(calibrator).fit(-logits, target, **multi)
-    shares = torch.bincount(target, minlength=3).double() / 200 if calibrator is D else torch.ones(3).double() / 3
-    assert fitted.converged
-    assert fitted.grad_norm == 0
-    assert fitted(logits).softmax(-1)[7].tolist() == pytest.approx(shares.tolist(), abs=1e-9)
-
-
 def test_a_class_without_samples_gets_the_mean_bias_of_the_others():
     logits, target = data(200, 3)
     present = target != 1

@@ -118,27 +118,18 @@ def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
     assert torch.autograd.gradcheck(value, (preds.requires_grad_(), weights))
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_updates_with_whole_blocks_equal_one_call_and_drop_incomplete_blocks(task, size):
-    """Laws for updates with whole blocks: streamed, merged and batched."""
-    case = Case("", F.skce, tc.SKCE, task, {}, {"multilabel": {"num_labels": N_CLASSES}}.get(task, {}))
+@pytest.mark.parametrize("case", [case for case in CALLS if case.in_blocks], ids=str)
+def test_incomplete_blocks_are_dropped_and_batch_elements_are_separate(case):
+    """Laws of states have updates with whole blocks."""
+    size = case.options.get("block_size", 2)
     preds, target = case.data(n=5 * size + 1, lead=(2,))
-    given = {"estimator": "block", "block_size": size}
-    expected = case.call(preds, target, **given)
-    assert case.call(preds[:, : size - 1], target[:, : size - 1], **given).isnan().all()
-    series = case.metric(batch_shape=(2,), **given)
-    one, other = case.metric(**given), case.metric(**given)
-    for piece in (slice(0, 2 * size), slice(2 * size, 2 * size), slice(2 * size, 5 * size + 1)):
+    expected = case.call(preds, target)
+    assert case.call(preds[:, : size - 1], target[:, : size - 1]).isnan().all()
+    series = case.metric(batch_shape=(2,))
+    for piece in (slice(0, 2 * size), slice(0, 0), slice(2 * size, None), slice(0, size - 1)):
         series.update(preds[:, piece], target[:, piece])
     close(series.compute(), expected)
-    one.update(preds[0, : 2 * size], target[0, : 2 * size])
-    other.update(preds[0, 2 * size :], target[0, 2 * size :])
-    one.merge_state(other)
-    close(one.compute(), expected[0])
-    one.update(preds[0, : size - 1], target[0, : size - 1])
-    close(one.compute(), expected[0])
-    assert (one.statistic().n == 5).all()
+    assert (series.statistic().n == 5).all()
 
 
 # Test of the squared kernel calibration error
