@@ -314,7 +314,8 @@ def _functions():
         yield Case(f"skce-{kernel}-{bandwidth}-{estimator}", F.skce, None, task, options)
     options = {"bandwidth": 0.5, "from_logits": True}
     yield Case("skce-logits", F.skce, None, "multiclass", options)
-    for k, (task, (p, bandwidth)) in enumerate(product(OWN, ((1, 0.1), (2, 0.3), (1, "likelihood")))):
+    settings = ("binary", "multilabel", "multiclass"), ((1, 0.1), (2, 0.3), (1, "likelihood"))
+    for k, (task, (p, bandwidth)) in enumerate(product(*settings)):
         options = {"p": p, "bandwidth": bandwidth, "chunk": 5, "from_logits": k % 2 == 1}
         yield Case(f"canonical-{task}-{p}-{bandwidth}", F.canonical_error, None, task, options)
     for name, function, options in PENALTIES:

@@ -266,7 +266,9 @@ def sometimes_certain(seed, kind, slope, n_classes):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("n_seeds", [8, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "n_seeds", [3, pytest.param(8, marks=pytest.mark.extended), pytest.param(150, marks=pytest.mark.long)]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_fits_with_certain_samples_reach_the_optimum_of_lbfgs(n_seeds):
     """A positive and a negative true scale; the optimum of the latter is usually alpha = 0."""

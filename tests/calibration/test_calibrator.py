@@ -37,6 +37,13 @@ each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
 each_of_any_task = pytest.mark.parametrize("calibrator", ALL + OF_CLASSES, ids=name)
 
 
+def with_either_input(calibrators):
+    """Return parameters with both kinds of predictions; the normal run has one kind for each calibrator."""
+    kinds = ((k, c, logits) for k, c in enumerate(calibrators) for logits in (False, True))
+    rows = [pytest.param(c, logits, marks=[pytest.mark.extended] * ((k + logits) % 2)) for k, c, logits in kinds]
+    return pytest.mark.parametrize(("calibrator", "from_logits"), rows)
+
+
 def draw(calibrator, n, lead=()):
     """Return logits, labels, and the options of a task that the calibrator supports."""
     if calibrator in OF_CLASSES:
@@ -129,8 +136,7 @@ def test_every_dtype_class_axis_and_probabilities_get_the_float64_fit(calibrator
     assert by_logits.exp().allclose(by_probs, atol=1e-9)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@each_of_any_task
+@with_either_input(ALL + OF_CLASSES)
 def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_logits):
     """Gradients are finite at certain predictions too, and exist for a calibrator that was fitted in inference mode."""
     logits, target, given = draw(calibrator, 60)
@@ -209,8 +215,7 @@ def test_autocast_has_no_effect(calibrator):
         torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@each_calibrator
+@with_either_input(ALL)
 def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_logits):
     logits, target = data(80, 4)
     preds = logits if from_logits else logits.softmax(-1)
