@@ -170,11 +170,11 @@ def test_joint_simulation_of_labels_equals_a_slow_loop(kind):
 def test_class_wise_averages_detect_a_fault_of_all_of_many_classes():
     """50 classes and 700 rows: the smallest Cauchy combination is 0.05 if one class deviates."""
     generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(10, 700, 50, generator=generator)
-    target = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(10, 700)
+    logits = 2 * torch.randn(6, 700, 50, generator=generator)
+    target = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(6, 700)
     how = {"task": "multiclass", "num_classes": 50, "mode": "classwise"}
-    found = calibration_test(tc.ECE(**how, batch_shape=(10,)), (1.3 * logits).softmax(-1), target, n_replicates=199)
-    assert int((found.p_value <= 0.01).sum()) >= 8  # expected: more than 9
+    found = calibration_test(tc.ECE(**how, batch_shape=(6,)), (1.3 * logits).softmax(-1), target, n_replicates=199)
+    assert int((found.p_value <= 0.01).sum()) >= 4  # expected: more than 5
     streamed = tc.ECE(**how)
     streamed.update((1.3 * logits[0]).softmax(-1), target[0])
     combined = streamed.test(n_replicates=999)

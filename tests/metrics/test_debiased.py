@@ -69,7 +69,7 @@ def test_debiased_errors_do_not_depend_on_the_unit_of_floating_weights(soft):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("options", [{}, {"bins": EDGES}, {"bins": "equal_mass"}, {"bins": EDGES, "resolution": 16384}])
+@pytest.mark.parametrize("options", [{}, {"bins": EDGES}, {"bins": "equal_mass"}, {"bins": EDGES, "resolution": 2048}])
 def test_integer_weights_of_debiased_errors_are_copies(options, soft):
     p, share, y, _ = sample()
     target = share if soft else y
