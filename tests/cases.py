@@ -1,8 +1,10 @@
 """Table of test cases: every metric with each of its settings."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from oracles.input import modes_of
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.losses import mmce, soft_binned_ece
 
 N_CLASSES = 4
 COSTS = {  # more decisions than classes, a decision that costs something for every class, and a negative cost
@@ -26,15 +29,16 @@ def lead_of(preds, task):
 
 @dataclass(frozen=True)
 class Case:
-    """A metric with its settings: function, streaming class and arguments."""
+    """A metric with its settings: function, streaming class (None if there is none) and arguments."""
 
     name: str
     function: Callable
-    cls: type
+    cls: type | None
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
     in_blocks: bool = False  # blocks of samples are formed in order within each update
+    counts: bool = False  # targets are numbers of annotators, at least two for each sample
 
     def call(self, preds, target, **options):
         """Call the function, with all leading axes kept separate."""
@@ -56,6 +60,9 @@ class Case:
         high = N_CLASSES if self.task == "multiclass" else 2
         target_shape = shape if self.task == "multilabel" else (*lead, n)
         target = torch.randint(0, high, target_shape, generator=generator)
+        if self.counts:
+            target = torch.randint(0, 9, (*shape, *[2] * (self.task != "multiclass")), generator=generator)
+            target[..., 0] += 2 * (target.sum(-1) < 2)
         if not self.options.get("from_logits"):
             logits = logits.softmax(-1) if self.task == "multiclass" else logits.sigmoid()
         return logits.to(dtype), target
@@ -67,11 +74,12 @@ class Case:
 
     @property
     def whole_weights(self):
-        return self.format.whole_weights
+        return self.format.whole_weights if self.cls else self.function in (F.skce, F.canonical_error)
 
     @property
     def differentiable(self):
-        return self.cls.is_differentiable
+        """Whether the gradient is that of the value. A median bandwidth is constant in the gradient."""
+        return self.cls.is_differentiable if self.cls else self.options.get("bandwidth") != "median"
 
     def weights(self, n, seed=3):
         """Return random weights: counts if the case requires whole weights, else real numbers."""
@@ -270,7 +278,8 @@ cox_part, corp_part = part_of(F.cox, "slope"), part_of(F.corp, "mcb")
 
 
 def squared_gap(b):
-    return b.gap.square()
+    """A loss that depends on all three quantities of a bin."""
+    return b.gap.square() / (1 + b.n)
 
 
 ABSOLUTE = {"distance": "absolute", "n_bins": 4}
@@ -296,8 +305,92 @@ def _declared(known):
                 yield _case(f"{cls.key}-{task}", cls.function, cls, task, {})
 
 
+def _functions():
+    """Yield functions without a streaming class: errors over all pairs of samples, and penalties for training."""
+    settings = ("laplacian", "gaussian"), (0.4, "median"), ("unbiased", "biased")
+    for k, (kernel, bandwidth, estimator) in enumerate(product(*settings)):
+        task, options = list(OWN)[k % 3], {"kernel": kernel, "bandwidth": bandwidth, "estimator": estimator}
+        options |= {"chunk": 5} if k % 2 else {}
+        yield Case(f"skce-{kernel}-{bandwidth}-{estimator}", F.skce, None, task, options)
+    options = {"bandwidth": 0.5, "from_logits": True}
+    yield Case("skce-logits", F.skce, None, "multiclass", options)
+    settings = ("binary", "multilabel", "multiclass"), ((1, 0.1), (2, 0.3), (1, "likelihood"))
+    for k, (task, (p, bandwidth)) in enumerate(product(*settings)):
+        options = {"p": p, "bandwidth": bandwidth, "chunk": 5, "from_logits": k % 2 == 1}
+        yield Case(f"canonical-{task}-{p}-{bandwidth}", F.canonical_error, None, task, options)
+    for name, function, options in PENALTIES:
+        for task in OWN:
+            for mode in modes_of(name, task):
+                given = {**options, "mode": mode, "from_logits": mode != "top_label"}
+                yield Case(f"{name}-{task}-{mode}", function, None, task, given)
+        given = {**options, "mode": tc.TopK(2), "from_logits": True}
+        yield Case(f"{name}-top_2", function, None, "multiclass", given)
+
+
+PENALTIES = [
+    ("soft_binned-l1", soft_binned_ece, {"n_bins": 7, "norm": "l1"}),
+    ("soft_binned-l2", soft_binned_ece, {"temperature": 0.002}),
+    ("mmce", mmce, {}),
+    ("mmce-weighted", mmce, {"bandwidth": 0.05, "weighted": True}),
+]
+
+
+def _of_counts():
+    """Yield distances to the labels of several annotators, and whether their classes have the same order."""
+    components = ("value", "noise_floor", "corrected")
+    for (name, function, cls), component, task in product(ANNOTATOR_ERRORS, components, OWN):
+        for from_logits in (True, False) if (name, component) != ("tv", "corrected") else ():
+            kind, options = ("logits" if from_logits else "probs"), {"component": component, "from_logits": from_logits}
+            yield _case(f"{name}-{component}-counts-{task}-{kind}", function, cls, task, options, counts=True)
+    for task in OWN:
+        yield _case(
+            f"ranking-counts-{task}", F.ranking_score, tc.RankingScore, task, {"from_logits": True}, counts=True
+        )
+
+
+def _options():
+    """Yield settings whose values alone differ from those of other cases; loops have them with ties."""
+    edges = (0.0, 0.125, 0.25, 0.75, 1.0)
+    distances = [{"distance": "squared"}, ABSOLUTE, {"distance": "huber", "delta": 0.3}, {"distance": cubed}]
+    for bins, (k, norm) in product(("pava_bc", "pava", "equal_mass", "equal_width", edges), enumerate(NORMS)):
+        options = {"bins": bins, "n_bins": 5, "norm": norm}
+        yield _case(f"tce-{bins}-{norm}", F.tce, tc.TCE, "binary", options)
+        yield _case(f"gce-{bins}-{norm}", F.gce, tc.GCE, "binary", {**options, "loss": squared_gap})
+        for step in (0, 1):
+            more = {**options, **distances[(k + step) % 4]}
+            yield _case(f"estimation-{bins}-{norm}-{step}", F.estimation_error, tc.EstimationError, "binary", more)
+    decisions = {"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}, {"test": z_test}
+    for binning, decision in product(
+        (
+            {"n_min": 3, "n_max": 9},
+            {"n_min": 5, "n_max": 30, "variant": "paper"},
+            {"n_min": 5, "n_max": 30, "ties": "split"},
+            {"bins": "pava", "ties": "split"},
+            {"bins": "equal_mass", "n_bins": 4, "ties": "split"},
+            {"bins": "equal_width", "n_bins": 8, "right": True},
+            {"bins": (0.0, 0.25, 0.5, 1.0), "right": True},
+        ),
+        decisions,
+    ):
+        yield _case(f"tce-{binning}-{decision}", F.tce, tc.TCE, "binary", binning | decision)
+    yield _case("ace-split", F.ace, tc.ACE, "binary", {"n_bins": 7, "ties": "split"})
+    for width in (*(k / 1024 for k in range(2, 13)), 0.0123, 0.049, 0.05, 0.3, 1.0):
+        yield _case(f"smece-{width}", F.smece, tc.SmECE, "binary", {"bandwidth": width})
+    for part in tc.inference.CoxCalibration._fields:
+        yield _case(f"cox-{part}", cox_part, tc.Cox, "binary", {"component": part})
+    for k, only in product(range(1, 5), (False, True)):
+        mode = {"mode": tc.TopK(k, only), "n_bins": 5}
+        yield _case(f"ece-top_{k}-{only}", F.ece, tc.ECE, "multiclass", mode)
+        yield _case(f"ace-top_{k}-{only}", F.ace, tc.ACE, "multiclass", mode)
+
+
+NORMS = ("l1", "l2", "max", "mean")
 CASES = list(_cases())
 CASES += _declared({case.cls for case in CASES})
+CALLS = [*CASES, *_of_counts(), *_functions()]
+"""Cases of `CASES`, and those that laws of streams do not have: counts of annotators, and functions without a class."""
+OPTIONS = list(_options())
+"""Cases that only have a loop."""
 
 
 def covering(cases, keys, extended=str):
@@ -320,6 +413,8 @@ def covering(cases, keys, extended=str):
 
 def path_of(case):
     """Return the key of a path from input to state. Batching, weights, merging and saving depend only on the path."""
+    if case.cls is None:
+        return case.function, case.task, case.options.get("mode")
     metric = case.example
     return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("mode")
 
@@ -327,12 +422,13 @@ def path_of(case):
 def formula_of(case):
     """Return the key of a formula: the class and its options, without options of the input and of events."""
     shared = {"from_logits", "mode", "priors", "average", "positive_classes"}
-    return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
+    options = (f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
+    return case.cls or case.function, *options
 
 
 def kind_of(case):
     options = (f"{name}={case.options[name]}" for name in sorted(case.options) if name != "from_logits")
-    return case.cls, case.task, *options
+    return case.cls or case.function, case.task, *options
 
 
 def is_order_independent(case):
@@ -344,12 +440,18 @@ def differentiable(case):
     return case.differentiable
 
 
-def paths(where=bool):
+def has_reduction(case):
+    """Whether a function may return the score of each sample."""
+    relative = {"priors", "normalize"} & set(case.options)
+    return "reduction" in inspect.signature(case.function).parameters and not relative
+
+
+def paths(where=bool, cases=CASES):
     """Return parameters with one case per path; the extended run has one case per class and path."""
-    some = filter(where, CASES)
+    some = filter(where, cases)
     return list(covering(some, lambda case: {path_of(case)}, lambda case: (case.cls, path_of(case))))
 
 
-def formulas(where=bool):
+def formulas(where=bool, cases=CASES):
     """Return parameters with one case per formula; the extended run has one case per setting."""
-    return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))
+    return list(covering(filter(where, cases), lambda case: {formula_of(case)}, kind_of))

@@ -5,7 +5,23 @@ import math
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, PLATT, SCALED, binary, data, fresh, multi, name, single
+from helpers.fits import (
+    AFFINE,
+    ALL,
+    CIR,
+    ENSEMBLE,
+    OF_CLASSES,
+    PLATT,
+    SCALED,
+    SPLINE,
+    VA,
+    binary,
+    data,
+    fresh,
+    multi,
+    name,
+    single,
+)
 
 from torchcalib.calibration import (
     AffineScaling,
@@ -19,6 +35,13 @@ from torchcalib.reporting.building import ReportBuilder
 
 each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
 each_of_any_task = pytest.mark.parametrize("calibrator", ALL + OF_CLASSES, ids=name)
+
+
+def with_either_input(calibrators):
+    """Return parameters with both kinds of predictions; the normal run has one kind for each calibrator."""
+    kinds = ((k, c, logits) for k, c in enumerate(calibrators) for logits in (False, True))
+    rows = [pytest.param(c, logits, marks=[pytest.mark.extended] * ((k + logits) % 2)) for k, c, logits in kinds]
+    return pytest.mark.parametrize(("calibrator", "from_logits"), rows)
 
 
 def draw(calibrator, n, lead=()):
@@ -111,46 +134,59 @@ def test_every_dtype_class_axis_and_probabilities_get_the_float64_fit(calibrator
     by_logits = fresh(calibrator).fit(log_q, target, **multi)(log_q)
     by_probs = fresh(calibrator).fit(log_q.exp(), target, task="multiclass")(log_q.exp())
     assert by_logits.exp().allclose(by_probs, atol=1e-9)
-    log_odds, labels = single(80)
-    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
-    two = fresh(calibrator).fit(pairs, labels, **multi)
-    assert two.converged
-    if calibrator in AFFINE:
-        one = fresh(calibrator).fit(log_odds, labels, **binary)(log_odds).sigmoid()
-        assert one.allclose(two(pairs).exp()[:, 1], atol=1e-9)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@each_calibrator
+@with_either_input(ALL + OF_CLASSES)
 def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_logits):
     """Gradients are finite at certain predictions too, and exist for a calibrator that was fitted in inference mode."""
-    logits, target = single(60)
-    preds = logits if from_logits else logits.sigmoid()
+    logits, target, given = draw(calibrator, 60)
+    as_probs = torch.Tensor.sigmoid if given is binary else lambda x: x.softmax(-1)
+    preds = logits if from_logits else as_probs(logits)
     with torch.inference_mode():
-        fitted = fresh(calibrator).fit(preds.clone(), target, task="binary", from_logits=from_logits)
+        fitted = fresh(calibrator).fit(preds.clone(), target, task=given["task"], from_logits=from_logits)
     if hasattr(fitted, "outcome"):  # smooth maps
-        assert torch.autograd.gradcheck(fitted, (preds[:6] + 1e-3).requires_grad_())
-    if "multiclass" in calibrator.tasks and hasattr(fitted, "outcome"):
-        rows, labels = data(40, 3)
-        of_rows = fresh(calibrator).fit(rows, labels, **multi)
-        assert torch.autograd.gradcheck(of_rows, rows[:4].clone().requires_grad_())
-        limit = torch.tensor([[math.inf, 0, 0]], dtype=torch.float64, requires_grad=True)
-        certain = of_rows(limit).softmax(-1)
-        if calibrator in AFFINE:
-            assert certain.tolist() == [[1, 0, 0]]
-        certain[0, 0].backward()
-        assert limit.grad.isfinite().all()
-    ends = torch.tensor([-math.inf, math.inf] if from_logits else [0.0, 1.0], dtype=torch.float64)
-    leaf = torch.cat((preds, ends)).requires_grad_()
+        assert torch.autograd.gradcheck(fitted, (preds[:4] + 1e-3 * (given is binary)).requires_grad_())
+    certain = [-math.inf, math.inf] if given is binary else [[math.inf, 0, 0]]
+    certain = torch.tensor(certain, dtype=torch.float64)
+    leaf = torch.cat((preds, certain if from_logits else as_probs(certain.nan_to_num()))).requires_grad_()
     found = fitted(leaf)
-    assert (found.sigmoid() if from_logits else found).isfinite().all()
+    assert (as_probs(found) if from_logits and given is binary else found.exp()).isfinite().all()
     found.clamp(-5, 5).sum().backward()
     assert leaf.grad.isfinite().all()
-    assert fitted(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
+    if given is binary:
+        assert fitted(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
     torch.compiler.reset()
     whole = torch.compile(fitted, fullgraph=True, backend="eager")
     assert whole(preds).allclose(fitted(preds))
-    assert torch.vmap(fitted)(preds.view(6, 10)).allclose(fitted(preds).view(6, 10))
+    batch = preds.unflatten(0, (6, 10))
+    assert torch.vmap(fitted)(batch).allclose(fitted(preds).unflatten(0, (6, 10)))
+
+
+@pytest.mark.parametrize("calibrator", [c for c in ALL if "multiclass" in c.tasks and c is not PLATT], ids=name)
+def test_smooth_maps_of_classes_have_gradients_and_keep_certain_rows(calibrator):
+    logits, target = data(40, 3)
+    fitted = fresh(calibrator).fit(logits, target, **multi)
+    if not hasattr(fitted, "outcome"):
+        return
+    assert torch.autograd.gradcheck(fitted, logits[:4].clone().requires_grad_())
+    limit = torch.tensor([[math.inf, 0, 0]], dtype=torch.float64, requires_grad=True)
+    certain = fitted(limit).softmax(-1)
+    if calibrator in AFFINE:
+        assert certain.tolist() == [[1, 0, 0]]
+    certain[0, 0].backward()
+    assert limit.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("calibrator", [*AFFINE, CIR, VA, SPLINE, ENSEMBLE], ids=name)
+def test_two_classes_equal_the_binary_task(calibrator, from_logits):
+    log_odds, target = single(90)
+    for odds in (log_odds, (log_odds.sigmoid() * 10).round().clamp(1, 9).div(10).logit(), 3 * log_odds):
+        pairs = torch.stack((-odds / 2, odds / 2), -1)
+        preds, rows = (odds, pairs) if from_logits else (odds.sigmoid(), pairs.softmax(-1))
+        one = fresh(calibrator).fit(preds, target, task="binary", from_logits=from_logits)
+        two = fresh(calibrator).fit(rows, target, task="multiclass", from_logits=from_logits)
+        assert two.predict_proba(rows)[:, 1].allclose(one.predict_proba(preds), rtol=0, atol=1e-7)
 
 
 @each_of_any_task
@@ -179,8 +215,7 @@ def test_autocast_has_no_effect(calibrator):
         torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@each_calibrator
+@with_either_input(ALL)
 def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_logits):
     logits, target = data(80, 4)
     preds = logits if from_logits else logits.softmax(-1)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.fits import ENSEMBLE, T, binary, data, fresh, multi, single
+from helpers.fits import ENSEMBLE, T, binary, data, fresh, multi
 
 from torchcalib.calibration import EnsembleTemperatureScaling, TemperatureScaling
 
@@ -39,17 +39,6 @@ def test_weights_meet_the_conditions_of_the_optimum_on_the_simplex(seed):
     for weight, ratio in zip(fitted.weights.tolist(), ratios.tolist(), strict=True):
         assert ratio <= 1 + 1e-9
         assert weight == 0 or ratio >= 1 - 1e-9
-
-
-def test_a_binary_task_equals_two_classes():
-    log_odds, labels = single(80)
-    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
-    two = fresh(ENSEMBLE).fit(pairs, labels, **multi)
-    one = fresh(ENSEMBLE).fit(log_odds, labels, **binary)
-    assert one.weights.allclose(two.weights, atol=1e-7)
-    assert one(log_odds).sigmoid().allclose(two(pairs).exp()[:, 1], atol=1e-9)
-    by_probs = fresh(ENSEMBLE).fit(log_odds.sigmoid(), labels, task="binary")
-    assert by_probs(log_odds.sigmoid()).allclose(one(log_odds).sigmoid(), atol=1e-9)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])

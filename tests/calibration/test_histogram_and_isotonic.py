@@ -153,11 +153,3 @@ def test_rows_of_zeros_become_uniform(from_logits):
         preds, row = (x if from_logits else x.softmax(-1) for x in (logits, new))
         fitted = fresh(calibrator).fit(preds, target, task="multiclass", from_logits=from_logits)
         assert fitted.predict_proba(row)[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-15)
-
-
-def test_two_classes_equal_the_binary_task():
-    logits, target = data(90, 2)
-    p = logits.softmax(-1)
-    for calibrator in (CIR, VA):
-        of_rows = fresh(calibrator).fit(p, target, task="multiclass")(p)[:, 1]
-        assert of_rows.allclose(fresh(calibrator).fit(p[:, 1], target, task="binary")(p[:, 1]), atol=1e-12)

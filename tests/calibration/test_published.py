@@ -20,7 +20,6 @@ from torchcalib.calibration import (
     BetaCalibration,
     BiasCorrection,
     Calibrator,
-    EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
     PlattScaling,
@@ -44,11 +43,6 @@ def beta_curve(p, a, b, c):
 def midpoint_curve(p, a, b):
     """Kull et al. (2017), sec. 3: the beta curve with c = b log(1 - m) - a log m, for the midpoint m = 1/2."""
     return beta_curve(p, a, b, b * np.log(0.5) - a * np.log(0.5))
-
-
-def mixture(p, w, alpha):
-    """Zhang et al. (ICML 2020), eq. 9, for given T = 1 / alpha; w are two of the three weights."""
-    return w[0] * expit(alpha * logit(p)) + w[1] * p + (1 - w[0] - w[1]) / 2
 
 
 PUBLISHED = [
@@ -93,23 +87,6 @@ def test_curves_have_the_least_log_loss_of_their_published_formula(calibrator, c
     again.load_state_dict(fitted.state_dict())
     assert repr(again) == repr(fitted)
     assert again(torch.from_numpy(p)).equal(found)
-
-
-def test_ensemble_temperature_scaling_has_the_least_log_loss_of_its_mixture():
-    s, y = single(200, seed=3)
-    y[:15] = 1 - y[:15]  # noise that a mixture with the uniform distribution describes
-    p = (3 * s).sigmoid().numpy()
-    fitted = EnsembleTemperatureScaling().fit(torch.from_numpy(p), y, task="binary")
-    alpha = TemperatureScaling().fit(torch.from_numpy(p), y, task="binary").alpha.item()
-
-    def loss(w):
-        q = mixture(p, w, alpha)
-        return -np.log(np.where(y.numpy() == 1, q, 1 - q)).mean()
-
-    sums = {"type": "ineq", "fun": lambda w: 1 - w.sum()}
-    best = minimize(loss, [0.3, 0.3], method="SLSQP", bounds=[(0, 1)] * 2, constraints=sums, options={"ftol": 1e-14})
-    assert loss(fitted.weights[:2].numpy()) <= best.fun + 1e-12
-    assert fitted(torch.from_numpy(p)).numpy() == pytest.approx(mixture(p, fitted.weights.numpy(), alpha), abs=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.fits import BBQ, SPLINE, fresh, name, single
+from helpers.fits import BBQ, SPLINE, fresh, single
 from scipy.interpolate import CubicSpline
 
 from torchcalib.calibration import BayesianBinning, SplineCalibration
@@ -110,15 +110,6 @@ def test_spline_calibration_equals_a_loop_and_the_code_of_the_authors(n, n_knots
         assert np.interp(scores, levels, rates) == pytest.approx(theirs.clip(0, 1), abs=3 / n)
 
 
-def test_the_spline_of_two_classes_equals_the_binary_one():
-    logits, target = single(300)
-    for p in (logits.sigmoid(), (logits.sigmoid() * 10).round() / 10, (3 * logits).sigmoid()):
-        binary_fit = fresh(SPLINE).fit(p, target, task="binary")(p)
-        pairs = torch.stack((1 - p, p), -1)
-        two = fresh(SPLINE).fit(pairs, target, task="multiclass")(pairs)
-        assert two[:, 1].allclose(binary_fit, rtol=0, atol=1e-7)
-
-
 def test_a_spline_keeps_a_calibrated_model_and_its_accuracy():
     """For 6 knots and 2,000 samples the excess of the Brier score is 1.6e-4 (standard deviation 1.5e-4)."""
     g = np.random.default_rng(0)
@@ -154,17 +145,6 @@ def test_a_spline_of_few_different_predictions_is_their_frequency():
         shuffled = torch.randperm(int(used.sum()), generator=torch.Generator().manual_seed(0))
         again = fresh(SPLINE).fit(probs[used][shuffled], target[used][shuffled], task="binary")
         assert again(levels[:kept]).allclose(found(levels[:kept]), atol=1e-9)
-
-
-@pytest.mark.parametrize("calibrator", [BBQ, SPLINE], ids=name)
-def test_weights_equal_copies_of_few_samples(calibrator):
-    """The number of models of Bayesian binning depends on the sum of the weights, and not on the number of rows."""
-    probs, target = torch.tensor([0.1, 0.2, 0.6, 0.6, 0.9]), torch.tensor([0, 0, 1, 0, 1])
-    weights = torch.tensor([3, 0, 40, 25, 700])
-    weighted = fresh(calibrator).fit(probs, target, task="binary", weights=weights)
-    copies = (x.repeat_interleave(weights) for x in (probs, target))
-    assert weighted(probs).allclose(fresh(calibrator).fit(*copies, task="binary")(probs), atol=1e-6)
-    assert weighted(probs).isfinite().all()
 
 
 def test_words():

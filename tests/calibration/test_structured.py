@@ -1,6 +1,5 @@
 """Vector scaling, structured scaling and Dirichlet calibration: optimality, unusual data, and many classes."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -110,28 +109,6 @@ def check_optimum(calibrator, fitted, logits, target, w):
     matrix = fitted.matrix.numpy() if full else np.diag(fitted.scale)
     expected = log_softmax(x @ matrix.T + fitted.bias.numpy(), -1)
     assert fitted(logits).allclose(torch.from_numpy(expected), atol=1e-12)
-
-
-@each
-def test_fits_support_vmap_and_calibrators_support_gradients_and_compile(calibrator):
-    def fit_of(logits, target):
-        p = calibrator.read(logits, target, task="multiclass", options={"from_logits": True, "validate_args": False})
-        return calibrator.fit_to(p).calibrated(logits, True)
-
-    models = data(50, 3, lead=(2,))
-    for found, *given in zip(torch.vmap(fit_of)(*models), *models, strict=True):
-        assert found.allclose(fit_of(*given), atol=1e-8)
-    logits, target = data(60, 3)
-    for preds, from_logits in ((logits, True), (logits.softmax(-1), False)):
-        fitted = fresh(calibrator).fit(preds, target, task="multiclass", from_logits=from_logits)
-        assert torch.autograd.gradcheck(fitted, (preds[:4].clone().requires_grad_(),))
-        certain = torch.tensor([[math.inf, 0, 0]] if from_logits else [[1.0, 0, 0]], dtype=torch.float64)
-        leaf = torch.cat((preds, certain)).requires_grad_()
-        fitted(leaf).clamp(min=-30).sum().backward()
-        assert leaf.grad.isfinite().all()
-        torch.compiler.reset()
-        assert torch.compile(fitted, fullgraph=True, backend="eager")(preds).allclose(fitted(preds))
-        assert torch.vmap(fitted)(preds.view(6, 10, 3)).allclose(fitted(preds).view(6, 10, 3))
 
 
 def test_unusual_data_have_the_documented_results_of_vector_scaling():

@@ -257,7 +257,8 @@ def dropping_metrics():
     columns["preds"][[8, 13]], columns["target"][11] = torch.nan, -100
     options = {"task": "binary", "nan_policy": "drop", "ignore_index": -100}
     for cls in (tc.NLL, tc.ECE, tc.KS):
-        yield of_metric(f"metric {cls.__name__} with missing rows", partial(cls, **options), columns, wrong=BAD[1:])
+        more = {"value": lambda x: (value_of_metric(x), x.n_dropped()), "wrong": BAD[1:]}
+        yield of_metric(f"metric {cls.__name__} with missing rows", partial(cls, **options), columns, **more)
 
 
 def metrics_of_soft_labels():

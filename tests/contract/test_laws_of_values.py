@@ -1,6 +1,7 @@
 """Laws of values: batch axes, weights, gradients, bounds, no data, equivalent targets, and transforms of torch.
 
-They run once per formula; see `formulas` in cases.py. A new metric is tested once it is in the table of cases.
+They run once per formula; see `formulas` in cases.py. A new metric is tested once it is in the table of cases. Laws of
+calls also hold for targets of several annotators, and for functions without a streaming class.
 """
 
 from functools import partial
@@ -8,13 +9,28 @@ from itertools import product
 
 import pytest
 import torch
-from cases import CASES, N_CLASSES, covering, differentiable, formula_of, formulas, kind_of, path_of, paths
+from cases import (
+    CALLS,
+    CASES,
+    N_CLASSES,
+    covering,
+    differentiable,
+    formula_of,
+    formulas,
+    has_reduction,
+    kind_of,
+    path_of,
+    paths,
+)
 from helpers.compare import close
 
 import torchcalib as tc
 from torchcalib.metrics.base import CalibrationMetric
 
+of_calls = pytest.mark.parametrize("formula", formulas(cases=CALLS))
 
+
+@of_calls
 def test_law_batch_axes_equal_a_loop(formula):
     preds, target = formula.data(lead=(2, 3))
     whole = formula.call(preds, target)
@@ -23,6 +39,7 @@ def test_law_batch_axes_equal_a_loop(formula):
         close(whole[at], formula.call(preds[at], target[at]))
 
 
+@of_calls
 def test_law_integer_weights_equal_repeated_rows(formula):
     preds, target = formula.data(n=30)
     times = torch.arange(30) % 4  # includes 0 copies
@@ -38,7 +55,7 @@ def test_law_integer_weights_equal_repeated_rows(formula):
 
 
 @pytest.mark.parametrize(
-    "case", list(covering(filter(differentiable, CASES), lambda case: {formula_of(case), path_of(case)}, kind_of))
+    "case", list(covering(filter(differentiable, CALLS), lambda case: {formula_of(case), path_of(case)}, kind_of))
 )
 def test_law_gradient_equals_finite_differences(case):
     preds, target = case.data(n=12)
@@ -46,7 +63,7 @@ def test_law_gradient_equals_finite_differences(case):
     assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("formula", formulas(differentiable))
+@pytest.mark.parametrize("formula", formulas(differentiable, CALLS))
 def test_law_weighted_gradient_equals_that_of_repeated_rows(formula):
     preds, target = formula.data(n=12)
     times = torch.arange(12) % 3
@@ -56,6 +73,7 @@ def test_law_weighted_gradient_equals_that_of_repeated_rows(formula):
     close(a.grad, b.grad)
 
 
+@of_calls
 def test_law_no_data_gives_nan_with_the_usual_shape_and_dtype(formula):
     preds, target = formula.data(n=10, dtype=torch.float32)
     usual, empty = formula.call(preds, target), formula.call(preds[:0], target[:0])
@@ -63,6 +81,8 @@ def test_law_no_data_gives_nan_with_the_usual_shape_and_dtype(formula):
     assert (empty.shape, empty.dtype) == (usual.shape, usual.dtype)
     weightless = formula.call(preds, target, weights=torch.zeros(10))
     assert weightless.isnan().all()
+    if formula.cls is None:
+        return
     metric = formula.metric()
     metric.update(preds[:0], target[:0])
     assert metric.compute().isnan().all()
@@ -76,6 +96,14 @@ def test_law_values_are_within_the_declared_bounds(formula):
         value = metric(*formula.data(n=40, seed=seed))
         assert low is None or bool((value >= low).all())
         assert high is None or bool((value <= high).all())
+
+
+@pytest.mark.parametrize("formula", formulas(has_reduction, CALLS))
+def test_law_reduction_none_gives_the_value_of_each_sample(formula):
+    preds, target = formula.data(n=9)
+    found = formula.call(preds, target, reduction="none")
+    assert found.shape == target.shape[:2] if formula.task == "multilabel" else (9,)
+    close(found.reshape(9, -1).mean(-1), formula.call(preds.unsqueeze(1), target.unsqueeze(1)))
 
 
 def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
@@ -103,12 +131,13 @@ def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
 
 def traced(case):
     """Return the keys of the code that is traced: the family, and the path from input to state."""
-    return {case.cls.__bases__[0], (case.task, case.options.get("mode"))}
+    family = case.cls.__bases__[0] if case.cls else case.function
+    return {family, (case.task, case.options.get("mode")), case.counts, "positive_classes" in case.options}
 
 
 def part(case):
     """Return the key of a case in the extended run."""
-    return case.cls, case.task, "cost" in case.options
+    return case.cls or case.function, case.task, "cost" in case.options, case.counts
 
 
 def check_transformed(case, call):
@@ -121,11 +150,12 @@ def check_transformed(case, call):
     torch.testing.assert_close(value[1], case.call(preds[1], target[1]), rtol=1e-12, atol=1e-12)
 
 
+@of_calls
 def test_law_vmap_equals_the_function(formula):
     check_transformed(formula, torch.vmap(formula.call))
 
 
-@pytest.mark.parametrize("case", list(covering(CASES, traced, part)))
+@pytest.mark.parametrize("case", list(covering(CALLS, traced, part)))
 def test_law_torch_compile_equals_the_function_without_a_graph_break(case):
     torch.compiler.reset()
     check_transformed(case, torch.compile(case.call, fullgraph=True, backend="eager"))

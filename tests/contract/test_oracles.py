@@ -1,7 +1,6 @@
 """Values of every metric equal those of slow loops, with and without weights and ties.
 
-Gradients equal finite differences of the values; see test_laws_of_values.py. Kernel errors, which form blocks, have
-their loops in tests/metrics/test_kernel.py.
+Gradients equal finite differences of the values; see test_laws_of_values.py.
 """
 
 from dataclasses import replace
@@ -10,7 +9,7 @@ from itertools import chain
 import oracles
 import pytest
 import torch
-from cases import CASES, N_CLASSES, Case
+from cases import CALLS, N_CLASSES, OPTIONS, Case
 from helpers.samples import tied
 from oracles import input as slow
 from oracles import ranked
@@ -18,8 +17,11 @@ from oracles import ranked
 import torchcalib as tc
 import torchcalib.functional as F
 
-CLASSES = {case.cls.__name__: case.cls for case in CASES if not case.in_blocks}
 N = 35
+
+
+def name_of(case):
+    return (case.cls or case.function).__name__
 
 
 def oracle(case, preds, target, weights=None):
@@ -40,20 +42,37 @@ def weights_of(case):
 
 def samples(case):
     """Yield (description, case, predictions, targets, weights)."""
+    if case in OPTIONS:
+        preds, target = tied(case.task, 2 * N, zeros=False)
+        untied = case.options.get("ties") == "split"  # each row may only have copies if it has no ties
+        yield "ties", case, preds, target, None
+        weights = torch.arange(2 * N) % 2 if untied else torch.arange(2 * N) % 4
+        yield "weighted ties", case, preds, target, weights
+        if isinstance(case.options.get("mode"), tc.TopK):
+            yield "soft targets", case, preds, preds.flip(0), None
+        return
     for seed in range(1 if case.cls is tc.SmECE else 3):  # its loop is slow
         yield f"seed {seed}", case, *case.data(N, seed=seed), None
     yield "weighted", case, *case.data(N), weights_of(case)
-    if case.whole_weights and case.cls not in (tc.Cox, tc.ICI) and "positive_classes" not in case.options:
+    if case.cls is None:  # test_fuzz.py has soft targets of metrics
+        preds, target = case.data(N)
+        shares = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
+        yield "soft targets", case, preds, shares.flip(0), weights_of(case)
+    counts_rows = case.whole_weights and case.cls not in (tc.Cox, tc.ICI) and "positive_classes" not in case.options
+    if counts_rows or case.cls is None:
         of_probabilities = replace(case, options={**case.options, "from_logits": False})
         for weights in (None, weights_of(case)):
             yield "ties", of_probabilities, *tied(case.task, N, zeros=False), weights
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", dict.fromkeys(map(name_of, CALLS)))
 def test_values_equal_slow_loops(name):
+    """The loop has no choice of a bandwidth by likelihood; see tests/metrics/test_kernel.py."""
     # Sums of N terms; fits of smooth errors stop at a change of 1e-10.
     rtol, atol = (1e-9, 1e-10) if name.lower() in slow.BINLESS else (1e-11, 1e-12)
-    of_class = [case for case in CASES if case.cls is CLASSES[name]]
+    of_class = [
+        case for case in CALLS + OPTIONS if name_of(case) == name and case.options.get("bandwidth") != "likelihood"
+    ]
     for what, case, preds, target, weights in chain.from_iterable(map(samples, of_class)):
         found, expected = case.call(preds, target, weights=weights), oracle(case, preds, target, weights)
         message = f"{case}, {what}{'' if weights is None else ', weighted'}"

@@ -113,15 +113,3 @@ def test_only_batch_elements_labels_and_groups_with_a_soft_label_are_soft(cls, w
         groups.update(preds.flatten()[rows], target.flatten()[rows], groups=numbers[rows], weights=some)
     for metric in (series, labels, groups):
         torch.testing.assert_close(noise_summands(metric), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_noise_of_soft_labels_supports_compile_and_vmap():
-    preds, target = torch.tensor([[0.2, 0.7], [0.4, 0.9]], dtype=F64), torch.tensor([[0.0, 1.0], [0.5, 1.0]], dtype=F64)
-    metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
-
-    def noise(q, t):
-        return metric.accumulator.from_predictions(metric.input_format.read(q, t, batch_shape=q.shape[:-1])).noise
-
-    expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
-    for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):
-        torch.testing.assert_close(found(preds, target), expected)

@@ -82,19 +82,6 @@ def test_spiegelhalter_z_of_an_almost_certain_set_has_the_closed_form(from_logit
             assert metric.compute().item() == pytest.approx(z, rel=1e-9)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_nll_of_soft_targets_in_a_batch_equals_slow_loop(from_logits):
-    logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
-    q, t = logits.softmax(-1), logits.flip(1).softmax(-1)
-    given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": from_logits, "batch_dims": 1}
-    found = F.nll(logits if from_logits else q, t, **given)
-    expected = []
-    for rows_of_series, targets in zip(q.tolist(), t.tolist(), strict=True):
-        pairs = [(p[0] + p[2], y[0] + y[2]) for p, y in zip(rows_of_series, targets, strict=True)]
-        expected.append(sum(-y * math.log(p) - (1 - y) * math.log(1 - p) for p, y in pairs) / 5)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=0)
-
-
 def test_rows_that_do_not_sum_to_1_are_not_normalised():
     """A row that sums to 0.98 keeps both of its sums, as in multi-class scores."""
     row, y = torch.tensor([[0.5, 0.25, 0.23]]).bfloat16(), torch.tensor([0, 1])
@@ -105,18 +92,3 @@ def test_rows_that_do_not_sum_to_1_are_not_normalised():
     squares = [rest**2, 0.25]
     assert F.brier_score(preds, y, **CERTAIN).item() == pytest.approx(sum(squares) / 2, rel=1e-6)
     assert F.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
-
-
-def test_positive_classes_support_compile_vmap_and_gradients():
-    preds, target = rows(F64, n=12)
-    preds, target = preds.reshape(2, 6, 10), target.reshape(2, 6)
-
-    def score(p, t, batch_dims=0):
-        given = {"task": "multiclass", "positive_classes": [0, 1, 2], "validate_args": False, "batch_dims": batch_dims}
-        return F.nll(p, t, **given) + F.brier_score(p, t, **given) + F.ecd(p, t, **given)
-
-    expected = score(preds, target, 1)
-    torch.testing.assert_close(torch.vmap(score)(preds, target), expected)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(score, fullgraph=True, backend="eager")(preds, target, 1), expected)
-    assert torch.autograd.gradcheck(lambda p: score(p, target), preds.requires_grad_())

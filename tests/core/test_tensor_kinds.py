@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from cases import formulas
 from helpers import fits
 from helpers.refusals import check_each
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -85,12 +84,11 @@ def updated(metric, *columns, **more):
     return metric
 
 
-@pytest.mark.parametrize("case", formulas())
-def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(case):
-    preds, target = case.data(n=20)
-    columns = {"preds": preds, "target": target, "weights": case.weights(20)}
-    check_kinds(case.call, **columns)
-    check_kinds(lambda **given: updated(case.metric(), **given).compute(), **columns)
+def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(path):
+    preds, target = path.data(n=20)
+    columns = {"preds": preds, "target": target, "weights": path.weights(20)}
+    check_kinds(path.call, **columns)
+    check_kinds(lambda **given: updated(path.metric(), **given).compute(), **columns)
 
 
 X, LABELS = fits.data(40)
@@ -155,8 +153,8 @@ def test_lists_of_tensors_give_the_value_of_a_plain_tensor_or_a_clear_error():
     check_lists(partial(F.ece, **fits.multi), preds=X, target=LABELS, weights=W)
     check_lists(lambda **given: updated(tc.ECE(**fits.multi), **given).compute(), preds=X, target=LABELS, weights=W)
     check_lists(partial(of_wrapper, partial(tc.Clustered, tc.ECE(**fits.binary))), clusters=GROUPS)
-    check_lists(of_report, preds=X, target=LABELS, weights=W, groups=GROUPS, clusters=GROUPS)
-    check_lists(of_comparison, preds=X, target=LABELS, weights=W)
+    check_lists(of_report, groups=GROUPS, clusters=GROUPS)
+    check_lists(partial(of_comparison, target=LABELS, weights=W), preds=X)
     check_lists(lambda preds, target: fits.fresh(fits.T).fit(preds, target)(preds), preds=X, target=LABELS)
     exact = F.ece(list(X.bfloat16()), LABELS, **fits.multi)
     assert exact == F.ece(X.bfloat16(), LABELS, **fits.multi)

@@ -54,10 +54,12 @@ def test_function_and_class_give_the_values_of_the_cpu(case, device):
     assert reads.uploads == 0
     assert value.device == device
     close(value.cpu(), expected)
-    metric = case.metric().to(device)
+    (weights,) = on(device, torch.ones(len(target)))
+    metric, dropping = (case.metric(**how).to(device) for how in ({}, {"ignore_index": -100, "nan_policy": "drop"}))
     with recorded_reads() as reads:
         metric.update(preds[:20], target[:20])
         metric.update(preds[20:], target[20:])
+        dropping.update(preds, target, weights=weights)
     assert (list(reads), reads.uploads) == ([], 0)
     with recorded_reads() as reads:
         value = metric.compute()

@@ -20,6 +20,7 @@ MAKE = {
     "pairs": lambda **more: tc.SKCE(**CLASSES, **more),
     "groups of sums": lambda **more: tc.ByGroup(tc.ECE(**CLASSES), num_groups=5, **more),
     "groups of samples": lambda **more: tc.ByGroup(tc.ACE(**CLASSES), num_groups=5, **more),
+    "groups of pairs": lambda **more: tc.ByGroup(tc.SKCE(**CLASSES), num_groups=5, **more),
     "clusters of sums": lambda **more: tc.Clustered(tc.ECE(**CLASSES), **more),
     "clusters of samples": lambda **more: tc.Clustered(tc.ACE(**CLASSES), **more),
     "bootstrap": lambda **more: tc.Bootstrapped(tc.ECE(**CLASSES), n_replicates=39, **more),
@@ -55,12 +56,13 @@ def close(metric, expected, device):
 
 @of_each
 def test_updates_read_nothing_and_compute_reads_few_values(name, device):
-    metric = MAKE[name]().to(device)
+    metric, weighted = (MAKE[name]().to(device) for _ in range(2))
     columns = {key: column.to(device) for key, column in EXTRA.get(name.split()[0], {}).items()}
     preds, target = LOGITS.to(device), LABELS.to(device)
     with recorded_reads() as reads:
         for _ in range(3):
             metric.update(preds, target, **columns)
+        weighted.update(preds, target, weights=target, **columns)
     assert (list(reads), reads.uploads) == ([], 0)
     most, why = READS.get(name, (1, ""))
     with recorded_reads() as reads:

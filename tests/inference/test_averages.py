@@ -170,11 +170,11 @@ def test_joint_simulation_of_labels_equals_a_slow_loop(kind):
 def test_class_wise_averages_detect_a_fault_of_all_of_many_classes():
     """50 classes and 700 rows: the smallest Cauchy combination is 0.05 if one class deviates."""
     generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(10, 700, 50, generator=generator)
-    target = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(10, 700)
+    logits = 2 * torch.randn(6, 700, 50, generator=generator)
+    target = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(6, 700)
     how = {"task": "multiclass", "num_classes": 50, "mode": "classwise"}
-    found = calibration_test(tc.ECE(**how, batch_shape=(10,)), (1.3 * logits).softmax(-1), target, n_replicates=199)
-    assert int((found.p_value <= 0.01).sum()) >= 8  # expected: more than 9
+    found = calibration_test(tc.ECE(**how, batch_shape=(6,)), (1.3 * logits).softmax(-1), target, n_replicates=199)
+    assert int((found.p_value <= 0.01).sum()) >= 4  # expected: more than 5
     streamed = tc.ECE(**how)
     streamed.update((1.3 * logits[0]).softmax(-1), target[0])
     combined = streamed.test(n_replicates=999)
@@ -192,26 +192,3 @@ def test_soft_targets_and_many_rows_have_combined_p_values(monkeypatch):
     assert "Cauchy" not in calibration_test(metric, preds, target, n_replicates=19).method
     monkeypatch.setattr(testing, "MAX_LABELS", 40 * 19 - 1)
     assert "Cauchy" in calibration_test(metric, preds, target, n_replicates=19).method
-
-
-def test_debiased_ece_equals_a_slow_loop_and_has_no_interval():
-    """Root of gap^2 minus its variance in each bin, if positive; a bin of one sample is not corrected."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.rand(40, generator=generator, dtype=F64)
-    y = (torch.rand(40, generator=generator, dtype=F64) < 0.5).long()
-    p[0] = 0.999
-    p[1:] *= 0.9
-    expected = 0.0
-    for k in range(10):
-        rows = [i for i in range(40) if k / 10 <= float(p[i]) < (k + 1) / 10]
-        if rows:
-            n, residuals = len(rows), [int(y[i]) - float(p[i]) for i in rows]
-            gap = sum(residuals) / n
-            variance = sum((e - gap) ** 2 for e in residuals) / (n - 1) / n if n > 1 else 0
-            square = gap**2 - variance
-            expected += n / 40 * math.sqrt(max(square, 0))
-    found = calibration_test(tc.ECE(task="binary", n_bins=10, debiased=True), p, y)
-    plain = calibration_test(tc.ECE(task="binary", n_bins=10), p, y)
-    assert float(found.statistic) == pytest.approx(expected, rel=1e-12)
-    assert float(found.p_value) == float(plain.p_value)
-    assert math.isnan(found.low)

@@ -297,14 +297,6 @@ def test_damaged_identifiers_are_refused():
     assert metric.test(n_replicates=1).n_clusters == 2
 
 
-def test_updates_do_not_synchronise_the_device():
-    """Meta tensors have no values: an operation that synchronises the device raises an error."""
-    metric = tc.Clustered(tc.ECE(task="binary")).to("meta")
-    for _ in range(2):
-        metric.update(*torch.ones(2, 9, device="meta"), clusters=torch.arange(9, device="meta"))
-    assert metric.state.identifiers[0].shape == (18,)
-
-
 @pytest.mark.parametrize(
     ("target", "clusters", "expected"),
     [

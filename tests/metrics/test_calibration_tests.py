@@ -1,9 +1,12 @@
 """`CalibrationTest` of every calibration error: shapes, states, no data, and text."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
 from helpers.null_distribution import F64, FEW, FIELDS, close, same
+from helpers.samples import updated
 
 import torchcalib as tc
 from torchcalib.inference import CalibrationTest, calibration_test
@@ -67,6 +70,20 @@ def test_calibration_test_of_merged_states_equals_one_call_and_is_nan_without_da
     for name in FIELDS:
         assert getattr(nothing, name).isnan().all()
         assert getattr(nothing, name).shape == whole.compute().shape
+
+
+UNTESTABLE = {case.cls: case for case in CASES if case.cls.test_from is CalibrationMetric.test_from}
+
+
+@pytest.mark.parametrize("case", UNTESTABLE.values(), ids=str)
+def test_metrics_that_are_no_calibration_errors_have_no_test(case):
+    preds, target = case.data(n=20)
+    metric = updated(case.metric(), (preds, target))
+    for test in (metric.test, partial(calibration_test, case.metric(), preds, target)):
+        with pytest.raises(
+            TypeError, match=f"must be a calibration error to have a noise floor, got {case.cls.__name__}"
+        ):
+            test()
 
 
 def test_text_of_a_calibration_test():

@@ -69,7 +69,7 @@ def test_debiased_errors_do_not_depend_on_the_unit_of_floating_weights(soft):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("options", [{}, {"bins": EDGES}, {"bins": "equal_mass"}, {"bins": EDGES, "resolution": 16384}])
+@pytest.mark.parametrize("options", [{}, {"bins": EDGES}, {"bins": "equal_mass"}, {"bins": EDGES, "resolution": 2048}])
 def test_integer_weights_of_debiased_errors_are_copies(options, soft):
     p, share, y, _ = sample()
     target = share if soft else y
@@ -96,19 +96,6 @@ def test_gradient_of_debiased_errors_is_that_of_the_value(function):
     equal = torch.full((6,), 0.8, dtype=F64, requires_grad=True)
     of(equal, torch.full((6,), 0.8, dtype=F64), None).backward()
     assert not equal.grad.any()
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_gradient_of_class_wise_debiased_errors_is_that_of_the_value(from_logits):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 4, generator=generator, dtype=F64)
-    x = x if from_logits else x.softmax(-1)
-    target = torch.randint(0, 4, (30,), generator=generator)
-    metric = tc.RMSCE(
-        task="multiclass", num_classes=4, from_logits=from_logits, debiased=True, mode="classwise", n_bins=4,
-        validate_args=False,
-    )  # fmt: skip
-    assert torch.autograd.gradcheck(lambda x: metric(x, target), [x.requires_grad_()])
 
 
 def test_bootstrap_and_clusters_compute_debiased_errors():

@@ -5,36 +5,15 @@ from itertools import chain, combinations, pairwise
 
 import pytest
 import torch
-from cases import cubed
-from helpers.samples import tied, updated
+from helpers.samples import tied
 from oracles import ranked as oracle
 
-import torchcalib as tc
 import torchcalib.functional as F
 
 F64 = torch.float64
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
 BINARY = {"preds": P, "target": Y, "task": "binary"}
 BINS = {"optimal_bins": "pava", "near_optimal_bins": "pava_bc"}
-
-
-@pytest.mark.parametrize("bins", ["pava_bc", "pava", "equal_mass", "equal_width", [0, 0.125, 0.25, 0.75, 1]], ids=str)
-@pytest.mark.parametrize("norm", ["l1", "l2", "max", "mean"])
-def test_error_of_every_kind_of_bins_and_distance_equals_slow_loop(bins, norm):
-    preds, target = tied("binary", 60)
-    weights = torch.arange(60) % 4
-    blocks = oracle.blocks_of(bins, preds.tolist(), target.tolist(), weights.tolist(), n_bins=5)
-    given = {"preds": preds, "target": target, "task": "binary", "bins": bins, "n_bins": 5, "weights": weights}
-    table = F.tce_table(**given)
-    for distance in ("squared", "absolute", {"distance": "huber", "delta": 0.3}, {"distance": "huber"}, cubed):
-        options = distance if isinstance(distance, dict) else {"distance": distance}
-        expected = oracle.estimation_error(blocks, target.tolist(), weights.tolist(), **options, norm=norm)
-        assert F.estimation_error(**given, **options, norm=norm).item() == pytest.approx(expected, rel=1e-12)
-        assert table.estimation_error(**options, norm=norm).item() == pytest.approx(expected, rel=1e-12)
-        metric = tc.EstimationError(task="binary", bins=bins, n_bins=5, **options, norm=norm)
-        metric.update(preds[:25], target[:25], weights=weights[:25])
-        metric.update(preds[25:], target[25:], weights=weights[25:])
-        assert metric.compute().item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_edges_without_data_are_nan():
@@ -58,12 +37,6 @@ def test_table_has_the_errors_of_bins():
 def test_infinite_distance_to_an_outcome_that_does_not_occur_counts_as_zero():
     log_loss = lambda y, p: torch.where(y == 1, -p.log(), -(1 - p).log())  # noqa: E731
     assert F.estimation_error(**BINARY, bins=[0, 0.5, 1], distance=log_loss) == 0
-
-
-def test_error_of_bins_has_no_calibration_test():
-    metric = updated(tc.EstimationError(task="binary"), (P, Y))
-    with pytest.raises(TypeError, match="must be a calibration error to have a noise floor, got EstimationError"):
-        metric.test()
 
 
 # Optimal bins

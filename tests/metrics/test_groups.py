@@ -479,14 +479,6 @@ def test_large_weights_take_no_memory():
     close_of_blocks(metric.compute(), 2 * (1 - p) ** 2)
 
 
-def test_update_never_synchronises_the_device():
-    preds, target, groups = torch.empty(9, device="meta"), *torch.empty(2, 9, dtype=torch.int64, device="meta")
-    for weights in (None, target):
-        metric = tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS).to("meta")
-        metric.update(preds, target, groups=groups, weights=weights)
-        assert metric.state.device.type == "meta"
-
-
 def test_groups_with_different_numbers_of_bins_have_nan_at_the_end():
     generator = torch.Generator().manual_seed(0)
     preds, groups = torch.rand(90, generator=generator), torch.arange(90) % 4 % 3

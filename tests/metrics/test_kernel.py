@@ -1,14 +1,14 @@
-"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws."""
+"""Kernel calibration error and its test, canonical calibration error: limits, simulations, memory.
+
+tests/contract compares values with slow loops.
+"""
 
 from functools import partial
-from itertools import product
 
 import oracles
 import pytest
 import torch
-from cases import N_CLASSES, Case
-from contract import test_laws_of_paths as laws_of_paths
-from contract import test_laws_of_values as laws_of_values
+from cases import CALLS, N_CLASSES, Case
 from helpers import compare
 from helpers.null_distribution import check_valid
 from oracles import canonical as oracle
@@ -21,21 +21,12 @@ from torchcalib.metrics.canonical import _GRID
 from torchcalib.ops import leave_one_out, pairwise
 
 F64 = torch.float64
-TASKS = {"binary": {}, "multiclass": {}, "multilabel": {"average": None}}
+TASKS = ("binary", "multiclass", "multilabel")
 close = partial(compare.close, rtol=1e-11, atol=1e-13)
-COPIES = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23]
 
 
 def data(task, n, **how):
     return Case("", F.skce, tc.SKCE, task).data(n=n, **how)
-
-
-def rows_of(task, preds, target):
-    """Return (rows of q, rows of t) for each value of the metric."""
-    if task == "multiclass":
-        return [(preds.tolist(), [oracles.one_hot(h, N_CLASSES) for h in target.tolist()])]
-    columns = [(preds, target)] if task == "binary" else zip(preds.T, target.T, strict=True)
-    return [oracles.as_rows(p.tolist(), y.tolist()) for p, y in columns]
 
 
 def calibrated(n_sets, n, concentration=1.0):
@@ -51,22 +42,6 @@ def calibrated(n_sets, n, concentration=1.0):
 
 def error(preds, target, task="multiclass", **options):
     return F.canonical_error(preds, target, task=task, **options)
-
-
-@pytest.mark.parametrize(("p", "bandwidth"), [(1, 0.1), (2, 0.02), (2, 1.0)])
-@pytest.mark.parametrize("task", TASKS)
-def test_canonical_error_equals_slow_loop(task, p, bandwidth):
-    preds, target = data(task, 23)
-    for weights in (None, COPIES):
-        copies = [1] * 23 if weights is None else weights.tolist()
-        expected = [oracle.canonical_error(q, t, copies, p, bandwidth) for q, t in rows_of(task, preds, target)]
-        given = {"p": p, "bandwidth": bandwidth, "weights": weights, **TASKS[task]}
-        close(error(preds, target, task, chunk=5, **given).reshape(-1), torch.tensor(expected, dtype=F64))
-    soft = preds.flip(0)
-    sets = [(preds.tolist(), soft.tolist())] if task == "multiclass" else rows_of(task, preds, soft)
-    expected = [oracle.canonical_error(q, t, [1] * 23, p, bandwidth) for q, t in sets]
-    found = error(preds, soft, task, p=p, bandwidth=bandwidth, **TASKS[task])
-    close(found.reshape(-1), torch.tensor(expected, dtype=F64))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -89,9 +64,9 @@ def test_canonical_error_with_zero_probabilities_is_the_limit_of_small_ones():
     """A certain sample is beyond the reach of all other kernels, so that only the nearest samples contribute."""
     preds = torch.tensor([[0.6, 0.4, 0], [0.7, 0.3, 0], [0.2, 0.8, 0], [0.5, 0.3, 0.2]], dtype=F64)
     target = torch.tensor([0, 1, 1, 2])
-    ((rows, targets),) = rows_of("multiclass", preds, target)
+    labels = [oracles.one_hot(h, 3) for h in target.tolist()]
     for p in (1, 2):
-        expected = oracle.canonical_error(rows, [t[:3] for t in targets], [1] * 4, p, 0.1)
+        expected = oracle.canonical_error(preds.tolist(), labels, [1] * 4, p, 0.1)
         close(error(preds, target, p=p, bandwidth=0.1), torch.tensor(expected, dtype=F64))
     preds[2] = torch.tensor([0, 1, 0])
     at_zero = error(preds, target, bandwidth=0.5)
@@ -126,23 +101,7 @@ def test_gradient_is_finite_for_probabilities_0_and_1(from_logits, bandwidth):
 # Squared kernel calibration error, and its test
 
 
-ESTIMATORS = ["unbiased", "biased", "linear", "block"]
 # Every pair of an estimator, a kernel, a bandwidth and a task
-SETTINGS = [
-    (list(TASKS)[(k + k // 4) % 3], *setting)
-    for k, setting in enumerate(product(ESTIMATORS, ["laplacian", "gaussian"], [0.4, "median"]))
-]
-
-
-@pytest.mark.parametrize(("task", "estimator", "kernel", "bandwidth"), SETTINGS)
-def test_skce_equals_slow_loop(task, estimator, kernel, bandwidth):
-    preds, target = data(task, 23)
-    given = {"estimator": estimator, "kernel": kernel, "bandwidth": bandwidth, "block_size": 3}
-    for weights in (None, COPIES):
-        copies = [1] * 23 if weights is None else weights.tolist()
-        expected = [oracle.skce(q, t, copies, **given) for q, t in rows_of(task, preds, target)]
-        found = F.skce(preds, target, task=task, weights=weights, chunk=5, **given, **TASKS[task])
-        close(found.reshape(-1), torch.tensor(expected, dtype=F64))
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
@@ -159,45 +118,18 @@ def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
     assert torch.autograd.gradcheck(value, (preds.requires_grad_(), weights))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("task", TASKS)
-def test_single_sample_gives_nan_except_for_the_biased_estimator(task, estimator):
-    """The sum over pairs of a single sample is 0 up to rounding, also if weights or `ignore_index` leave one sample."""
-    preds, target = data(task, 300)
-    given = {"task": task, "estimator": estimator, "block_size": 2, **TASKS[task]}
-    alone = F.skce(preds.unsqueeze(1), target.unsqueeze(1), batch_dims=1, **given)
-    weights = torch.eye(40, dtype=torch.int64)
-    weighted = F.skce(preds[:40], target[:40], weights=weights, **given)
-    marked = target[:40].where(weights[3].bool() if task != "multilabel" else weights[3].bool().unsqueeze(-1), -1)
-    ignored = F.skce(preds[:40], marked, ignore_index=-1, **given)
-    for values in (alone, weighted, ignored):
-        assert bool((values.isfinite() if estimator == "biased" else values.isnan()).all())
-    if estimator != "biased":
-        kept = F.skce(preds[:40], target[:40], weights=weights[3] + weights[4], **given)
-        close(kept, F.skce(preds[3:5], target[3:5], **given))
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_updates_with_whole_blocks_equal_one_call_and_drop_incomplete_blocks(task, size):
-    """Laws for updates with whole blocks: streamed, merged and batched."""
-    case = Case("", F.skce, tc.SKCE, task, {}, {"multilabel": {"num_labels": N_CLASSES}}.get(task, {}))
+@pytest.mark.parametrize("case", [case for case in CALLS if case.in_blocks], ids=str)
+def test_incomplete_blocks_are_dropped_and_batch_elements_are_separate(case):
+    """Laws of states have updates with whole blocks."""
+    size = case.options.get("block_size", 2)
     preds, target = case.data(n=5 * size + 1, lead=(2,))
-    given = {"estimator": "block", "block_size": size}
-    expected = case.call(preds, target, **given)
-    assert case.call(preds[:, : size - 1], target[:, : size - 1], **given).isnan().all()
-    series = case.metric(batch_shape=(2,), **given)
-    one, other = case.metric(**given), case.metric(**given)
-    for piece in (slice(0, 2 * size), slice(2 * size, 2 * size), slice(2 * size, 5 * size + 1)):
+    expected = case.call(preds, target)
+    assert case.call(preds[:, : size - 1], target[:, : size - 1]).isnan().all()
+    series = case.metric(batch_shape=(2,))
+    for piece in (slice(0, 2 * size), slice(0, 0), slice(2 * size, None), slice(0, size - 1)):
         series.update(preds[:, piece], target[:, piece])
     close(series.compute(), expected)
-    one.update(preds[0, : 2 * size], target[0, : 2 * size])
-    other.update(preds[0, 2 * size :], target[0, 2 * size :])
-    one.merge_state(other)
-    close(one.compute(), expected[0])
-    one.update(preds[0, : size - 1], target[0, : size - 1])
-    close(one.compute(), expected[0])
-    assert (one.statistic().n == 5).all()
+    assert (series.statistic().n == 5).all()
 
 
 # Test of the squared kernel calibration error
@@ -251,65 +183,17 @@ def test_p_value_of_less_than_two_blocks_is_nan(estimator):
     assert bool(skce_test(preds, target, **given).p_value.isnan().all())
 
 
-# Functions of all pairs, which have no streaming class. tests/contract tests metrics over blocks.
-
-
-class Function(Case):
-    """A function without a streaming class, for the laws in tests/contract."""
-
-    whole_weights = differentiable = True
-
-
-ALL_PAIRS = [
-    Function("skce-unbiased", F.skce, None, "binary", {"bandwidth": 0.5}),
-    Function("skce-unbiased-logits", F.skce, None, "multiclass", {"bandwidth": 0.5, "from_logits": True}),
-    Function("skce-biased", F.skce, None, "multilabel", {"estimator": "biased", "bandwidth": 0.5, "chunk": 7}),
-    Function("skce-gaussian", F.skce, None, "multiclass", {"estimator": "biased", "kernel": "gaussian"}),
-    Function("skce-median", F.skce, None, "multiclass", {"bandwidth": "median", "from_logits": True}),
-    Function("error-l1-logits", F.canonical_error, None, "multiclass", {"bandwidth": 0.1, "from_logits": True}),
-    Function("error-l1", F.canonical_error, None, "multiclass", {"bandwidth": 0.1, "chunk": 3}),
-    Function("error-l2", F.canonical_error, None, "binary", {"p": 2, "bandwidth": 0.3, "chunk": 7}),
-    Function("error-chosen-multilabel", F.canonical_error, None, "multilabel", {}),
-]
-COMPILED = ("skce-unbiased-logits", "skce-gaussian", "error-chosen-multilabel")
-LAWS = {
-    laws_of_paths.test_law_leading_axes_of_weights_equal_a_loop: ALL_PAIRS,
-    laws_of_paths.test_law_values_of_rows_with_weight_zero_have_no_effect: ALL_PAIRS,
-    laws_of_values.test_law_batch_axes_equal_a_loop: ALL_PAIRS,
-    laws_of_values.test_law_integer_weights_equal_repeated_rows: ALL_PAIRS,
-    laws_of_values.test_law_weighted_gradient_equals_that_of_repeated_rows: ALL_PAIRS,
-    laws_of_values.test_law_vmap_equals_the_function: ALL_PAIRS,
-    laws_of_values.test_law_torch_compile_equals_the_function_without_a_graph_break: [
-        case for case in ALL_PAIRS if case.name in COMPILED
-    ],
-    # The gradient treats a median bandwidth as constant, unlike finite differences.
-    laws_of_values.test_law_gradient_equals_finite_differences: [
-        case for case in ALL_PAIRS if case.name != "skce-median"
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("law", "case"),
-    [(law, case) for law, cases in LAWS.items() for case in cases],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_laws_of_functions_hold(law, case):
-    law(case)
-
-
-@pytest.mark.parametrize("case", ALL_PAIRS, ids=str)
-def test_too_few_samples_give_nan(case):
-    """Samples do not count if they have weight 0 or the ignored label."""
-    preds, target = case.data(n=5)
-    least = 1 if case.options.get("estimator") == "biased" else 2
-    for n in range(5):
-        kept = torch.arange(5) < n
-        marked = target.where(kept.unsqueeze(-1) if case.task == "multilabel" else kept, -1)
-        short = case.call(preds[:n].float(), target[:n])
-        assert (short.shape, short.dtype) == ((), torch.float32)
-        for value in (short, case.call(preds, target, weights=kept), case.call(preds, marked, ignore_index=-1)):
-            assert value.isnan() == (n < least)
+@pytest.mark.parametrize("case", [case for case in CALLS if case.function in (F.skce, F.canonical_error)], ids=str)
+def test_a_single_sample_gives_nan_except_for_the_biased_estimator(case):
+    """The sum over pairs of a sample is 0 up to rounding, also if weights or `ignore_index` leave one sample."""
+    preds, target = case.data(n=40)
+    weights = torch.eye(40, dtype=torch.int64)
+    marked = target.where(weights[3].bool() if case.task != "multilabel" else weights[3].bool().unsqueeze(-1), -1)
+    alone = case.call(preds.unsqueeze(1), target.unsqueeze(1))
+    for values in (alone, case.call(preds, target, weights=weights), case.call(preds, marked, ignore_index=-1)):
+        assert bool((values.isfinite() if case.options.get("estimator") == "biased" else values.isnan()).all())
+    kept = case.call(preds, target, weights=weights[3] + weights[4])
+    close(kept, case.call(preds[3:5], target[3:5]))
 
 
 class Largest(TorchDispatchMode):

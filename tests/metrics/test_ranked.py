@@ -7,9 +7,8 @@ import math
 import pickle
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 
-import oracles
 import pytest
 import torch
 from cases import corp_part, z_test
@@ -30,65 +29,6 @@ def sample(n=90, seed=0, weighted=False, heaviest=3):
     """Return tied binary predictions, targets, and weights or None."""
     weights = torch.randint(0, heaviest + 1, (n,), generator=torch.Generator().manual_seed(seed)) if weighted else None
     return *tied("binary", n, seed), weights
-
-
-def assert_slow_loop(function, loop, options, preds, target, weights):
-    """Compare with a loop of `oracles.ranked` for options that no case of tests/contract has."""
-    expected = loop(preds.tolist(), target.tolist(), None if weights is None else weights.tolist(), **options)
-    found = function(preds, target, task="binary", weights=weights, **options)
-    assert found.item() == pytest.approx(expected, rel=1e-11, abs=1e-12)
-
-
-def tce_loop(*columns, bins, **options):
-    return oracle.tce(bins, *columns, **options)
-
-
-def loss(b):
-    """A loss that depends on all three quantities of a bin."""
-    return b.gap.square() / (1 + b.n)
-
-
-def gce_loop(*columns, norm, bins, **binning):
-    rows = oracle.rows_of(oracle.blocks_of(bins, *columns, **binning), *columns)
-    return oracle.gce(lambda n, c, f: (f - c) ** 2 / (1 + n), rows, norm)
-
-
-def split_ace_loop(*columns, **binning):
-    return oracles.ece(oracle.rows_of(oracle.blocks_of("equal_mass", *columns, **binning), *columns))
-
-
-@pytest.mark.parametrize("norm", ["l1", "l2", "max", "mean"])
-@pytest.mark.parametrize("bins", KINDS, ids=str)
-def test_errors_over_every_kind_of_bins_in_every_norm_equal_slow_loops(bins, norm):
-    for weighted in (False, True):
-        options = {"bins": bins, "n_bins": 5, "norm": norm}
-        assert_slow_loop(F.tce, tce_loop, options, *sample(60, weighted=weighted))
-        assert_slow_loop(partial(F.gce, loss=loss), gce_loop, options, *sample(60, weighted=weighted))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bins": "pava_bc", "n_min": 3, "n_max": 9},
-        {"bins": "pava_bc", "n_min": 5, "n_max": 30, "variant": "paper"},
-        {"bins": "pava_bc", "n_min": 5, "n_max": 30, "ties": "split"},
-        {"bins": "pava", "ties": "split"},
-        {"bins": "equal_mass", "n_bins": 4, "ties": "split"},
-        {"bins": "equal_width", "n_bins": 8, "right": True},
-        {"bins": [0, 0.25, 0.5, 1], "right": True},
-    ],
-    ids=str,
-)
-def test_tce_with_every_option_equals_slow_loop(options):
-    for seed, decision in product(range(3), ({"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}, {"test": z_test})):
-        data = sample(seed=seed, weighted=seed > 0 and "ties" not in options)
-        assert_slow_loop(F.tce, tce_loop, options | decision, *data)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_ace_of_split_ties_equals_slow_loop(weighted):
-    data = sample(weighted=weighted, heaviest=1)  # only rows without ties may have several copies
-    assert_slow_loop(F.ace, split_ace_loop, {"n_bins": 7, "ties": "split"}, *data)
 
 
 @pytest.mark.parametrize("bins", KINDS, ids=str)

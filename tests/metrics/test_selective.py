@@ -5,7 +5,6 @@ tests/contract compares every metric with a slow loop.
 
 import math
 from fractions import Fraction
-from functools import partial
 from itertools import permutations, product
 
 import pytest
@@ -22,7 +21,6 @@ from torchcalib.ops.harmonic import harmonic_difference
 F64 = torch.float64
 TASKS = ("binary", "multiclass", "multilabel")
 FUNCTIONS = [function for _, function, _, _ in SELECTIVE]
-CLASSES = [cls for _, _, cls, _ in SELECTIVE]
 
 
 def sample(task, n=60, seed=0, weighted=False):
@@ -71,22 +69,6 @@ def test_ties_give_the_mean_over_all_orders():
 
 
 # Identities and other packages
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_identities_between_the_metrics(task):
-    preds, target, weights = sample(task, n=200, weighted=True)
-    given = {"preds": preds, "target": target, "task": task, "weights": weights}
-    given |= {"average": None} if task == "multilabel" else {}
-    auroc, accuracy = F.correctness_auroc(**given), F.accuracy(**given)
-    expected = (1 - auroc) * accuracy * (1 - accuracy) + (1 - accuracy).square() / 2
-    torch.testing.assert_close(F.augrc(**given), expected, rtol=1e-13, atol=1e-15)
-    torch.testing.assert_close(F.accuracy_at_coverage(**given, coverage=1), accuracy)
-    torch.testing.assert_close(
-        F.accuracy_at_coverage(**given, coverage=0.37), 1 - F.risk_at_coverage(**given, coverage=0.37)
-    )
-    assert bool((F.coverage_at_risk(**given, risk=1) == 1).all())
-    assert bool((F.eaurc(**given) < F.aurc(**given)).all())
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -241,27 +223,6 @@ def test_multilabel_values_are_means_of_binary_values():
             metric = updated(cls(task="multilabel", num_labels=2, from_logits=logits, **options), (preds, target))
             expected = function(preds, target, task="multilabel", from_logits=logits, **options)
             torch.testing.assert_close(metric.compute().float(), expected, equal_nan=True)
-
-
-def test_error_of_the_sketch_is_bounded_by_its_largest_cell():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(5000, generator=generator, dtype=F64)
-    target = (torch.rand(5000, generator=generator) < logits.sigmoid()).long()
-    for _, function, cls, options in SELECTIVE:
-        exact = function(logits, target, task="binary", from_logits=True, **options).item()
-        given = {"task": "binary", "from_logits": True, **options}
-        coarse, fine = (updated(cls(**given, resolution=r), (logits, target)).compute().item() for r in (16, 2**11))
-        assert coarse == pytest.approx(exact, abs=0.01)
-        assert fine == pytest.approx(exact, abs=1e-3)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_classes_have_no_calibration_test(cls):
-    preds, target, _ = sample("binary")
-    metric = updated(cls(task="binary"), (preds, target))
-    for test in (metric.test, partial(tc.inference.calibration_test, cls(task="binary"), preds, target)):
-        with pytest.raises(TypeError, match="`metric` must be a calibration error"):
-            test()
 
 
 # The curve

@@ -41,16 +41,9 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
 # Smooth ECE
 
 
-@pytest.mark.parametrize("width", [*(k / 1024 for k in range(2, 13)), 0.0123, 0.049, 0.05, 0.3, 1.0])
-def test_smece_at_a_bandwidth_equals_slow_loop(width):
-    preds, target = calibrated(40)
-    preds[:4] = torch.tensor([0, 1, 0.5, 1 / 1024])
-    found = F.smece(preds, target, task="binary", bandwidth=width)
-    expected = oracle.smece_at(width, preds.tolist(), target.tolist(), [1.0] * 40)
-    assert found.item() == pytest.approx(expected, abs=1e-13)
-
-
-@pytest.mark.parametrize("gap", [0.003, 0.006, 0.0095, 0.012, 0.03])
+@pytest.mark.parametrize(
+    "gap", [0.003, 0.0095, 0.03, *(pytest.param(x, marks=pytest.mark.extended) for x in (0.006, 0.012))]
+)
 def test_small_bandwidths_of_smece_equal_slow_loop(gap):
     """Soft targets slightly above the confidence give bandwidths at which the grids of both computations differ."""
     preds = torch.linspace(0.05, 0.9, 60, dtype=F64)
@@ -164,9 +157,9 @@ def test_ici_with_ties_larger_than_the_span_equals_slow_loop():
 
 
 def test_ici_of_pooled_points_is_close_to_the_exact_value():
-    preds, target = calibrated(6000, scale=0.7)
+    preds, target = calibrated(2500, scale=0.7)
     for component, tolerance in (("ici", 2e-5), ("e50", 2e-4), ("e90", 2e-4)):
-        exact = F.ici(preds, target, task="binary", n_points=6000, component=component)
+        exact = F.ici(preds, target, task="binary", n_points=2500, component=component)
         pooled = F.ici(preds, target, task="binary", component=component)
         assert pooled.item() == pytest.approx(exact.item(), abs=tolerance)
 
@@ -188,15 +181,6 @@ def test_sketches_and_copies_are_pooled_like_samples(n, dtype):
 
 
 # Cox's regression
-
-
-def test_every_part_of_cox_equals_slow_loop():
-    for seed in range(3):
-        preds, target = calibrated(50, seed=seed, scale=0.6)
-        weights = torch.arange(50) % 3
-        for name, value in F.cox(preds, target, task="binary", weights=weights)._asdict().items():
-            expected = oracle.cox(preds.tolist(), target.tolist(), weights.tolist(), name)
-            assert value.item() == pytest.approx(expected, rel=1e-10), name
 
 
 def test_cox_without_a_maximum_is_infinite_or_nan():

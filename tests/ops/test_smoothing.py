@@ -77,19 +77,3 @@ def test_sums_of_many_events_are_the_same_on_any_number_of_threads(backend):
     # Sums of positive terms have a relative error of at most 2 n 2^-53: 1.4e-10 for 600,001 events in one cell.
     torch.testing.assert_close(found, plain, rtol=1.4e-10, atol=0)
     torch.testing.assert_close(grad, plain_grad, rtol=1e-9, atol=1e-9 * plain_grad.abs().max())
-
-
-@of_backends
-@pytest.mark.parametrize(("noise", "dtype"), [("none", F64), ("labels", torch.float32), ("shares", F64)], ids=str)
-def test_gradient_equals_the_closed_form_for_each_event(backend, noise, dtype):
-    """The derivative is d/dp of w (g_1 p + g_3 p (1 - p) + g_5 p y); the noise is treated as constant."""
-    confidence, outcome, weights, _ = events(300, dtype)
-    for w in (None, weights):
-        leaf = confidence.clone().requires_grad_()
-        sums = smoothing_sums(leaf, outcome, w, noise=noise, backend=backend)
-        upstream = torch.randn(sums.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
-        (sums * upstream).sum().backward()
-        at = upstream[:, cell_index(confidence, "torch")]
-        expected = at[1] + at[3] * (1 - 2 * confidence.double()) + at[-1] * outcome
-        expected = expected if w is None else expected * w
-        torch.testing.assert_close(leaf.grad, expected.to(dtype), rtol=1e-6 if dtype != F64 else 1e-13, atol=1e-14)

@@ -50,21 +50,6 @@ def ecd_of(q, t):
 # Distances to label distributions: fractions t of annotators, and sampling noise of n annotators drawn from q
 
 
-def total_variation_of(q, t):
-    """sum_k |q_k - t_k| / 2."""
-    return sum(abs(qk - tk) for qk, tk in zip(q, t, strict=True)) / 2
-
-
-def kl_of(q, t):
-    """sum_k t_k log t_k - sum_k t_k log q_k."""
-    return sum(xlogy(tk, tk) for tk in t) + nll_of(q, t)
-
-
-def entropy_difference_of(q, t):
-    """Entropy of q minus entropy of t."""
-    return sum(xlogy(tk, tk) for tk in t) - sum(xlogy(qk, qk) for qk in q)
-
-
 def same_ranking(q, t):
     """Whether no pair of classes is ordered strictly in opposite directions by q and t."""
     return not any(q[j] < q[k] and t[j] > t[k] for j in range(len(q)) for k in range(len(q)))
@@ -91,6 +76,27 @@ def entropy_floor(q, n):
 
 def brier_floor(q, n):
     return sum(expected_of_share(lambda t, qk=qk: (t - qk) ** 2, qk, n) for qk in q)
+
+
+def known_entropy(counts):
+    """Entropy estimate of the counts n_k: sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
+    n = sum(counts)
+    return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
+
+
+def corrected_distance(metric, q, t, n):
+    """Distance, corrected for the noise of n annotators.
+
+    The entropy is the jackknife over annotators of differences of digamma functions, which are sums of inverses of
+    whole numbers. The squared distance uses the unbiased variance.
+    """
+    if metric == "squareddistance":
+        return brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
+    counts = [round(share * n) for share in t]
+    without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
+    entropy = n * known_entropy(counts) - (n - 1) * sum(map(known_entropy, without)) / n
+    other = nll_of(q, t) if metric == "kldivergence" else -sum(xlogy(p, p) for p in q)
+    return other - entropy
 
 
 def bayes_cost_of(q, t, cost):

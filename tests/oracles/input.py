@@ -4,14 +4,14 @@ The documented rules for input are implemented a second time. No code is shared 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 import oracles
-from oracles import binless, ranked, selective
+from oracles import binless, canonical, losses, ranked, selective
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
@@ -27,6 +27,11 @@ MODES = {  # the default first
 
 SELECTIVE = ("aurc", "eaurc", "augrc", "correctnessauroc", "riskatcoverage", "accuracyatcoverage", "coverageatrisk")
 BINLESS = {"smece": binless.smece, "spiegelhalter": binless.spiegelhalter, "cox": binless.cox, "ici": binless.ici}
+OF_PAIRS = {"skce": canonical.skce, "canonicalerror": canonical.canonical_error}
+PENALTIES = {
+    "mmce": (losses.mmce, {"bandwidth": 0.4, "weighted": False}),
+    "softbinnedece": (losses.soft_binned_ece, {"n_bins": 15, "temperature": 0.01, "norm": "l2"}),
+}
 NEVER_AVERAGED = ("cox", "spiegelhalter")
 SELECTIVE_MODES = {
     "binary": ["top_label", "positive"],
@@ -53,7 +58,7 @@ class Undecided(Exception):
 @dataclass
 class Call:
     function: Any
-    cls: type
+    cls: type | None
     task: str
     n_classes: int  # or number of labels
     settings: dict[str, Any]  # options of the metric
@@ -67,7 +72,15 @@ class Call:
 
     @property
     def metric(self):
-        return self.cls.__name__.lower()
+        return (self.cls or self.function).__name__.lower().replace("_", "")
+
+    @property
+    def needs(self):
+        """Return whether the metric requires labels, and whether it requires whole weights."""
+        if self.cls is None:
+            return False, self.metric in OF_PAIRS
+        how = self.streaming().input_format
+        return how.hard_targets, how.whole_weights
 
     @property
     def read_as(self):
@@ -98,6 +111,7 @@ class Row:
     w: float
     top: int
     exact: bool
+    n: int = 1  # number of annotators
 
 
 def sigmoid(z):
@@ -201,10 +215,11 @@ def shares(target, shape, task, hard, ignore_index):
     return found if task == "multiclass" else found[..., 1]
 
 
-def series(preds, target, weights, task, *, from_logits, ignore_index, positive_classes, whole):
+def series(preds, target, weights, task, *, from_logits, ignore_index, positive_classes, whole, annotators=None):
     """Return a list of the rows that count in one batch element, or one list per label.
 
     `preds` has shape `(N,)` or `(N, C)`, `target` contains labels or floating soft labels, `weights` is `(N,)` or None.
+    `annotators` has their numbers, by default 1, with the shape of labels.
     """
     soft = target.is_floating_point()
     target_tolerance = SUM_TOLERANCE.get(target.dtype)
@@ -212,6 +227,8 @@ def series(preds, target, weights, task, *, from_logits, ignore_index, positive_
         target = target.to(torch.promote_types(preds.dtype, torch.float32))
     x, y = preds.double().tolist(), target.double().tolist() if soft else target.long().tolist()
     w = [1.0] * len(preds) if weights is None else weights.double().tolist()
+    labels_shape = preds.shape[: 1 if task == "multiclass" else None]
+    n = (torch.ones(labels_shape, dtype=torch.int64) if annotators is None else annotators).tolist()
 
     def counts(label, weight):
         if label == ignore_index and label is not None:
@@ -219,20 +236,20 @@ def series(preds, target, weights, task, *, from_logits, ignore_index, positive_
         check_weight(weight, whole)
         return weight != 0
 
-    def checked(value, label, weight):
+    def checked(value, label, weight, number):
         check_numbers([value], from_logits)
         if not (0 <= label <= 1):
             raise Illegal(f"label {label}")
-        return binary_row(value, label, weight, from_logits)
+        return replace(binary_row(value, label, weight, from_logits), n=number)
 
     if task == "binary":
-        return [[checked(*sample) for sample in zip(x, y, w, strict=True) if counts(*sample[1:])]]
+        return [[checked(*sample) for sample in zip(x, y, w, n, strict=True) if counts(*sample[1:3])]]
     if task == "multilabel":
         columns = range(preds.shape[-1])
-        samples = [[(p[k], t[k], v) for p, t, v in zip(x, y, w, strict=True)] for k in columns]
-        return [[checked(*sample) for sample in column if counts(*sample[1:])] for column in samples]
+        samples = [[(p[k], t[k], v, of[k]) for p, t, v, of in zip(x, y, w, n, strict=True)] for k in columns]
+        return [[checked(*sample) for sample in column if counts(*sample[1:3])] for column in samples]
     rows = []
-    for p, t, v in zip(x, y, w, strict=True):
+    for p, t, v, number in zip(x, y, w, n, strict=True):
         if not counts(None if soft else t, v):
             continue
         check_numbers(p, from_logits)
@@ -245,7 +262,7 @@ def series(preds, target, weights, task, *, from_logits, ignore_index, positive_
             check_sum(t, target_tolerance)
         elif not 0 <= t < len(p):
             raise Illegal(f"label {t}")
-        row = class_row(p, t if soft else oracles.one_hot(t, len(p)), v, from_logits)
+        row = replace(class_row(p, t if soft else oracles.one_hot(t, len(p)), v, from_logits), n=number)
         rows.append(row if positive_classes is None else set_row(row, positive_classes, from_logits))
     return [rows]
 
@@ -281,9 +298,12 @@ def score_parts(metric, row, options, binary):
         return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
+    halved = 2 if binary and metric == "squareddistance" else 1  # of two classes, the Brier score sums one
     if options.get("component") == "noise_floor":  # a label is a single annotator
         floors = {"totalvariation": oracles.total_variation_floor, "squareddistance": oracles.brier_floor}
-        return [floors.get(metric, oracles.entropy_floor)(row.q, 1)]
+        return [floors.get(metric, oracles.entropy_floor)(row.q, row.n) / halved]
+    if options.get("component") == "corrected":
+        return [oracles.corrected_distance(metric, row.q, row.t, row.n) / halved]
     if metric == "totalvariation":
         return [abs(q - t) / 2 for q, t in zip(row.q, row.t, strict=True)]
     if metric in ("kldivergence", "entropygap"):
@@ -398,6 +418,10 @@ def event_value(metric, column, options, guard, copies=True):
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
     if metric == "atb":
         return ranked.atb(confidence, outcome, weights)
+    if metric in PENALTIES:
+        loop, defaults = PENALTIES[metric]
+        given = {name: options.get(name, value) for name, value in defaults.items()}
+        return loop(list(zip(confidence, outcome, weights, strict=True)), **given)
     if metric in BINLESS:
         taken = ("component", "bandwidth", "eps", "span", "degree")
         more = {name: options[name] for name in taken if name in options}
@@ -449,16 +473,17 @@ def event_value(metric, column, options, guard, copies=True):
         parts = ranked.corp(score, confidence, outcome, weights, order)
         return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
     sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
+    cut |= {name: options[name] for name in ("n_min", "n_max", "variant", "ties") if name in options}
     if metric == "tce":
         tested = {"alpha": options.get("alpha", 0.05), "norm": options.get("norm", "l1"), "order": sorted_by}
-        tested |= {name: options[name] for name in ("test", "variant") if name in options}
+        tested |= {name: options[name] for name in ("test",) if name in options}
         return ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
     blocks = ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
     if metric == "estimationerror":
         return ranked.estimation_error(blocks, outcome, weights, **distances_of(options))
     rows = ranked.rows_of(blocks, confidence, outcome, weights, copies)
     if metric == "gce":
-        return ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
+        return ranked.gce(lambda n, c, f: (f - c) ** 2 / (1 + n), rows, options.get("norm", "l1"))
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
 
 
@@ -468,6 +493,11 @@ def event_value(metric, column, options, guard, copies=True):
 def values_of(call, rows):
     """Return (value, size) for one batch element, or one pair per class."""
     binary = call.read_as != "multiclass"
+    if call.metric in OF_PAIRS:
+        taken = ("estimator", "kernel", "bandwidth", "block_size", "p")
+        options = {"estimator": "linear"} if call.cls else {}  # the default of the class
+        options |= {name: call.settings[name] for name in taken if name in call.settings}
+        return [(OF_PAIRS[call.metric]([r.q for r in rows], [r.t for r in rows], [r.w for r in rows], **options), 1.0)]
     if call.metric in SCORES:
         options = dict(call.settings)
         if options.get("cost") is not None:
@@ -489,7 +519,7 @@ def expected(call):
     """Return the value by the slow loops, and the magnitude of its terms, to which rounding is relative."""
     if call.malformed:
         raise Illegal(call.malformed)
-    how = call.streaming().input_format
+    hard_targets, whole_weights = call.needs
     reading = {"ignore_index": None, "positive_classes": None, **call.reading}
     axis = reading.pop("class_axis", -1)
     preds, target, n_series = call.preds, call.target, math.prod(call.lead)
@@ -497,18 +527,22 @@ def expected(call):
         preds = preds.movedim(axis, -1)
         n_axes = preds.dim()
         target = target.movedim(axis % n_axes, n_axes - 1) if target.dim() >= n_axes else target
-    target = shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
+    with_axis = target.dim() > preds.dim() - (call.task == "multiclass") and not target.is_floating_point()
+    annotators = target.sum(-1) if with_axis else None  # counts
+    target = shares(target, preds.shape, call.task, hard_targets, reading["ignore_index"])
     if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
         raise Illegal("soft targets with ignore_index")
     are_labels = call.task != "multiclass" and bool(((target == 0) | (target == 1)).all())
-    if target.is_floating_point() and how.hard_targets and not are_labels:
+    if target.is_floating_point() and hard_targets and not are_labels:
         raise Illegal("soft targets for a metric of labels")
     separate = call.settings.get("mode") == "classwise" or call.task == "multilabel"
     averaged = not separate or (call.settings.get("average", "macro") is not None and call.metric not in NEVER_AVERAGED)
     values, size = [], 1.0
-    given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in (preds, target, call.weights)]
+    given = preds, target, call.weights, annotators
+    given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in given]
     for k in range(n_series):
-        columns = series(*(t if t is None else t[k] for t in given), call.task, whole=how.whole_weights, **reading)
+        *columns, n = (t if t is None else t[k] for t in given)
+        columns = series(*columns, call.task, whole=whole_weights, annotators=n, **reading)
         found = [pair for rows in columns for pair in values_of(call, rows)]
         size = max(size, *(s for _, s in found if math.isfinite(s)), 0)
         of_columns = [value for value, _ in found]

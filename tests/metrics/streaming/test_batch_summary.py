@@ -1,7 +1,5 @@
 """Updates with the summary of a batch, compared with the conversion of the same batch, and with loops."""
 
-import math
-
 import pytest
 import torch
 
@@ -58,44 +56,6 @@ def test_functions_equal_those_of_converted_batches(task, from_logits, monkeypat
     monkeypatch.setattr(estimator, "summary_of", lambda *_: None)
     expected = [cls.function(preds, target, **options) for cls in METRICS]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_sampling_noise_of_soft_targets_and_labels_does_not_depend_on_their_order():
-    preds, target = batch("binary", False, torch.float32)
-    given = [(preds, (target + preds) / 2), (preds, target)]
-    metrics = tc.ECE(task="binary"), tc.ECE(task="binary")
-    for metric, batches in zip(metrics, (given, given[::-1]), strict=True):
-        for each in batches:
-            metric.update(*each)
-    torch.testing.assert_close(metrics[0].state, metrics[1].state, rtol=1e-12, atol=1e-12)
-
-
-def test_summaries_equal_loops_over_rows():
-    preds, target = batch("multiclass", True, torch.float32)
-    found = batch_summary.summary_of(tc.NLL(task="multiclass", from_logits=True).input_format, preds, target, "entropy")
-    totals = [0.0] * 5
-    for k, (row, label) in enumerate(zip(preds.double().tolist(), target.tolist(), strict=True)):
-        largest = max(row)
-        exps = [math.exp(x - largest) for x in row]
-        q = [e / sum(exps) for e in exps]
-        assert found.confidence[k] == pytest.approx(max(q), rel=2e-6)
-        assert found.outcome[k] == (q.index(max(q)) == label)
-        statistics = [
-            math.log(q[label]),
-            sum((x - (j == label)) ** 2 for j, x in enumerate(q)),
-            sum(x * math.log(x) for x in q),
-            max(q),
-            q.index(max(q)) == label,
-        ]
-        totals = [total + x for total, x in zip(totals, statistics, strict=True)]
-    assert found.totals == pytest.approx(totals, rel=2e-6)
-
-
-def test_infinite_scores_are_summed():
-    metrics = tc.CalibrationCollection({"nll": tc.NLL(num_classes=2), "brier": tc.BrierScore(num_classes=2)})
-    metrics.update(torch.tensor([[0.3, 0.7], [0.0, 1.0]]), torch.tensor([1, 0]))
-    assert metrics.compute()["nll"] == math.inf
-    assert metrics.compute()["brier"] == pytest.approx((2 * 0.3**2 + 2) / 2)
 
 
 def test_other_input_is_converted():

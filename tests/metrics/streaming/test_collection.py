@@ -105,15 +105,6 @@ def test_states_that_change_after_a_refused_batch_are_kept():
     torch.testing.assert_close(collection["NLL"].state, 2 * other.state)
 
 
-@pytest.mark.parametrize("name", ["groups", "clusters"])
-def test_columns_that_no_metric_uses_raise(name):
-    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS)])
-    for call in (collection.update, collection):
-        with pytest.raises(ValueError, match=f"`{name}` must be None for a collection without"):
-            call(LOGITS, TARGET, **{name: TARGET})
-    assert collection["ECE"].update_count == 0
-
-
 def test_members_on_another_device_raise():
     collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
     collection["NLL"].to("meta")

@@ -6,8 +6,7 @@ from functools import partial, partialmethod
 
 import pytest
 import torch
-from cases import CASES, covering, formula_of, path_of
-from helpers.refusals import check_each
+from cases import CASES, path_of, paths
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
@@ -21,14 +20,7 @@ ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.v
 # A case for each accumulator of sums, because the behaviour of a state depends only on its accumulator
 OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumState)]
 OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
-# A case for each path and each formula; all others in the extended run
-PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
-
-
-def tensors(metric):
-    parts = metric.kind.parts(metric.state)
-    return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
 
 
 @pytest.mark.parametrize("one", ONE_OF_EACH, ids=str)
@@ -161,25 +153,7 @@ def test_plot_draws_on_the_given_axes():
     metric.plot(ax=figure.add_subplot())
 
 
-def test_update_never_synchronises_the_device():
-    """Meta tensors have no values: an operation that synchronises the device raises an error."""
-
-    def check_no_value_is_read(case):
-        preds, target = (tensor.to("meta") for tensor in case.data())
-        for policy in ("raise", "drop"):
-            metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
-            metric.update(preds, target, weights=torch.rand(40, device="meta"))
-            metric.update(preds, target)
-            if isinstance(metric.kind, SumState):  # bins of ranked samples depend on values, which `forward` reads
-                metric(preds, target)
-            assert all(tensor.device.type == "meta" for tensor in tensors(metric))
-            with pytest.raises(RuntimeError):
-                metric.compute()
-
-    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), check_no_value_is_read)
-
-
-@pytest.mark.parametrize("case", PATHS_AND_FORMULAS)
+@pytest.mark.parametrize("case", paths())
 def test_bad_rows_on_a_device_are_counted_and_excluded_and_compute_raises(case, monkeypatch):
     """The path of `update` on CUDA, tested on the CPU, where values can be read."""
     original = InputFormat.read
