@@ -1,9 +1,9 @@
 """Advice on calibrators against the truth: `python -m benchmarks.gains`.
 
 A data set has N samples with logits N(0, 2^2) for each of C classes (two classes: log-odds are N(0, 2^2)), and labels
-from a law. Gain and verdict are those of a report. The true gain is that of the fit to all samples, from the
-conditional risk on fresh logits, whose class probabilities are known. A gain of any size is worthwhile unless the
-verdict says otherwise.
+from a law. Calibrators are cross-validated as in a report, for many data sets at once. The true gain is that
+of the fit to all samples, from the conditional risk on fresh logits, whose class probabilities are known. The verdict
+is that of `benchmarks.diagnosis`. A gain of any size is worthwhile unless the verdict says otherwise.
 """
 
 import math
@@ -16,20 +16,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-import torchcalib as tc
+from benchmarks.diagnosis import Data, found_in
 from benchmarks.study import Cell, Found, Part, Row, Study, main
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
-from torchcalib.calibration.recommendation import CALIBRATORS, Recommendation
-from torchcalib.calibration.selection import chi_squared_tail, likelihood_ratio, row_scores
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
+from torchcalib.calibration.folds import folds_of
+from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
+from torchcalib.calibration.selection import (
+    Candidate,
+    candidate_of,
+    chi_squared_tail,
+    contributions,
+    likelihood_ratio,
+    row_scores,
+)
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions
+from torchcalib.reporting.calibration import FOLDS
+from torchcalib.reporting.findings import Findings, decide
+from torchcalib.results.calibration import CalibrationStage, CalibratorLine
 from torchcalib.results.decision import Decision
 
 N_FRESH = {2: 10_000, 10: 4_000}
 N_DETAILED = 200  # number of data sets for the true gains of all calibrators
 AT_ONCE = 2**15
-"""Number of samples of data sets that share a seed."""
-CALIBRATOR = {kind.name: kind for kind in CALIBRATORS}
+"""Number of samples of data sets that are evaluated together."""
 
 LAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "calibrated": lambda z: z,
@@ -72,23 +84,20 @@ class Outcome(NamedTuple):
     every: dict[str, tuple[float, float, float, float]]  # gain, interval and true gain of each calibrator
 
 
-def drawn(n_sets: int, n: int, num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Return log-odds or logits of the model, and labels of data sets, `(B, N, ...)`."""
+def drawn(n_sets: int, n: int, num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-odds or logits of the model, class probabilities and labels of data sets, `(B, N, ...)`."""
     generator = torch.Generator().manual_seed(seed)
     z = normal_logits(n_sets, n, num_classes, generator)
-    labels = torch.multinomial(z.softmax(-1).flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
-    return of_task(LAWS[law](z)), labels
+    q = z.softmax(-1)
+    labels = torch.multinomial(q.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
+    shown = LAWS[law](z)
+    return (shown if num_classes > 2 else shown[..., 1] - shown[..., 0]), q, labels
 
 
 def normal_logits(n_sets: int, n: int, num_classes: int, generator: torch.Generator) -> Tensor:
     """Return logits of data sets `(B, N, C)`; 0 and the log-odds for two classes."""
     z = 2 * torch.randn(n_sets, n, num_classes - (num_classes == 2), generator=generator, dtype=torch.float64)
     return z if num_classes > 2 else torch.cat((torch.zeros_like(z), z), -1)
-
-
-def of_task(logits: Tensor) -> Tensor:
-    """Return logits `(..., N, C)`, or the log-odds `(..., N)` of two classes."""
-    return logits if logits.shape[-1] > 2 else logits[..., 1] - logits[..., 0]
 
 
 def log_probs(values: Tensor, num_classes: int) -> Tensor:
@@ -99,12 +108,20 @@ def log_probs(values: Tensor, num_classes: int) -> Tensor:
 CAUSES = ("over-confidence", "under-confidence", "spread", "class bias")
 
 
+def decision_of(found: Findings, recommended: Recommendation) -> Decision:
+    """Return the decision of a report, in which the accuracy after calibration is not known."""
+    lines = tuple(CalibratorLine(name, 0.0, 0.0, 0.0, 0.0) for name in ("none", *recommended.rcl))
+    empty: Any = None
+    return decide(found, CalibrationStage(recommended, lines, empty, empty, 5, 1, 0))
+
+
 def fresh_of(num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor]:
     """Return predictions and class probabilities of new data; for two classes quantiles, without sampling noise."""
     z = normal_logits(1, N_FRESH[num_classes], num_classes, torch.Generator().manual_seed(10_000 + seed))[0]
     if num_classes == 2:
         z[:, 1] = 2 * torch.special.ndtri((torch.arange(len(z), dtype=torch.float64) + 0.5) / len(z))
-    return of_task(LAWS[law](z)), z.softmax(-1)
+    shown = LAWS[law](z)
+    return (shown if num_classes > 2 else shown[:, 1] - shown[:, 0]), z.softmax(-1)
 
 
 def contradicts(decision: Decision, recommended: Recommendation) -> bool:
@@ -124,33 +141,65 @@ def contradicts(decision: Decision, recommended: Recommendation) -> bool:
     return bool(decision.calibrator and contains_0 and "This gain is uncertain" not in decision.action)
 
 
-def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> Iterator[Outcome]:
-    """Yield the outcomes of several data sets."""
-    options: dict[str, Any] = {"task": "multiclass" if num_classes > 2 else "binary", "from_logits": True}
+def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list[Outcome]:
+    """Return the outcomes of several data sets."""
+    task = "multiclass" if num_classes > 2 else "binary"
+    values, _, labels = drawn(n_sets, n, num_classes, law, seed)
+    options = {"from_logits": True}
+    p = read_input(task, values, labels, {**options, "batch_dims": 1})
+    one = [read_input(task, values[b], labels[b], options) for b in range(n_sets)]
+    splits, n_folds = folds_of(p, FOLDS)
+    weights = weights_of_training_parts(p, splits, n_folds)
     fresh, q = fresh_of(num_classes, law, seed)
 
-    def risk(values: Tensor) -> float:
-        return -float((q * log_probs(values, num_classes)).masked_fill(q == 0, 0).sum(-1).mean())
+    def risk(fit: Calibrator | None) -> float:
+        after = log_probs(fresh if fit is None else fit.calibrated(fresh, True), num_classes)
+        return -float((q * after).masked_fill(q == 0, 0).sum(-1).mean())
 
-    raw_risk = risk(fresh)
-    values, labels = drawn(n_sets, n, num_classes, law, seed)
-    for given in zip(values, labels, strict=True):
-        report = tc.report(*given, with_intervals=False, **options)
-        decision, recommended = report.decision, report.calibration.recommendation
+    before, raw_risk = row_scores("nll", p, p.values), risk(None)
+    candidates: list[dict[str, Candidate]] = [{} for _ in one]
+    whole: dict[str, Calibrator] = {}
+    after: dict[type[Calibrator], Tensor] = {}
+    for calibrator in applicable(one[0])[0]:
+        if not is_advisable(calibrator, "nll"):
+            continue
+        fits = calibrator.fit_to(p, weights)
+        each = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
+        held_out = torch.stack([row_scores("nll", p, x) for x in each]).mean(0)
+        fit = whole[calibrator.name] = calibrator.fit_to(p)
+        in_sample = after[type(calibrator)] = row_scores("nll", p, fit.calibrated(p.values, True))
+        for b, of_set in enumerate(one):
+            parts, of_fit = (contributions(x[b], of_set) for x in (held_out, in_sample))
+            nll = before[b], in_sample[b]
+            candidates[b][calibrator.name] = candidate_of(calibrator, of_set, parts, of_fit, nll, is_advisable=True)
+    found_outcomes = []
+    for b, of_set in enumerate(one):
+        fits_of_set = {type(fit): fit.part(b) for fit in whole.values()}
+        found = found_in(task, of_set, Data(values[b], labels[b]), fits_of_set, {k: x[b] for k, x in after.items()})
+        parts = contributions(before[b], of_set)
+        recommended = recommendation_of("nll", parts, candidates[b])
+        recommended = recommended.advised(found.worthwhile, is_faulty=found.is_faulty)
         of_size = recommended.advised(0.0)
-        names = recommended.advisable if seed * n_sets <= N_DETAILED else (recommended.preferred,)
-        fits = {name: CALIBRATOR[name]().fit(*given, **options) for name in names}
-        true = {name: 100 * (1 - risk(fit.calibrated(fresh, True)) / raw_risk) for name, fit in fits.items()}
-        yield Outcome(
-            recommended.p_value is not None and recommended.p_value < 0.01,
-            of_size.best is not None,
-            of_size.gain,
-            *(of_size.interval or (math.nan, math.nan)),
-            true[of_size.preferred],
-            contradicts(decision, recommended),
-            decision.kind in CAUSES and decision.degree in ("clearly", "badly") and not decision.calibrator,
-            {name: (recommended.rcl[name], *recommended.intervals[name], true[name]) for name in names},
+        decision = decision_of(found, recommended)
+        is_detailed = seed * n_sets <= N_DETAILED
+        names = recommended.advisable if is_detailed else (recommended.preferred,)
+        true = {name: 100 * (1 - risk(whole[name].part(b)) / raw_risk) for name in names}
+        every = {name: (recommended.rcl[name], *recommended.intervals[name], true[name]) for name in names}
+        low, high = of_size.interval or (math.nan, math.nan)
+        found_outcomes.append(
+            Outcome(
+                recommended.p_value is not None and recommended.p_value < 0.01,
+                of_size.best is not None,
+                of_size.gain,
+                low,
+                high,
+                true[of_size.preferred],
+                contradicts(decision, recommended),
+                decision.kind in CAUSES and decision.degree in ("clearly", "badly") and not decision.calibrator,
+                every,
+            )
         )
+    return found_outcomes
 
 
 def gains_of(num_classes: int, n: int, law: str, n_sets: int) -> dict[str, Any]:
@@ -204,7 +253,7 @@ def null_statistics(target: str, num_classes: int, n: int, n_sets: int, seed: in
     generator = torch.Generator().manual_seed(seed)
     z = normal_logits(n_sets, n, num_classes, generator)
     q, options, effect, groups = z.softmax(-1), {"from_logits": True}, 1.0, None
-    values = of_task(z)
+    values = z if num_classes > 2 else z[..., 1] - z[..., 0]
     drawn_labels = torch.multinomial(q.flatten(0, 1), 5, replacement=True, generator=generator).reshape(n_sets, n, 5)
     if target == "5 annotators":
         t = torch.nn.functional.one_hot(drawn_labels, num_classes).double().mean(-2)

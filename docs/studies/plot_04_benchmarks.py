@@ -14,7 +14,7 @@ import math
 
 import matplotlib.pyplot as plt
 
-from benchmarks.job import DEVICE, EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
+from benchmarks.job import EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
 from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import compared
 from benchmarks.run import RESULTS, is_gpu
@@ -22,7 +22,7 @@ from benchmarks.run import RESULTS, is_gpu
 files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 machines = [content for content in files if "families" in content]
 processors = [content for content in machines if not is_gpu(content["machine"])]
-gpus = [content for content in machines if is_gpu(content["machine"])]
+gpus = [content for content in files if content.get("speed")]
 
 # sphinx_gallery_start_ignore
 TITLES = {
@@ -228,10 +228,12 @@ def print_machines():
     vendors = sorted({content["machine"]["cpu"] for content in processors})
     print(f"Processors measured: {', '.join(vendors)}.")
     for content in gpus:
-        print(f"{content['machine']['device']}, torch {content['machine']['torch']}:")
-        for record in content["families"].get(DEVICE, []):
-            for peer, found in record["peers"].items():
-                print(f"  {record['job']}: {1 / found['ratio']:.0%} of the speed of {PEERS.get(peer, peer)}")
+        print(f"{content['device']}, torch {content['torch']}:")
+        for speed in content["speed"]:
+            if speed["share"] is not None:
+                print(
+                    f"  {speed['job']}, {speed['shape']}, {speed['dtype']}: {speed['share']:.0%} of the speed of a copy"
+                )
     if not gpus:
         print("GPU: not yet measured.")
     if len(vendors) == 1:
