@@ -114,6 +114,7 @@ def with_column(task, name, values):
 RATES = RNG.random(N)
 SITE, PATIENT = np.array(["north", "", "Süd"])[RNG.integers(3, size=N)], np.arange(N) // 3
 EMPTY = SITE == ""
+NAMED, NUMBERED = np.array([f"patient {k}" for k in PATIENT]), PATIENT * 1009 - 7
 REAL, COUNTS = RNG.exponential(size=N), RNG.integers(0, 4, N)
 BOTH = {"groups": "site", "clusters": "patient"}
 PROBS, ONE_OF_3 = drawn("multiclass")["probs"], np.eye(3, dtype=np.int64)[RNG.integers(0, 3, N)]
@@ -132,8 +133,8 @@ ROWS = [
     Rows("groups", "binary", with_column("binary", "site", SITE), {"groups": "site"}),
     Rows("impossible outcomes", "binary", {"probs": np.array([0.0, 0.3, 0.7, 1.0])[PATIENT % 4], "targets": 1 * EMPTY}),
     Rows("numbered groups", "binary", with_column("binary", "site", PATIENT % 4 - 1), {"groups": "site"}),
-    Rows("clusters", "binary", with_column("binary", "patient", PATIENT), {"clusters": "patient"}, {"right": True}),
-    Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": PATIENT}, BOTH),
+    Rows("clusters", "binary", with_column("binary", "patient", NUMBERED), {"clusters": "patient"}, {"right": True}),
+    Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": NAMED}, BOTH),
     Rows("real weights", "multilabel", with_column("multilabel", "weights", REAL), {"weights": "weights"}),
     Rows("whole weights", "multiclass", {**LOGITS, "weights": COUNTS}, {"weights": "weights"}, {"n_bins": 7}),
     # other kinds of targets, and more axes

@@ -10,13 +10,14 @@ import re
 
 import pytest
 import torch
-from cases import ANNOTATOR_ERRORS, BINNED, COSTS, corp_part, squared_gap
+from cases import ANNOTATOR_ERRORS, BINNED, CASES, COSTS, corp_part, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.metrics.scores import ScoreMetric
 
 QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
 in_full = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="long")
@@ -272,6 +273,11 @@ def value_or_error(call):
     torch.testing.assert_close(results[-1].to(results[0].dtype), results[0], equal_nan=True)
     for result in results if value is not None else ():
         close(result, value, size, call)
+
+
+def test_every_score_is_called():
+    scores = {case.cls for case in CASES if issubclass(case.cls, ScoreMetric)}
+    assert scores <= {cls for _, cls, _ in KINDS}
 
 
 @pytest.mark.parametrize("profile", [QUICK, in_full])

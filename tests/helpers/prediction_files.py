@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,11 +29,11 @@ def write_safetensors(path, arrays):
     save_file(tensors(arrays), path)
 
 
-def write_csv(path, arrays):
+def write_csv(path, arrays, delimiter=","):
     """Write classes as numbered columns: `logits_0, logits_1, ...`."""
     columns = flat(arrays)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    path.write_text("\n".join([delimiter.join(columns), *(delimiter.join(map(str, row)) for row in rows)]) + "\n")
 
 
 def write_csv_gz(path, arrays):
@@ -61,6 +62,7 @@ WRITERS = {
     "safetensors": write_safetensors,
     "csv": write_csv,
     "csv.gz": write_csv_gz,
+    "tsv": partial(write_csv, delimiter="\t"),
     "jsonl": write_jsonl,
     "parquet": write_parquet,
     "numbered.parquet": lambda path, arrays: write_parquet(path, flat(arrays)),  # classes as numbered columns

@@ -1,12 +1,14 @@
 """Round trips of every format, in pieces of any size, and from shards."""
 
 import pickle
+import re
 import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from helpers import hostile_files
 from helpers.prediction_files import (
     HITS,
     LABELS,
@@ -19,10 +21,12 @@ from helpers.prediction_files import (
     write_csv,
     write_parquet,
 )
+from processes import ROOT
 from safetensors.torch import save_file
 
 from torchcalib.io.errors import InputError
 from torchcalib.io.opening import PredictionFiles, open_predictions
+from torchcalib.io.paths import FORMATS
 
 LINES = "".join(f"{p},{y}\n" for p, y in zip(PROBS, HITS, strict=True))
 
@@ -218,3 +222,11 @@ def test_missing_package_raises_an_error_that_names_the_extra(tmp_path, monkeypa
             patch.delitem(sys.modules, "torchcalib.io.tables", raising=False)
             with pytest.raises(InputError, match=rf"package {package}, .* Run pip install 'torchcalib\[data\]'\."):
                 open_predictions([tmp_path / f"a.{suffix}"])
+
+
+def test_every_format_has_rows_in_tests_of_surfaces_and_of_hostile_files():
+    kinds = set(FORMATS.values())
+    fuzzed = re.search(r"^FUZZED := (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    assert kinds - {"npy"} <= set(WRITERS)  # an .npy file has one array
+    assert {suffix.removeprefix(".") for suffix in FORMATS} - {"pth", "tsv.gz"} <= set(fuzzed)  # read as pt, csv.gz
+    assert kinds - {"tsv"} == {name.removeprefix("add_") for name in dir(hostile_files) if name.startswith("add_")}

@@ -143,11 +143,9 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
-    """Return consecutive identifiers of clusters, which may be integers or text."""
+    """Return the identifiers of clusters, which may be integers or text: the same as those of a stream."""
     check_has_values("preds", preds)
-    column = per_sample("clusters", identifiers(clusters, preds.device), preds)
-    numbers: Tensor = torch.unique(column, return_inverse=True)[1]
-    return numbers
+    return per_sample("clusters", identifiers(clusters, preds.device), preds)
 
 
 def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcalib.io.errors import InputError, NoSamplesError, quoted
 from torchcalib.io.opening import Unconverted
-from torchcalib.io.paths import format_of
+from torchcalib.io.paths import TABLES, format_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
 Values = np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ class Copy:
         """Return the content of a file with this name, and the arrays that its format cannot store."""
         kind = str(format_of(path))
         kept = {name: values for name, values in self.arrays.items() if _can_store(kind, name == self.preds, values)}
-        if kind in ("csv", "tsv", "jsonl", "parquet"):
+        if kind in TABLES:
             stored = self._in_columns(kept, with_lists=kind in ("jsonl", "parquet"))
         else:
             stored = {self.stem if name == self.preds and self.columns else name: each for name, each in kept.items()}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
 from torchcalib.io.names import Task
-from torchcalib.io.paths import check_paths, format_of
+from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
 from torchcalib.io.source import Source
@@ -219,6 +219,6 @@ def _readers_of(files: Sequence[Path]) -> list[Reader]:
     file_format = str(format_of(files[0]))
     with reading(str(files[0]), file_format):
         # Tables require pyarrow, an optional dependency. Help does not require numpy.
-        module = "tables" if file_format in ("csv", "tsv", "jsonl", "parquet") else "arrays"
+        module = "tables" if file_format in TABLES else "arrays"
         reader: type[Reader] = import_module(f"torchcalib.io.{module}").READERS[file_format]
     return [reader(*files)] if file_format == "npy" else [reader(path) for path in files]

@@ -23,6 +23,9 @@ FORMATS = {
 }
 """File format by suffix, in lower case."""
 
+TABLES = ("csv", "tsv", "jsonl", "parquet")
+"""Formats with columns. The others contain arrays."""
+
 _ADVICE = {
     ".json": "Write one object per line to a .jsonl file: df.to_json(path, orient='records', lines=True). "
     "Read logs of language models with torchcalib audit.",
