@@ -350,9 +350,9 @@ def bootstrap(
         value = metric(preds, target, task=task, weights=weights, **options)
         found = []
         for counts in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1]):
-            drawn = counts.reshape(len(counts), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
             if p.copies:  # so that the metric counts them as samples
-                drawn = drawn.long()
+                counts = counts.long()
+            drawn = counts.reshape(len(counts), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
             drawn = drawn if weights is None else drawn * weights
             found.append(metric(preds, target, task=task, weights=drawn, **options))
             _check_values(found[-1], value, len(drawn))
