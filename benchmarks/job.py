@@ -81,7 +81,7 @@ class Job:
     seconds: float | None = None
     extra_bytes: int | None = None
     updates: tuple[int, ...] = ()
-    grows: tuple[Mapping[str, int], ...] = ()
+    grows: tuple[Mapping[str, Any], ...] = ()
     numba: bool = True
     rounds: int = 9
     alone: bool = True

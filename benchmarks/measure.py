@@ -55,14 +55,14 @@ def captured(call: Call) -> Call:
 
 def seconds_of_graph(replay: Call) -> float:
     """Return the time of a replay on the device, after its cache was overwritten."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     size = 4 * torch.cuda.get_device_properties().L2_cache_size
     torch.empty(size, dtype=torch.uint8, device="cuda").fill_(1)
     begin.record()
     replay()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1000
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def hide_numba() -> None:

@@ -98,10 +98,10 @@ def worse(records: Iterable[Record], stored: Iterable[Record]) -> list[str]:
         for peer, found in before["peers"].items():
             most[before["job"], peer] = max(most.get((before["job"], peer), 0), found["ratio"] or 0)
     return [
-        f"worse: {record['job']}, {peer}: {share(found['ratio'])}, stored {share(before)}"
+        f"worse: {record['job']}, {peer}: {share(found['ratio'])}, stored {share(largest)}"
         for record in records
         for peer, found in record["peers"].items()
-        if (before := most.get((record["job"], peer))) and (found["ratio"] or 0) > WORSE * before
+        if (largest := most.get((record["job"], peer))) and (found["ratio"] or 0) > WORSE * largest
     ]
 
 

@@ -83,8 +83,8 @@ def show(job: Job, record: Record) -> None:
     print(f"\n{job.name}")
     for line in lines(job, record):
         print(columns(line))
-    for line in growth_lines(record):
-        print(f"  {line}")
+    for growth in growth_lines(record):
+        print(f"  {growth}")
     sys.stdout.flush()
 
 
