@@ -24,8 +24,8 @@ from benchmarks import laws
 from benchmarks.coverage import LEVELS
 from benchmarks.laws import TRUTHS, beta, normal, random, updated
 from benchmarks.study import Cell, Found, Part, Row, Study, main, percent, rejected, row_of_each
+from torchcalib.functional.binned import ece_from_bins, esce_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_tests
-from torchcalib.metrics.binned import ece_from_bins, esce_from_bins
 
 N_REPLICATES = 199
 ZIPF, MIXTURE, RARE, ONE_CLASS = "Zipf", "beta mixture", "rare: beta(0.5, 20)", "one class per cluster"

@@ -19,9 +19,9 @@ from torch import Tensor
 import torchcalib as tc
 from benchmarks.laws import CLASSES, bins_of, data_sets, expected, updated
 from benchmarks.study import Cell, Found, Part, Row, Study, main, missed, rejected, row_of_each
+from torchcalib.functional.binned import ece_from_bins, esce_from_bins, mce_from_bins, rmsce_from_bins
 from torchcalib.inference import CalibrationTest
 from torchcalib.inference.testing import ErrorTest, run_error_tests
-from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, mce_from_bins, rmsce_from_bins
 
 SIZES = (200, 500, 3_000, 20_000)
 N_REPLICATES = 199

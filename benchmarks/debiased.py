@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.laws import LARGE, bins_of, data_sets, expected, normal, random
 from benchmarks.study import Cell, Found, Part, Row, Study, main, row_of_each
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_test
-from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 SIZES = (60, 150, 700, 5_000)
 N_REPLICATES = 99

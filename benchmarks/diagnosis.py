@@ -19,11 +19,11 @@ from benchmarks.study import Found, Part, Row, Study
 from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import modes_of
+from torchcalib.core.named_groups import NamedGroupState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_test
-from torchcalib.metrics.binned import ECE, rmsce_from_bins
-from torchcalib.metrics.groups.named import NamedGroupState
 from torchcalib.reporting.calibration import FittedCalibrators, fitted
 from torchcalib.reporting.catalogue import BY_CLASS, bins_of, catalogue_of
 from torchcalib.reporting.findings import Findings, decide
@@ -81,7 +81,7 @@ def found_in(
         groups = of_groups.names, kind.statistic(of_groups)
     reported = ReportData(catalogue, statistics, predictions=p, groups=groups)
     bins, average = statistics[bins_of(modes[0])], task == "multilabel"
-    tested = run_error_test(ErrorTest(ECE.from_bins), bins, average=average, n_replicates=N_REPLICATES)
+    tested = run_error_test(ErrorTest(ece_from_bins), bins, average=average, n_replicates=N_REPLICATES)
     frequency = _frequencies(p)
     naive = -float(torch.xlogy(frequency, frequency).sum(-1).mean())
     lines = {
@@ -94,7 +94,7 @@ def found_in(
     for mode in modes:
         over_classes = mode == "classwise"
         lines[f"rmsce_debiased/{mode}"] = _line("RMSCE", _rmsce(statistics[bins_of(mode)], over_classes))
-    of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES) if average else None
+    of_labels = run_error_test(ErrorTest(ece_from_bins), bins, n_replicates=N_REPLICATES) if average else None
     return Findings(
         data=reported,
         lines=lines,

@@ -14,8 +14,8 @@ from benchmarks.coverage import DEBIASED, tests_of
 from benchmarks.debiased import LAWS, SIZES, TRUTHS
 from benchmarks.laws import LARGE, bins_of, data_sets, expected
 from benchmarks.study import Part, Study, main, missed, percent, row_of_each
+from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.resampling import Interval
-from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
 
 LEAST_PRINTED = 50  # fewer printed intervals tell nothing about their coverage

@@ -21,6 +21,7 @@ The classes have the methods of torchcalib: `test()` returns noise floor, p-valu
 reliability diagram.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,9 @@ from torch import Tensor
 from torchmetrics import classification as theirs
 
 from torchcalib.core.arguments import check_choice
-from torchcalib.metrics.binned import ECE, MCE, RMSCE, BinnedMetric
+from torchcalib.functional.binned import ece, mce, rmsce
+from torchcalib.functional.estimator import declaration_of, factory_of
+from torchcalib.metrics.errors import BinnedMetric
 
 __all__ = [
     "BinaryCalibrationError",
@@ -41,7 +44,7 @@ __all__ = [
 
 Norm = Literal["l1", "l2", "max"]
 
-_CLASS_OF_NORM: dict[str, type[BinnedMetric]] = {"l1": ECE, "l2": RMSCE, "max": MCE}
+_FUNCTION_OF_NORM: dict[str, Callable[..., Tensor]] = {"l1": ece, "l2": rmsce, "max": mce}
 
 
 class _Replacement(BinnedMetric):
@@ -51,15 +54,15 @@ class _Replacement(BinnedMetric):
 
     def __init__(self, reader: Any, **kwargs: Any) -> None:
         """Initialise from the metric of torchmetrics, which has checked the arguments."""
-        check_choice("norm", reader.norm, tuple(_CLASS_OF_NORM))
-        ours = _CLASS_OF_NORM[reader.norm]
+        check_choice("norm", reader.norm, tuple(_FUNCTION_OF_NORM))
+        ours = _FUNCTION_OF_NORM[reader.norm]
         # Both tasks have binary events: the positive class or the top label, and its confidence.
-        estimator = ours.factory(task="binary", n_bins=reader.n_bins, validate_args=False).streamed(None)
+        estimator = factory_of(ours)(task="binary", n_bins=reader.n_bins, validate_args=False).streamed(None)
         self._build(estimator, (), False, **kwargs)
         names = ("num_classes", "n_bins", "norm", "ignore_index", "validate_args")
         options = {name: getattr(reader, name) for name in names if hasattr(reader, name)}
         self.settings = {"task": "multiclass" if "num_classes" in options else "binary", **options}
-        self.interval_kind, self.test_formula = ours.interval_kind, ours.test_formula
+        vars(self).update(vars(declaration_of(ours)))
         # Not set as attributes of a module: `num_classes` is a property, and the reader has no state to save or move.
         vars(self).update(options, _reader=reader, _dtype_of_value=torch.float32)
 

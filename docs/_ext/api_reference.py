@@ -78,7 +78,7 @@ def shown_members(cls: type) -> list[str]:
     }
     if not issubclass(cls, CalibrationMetric) or cls is CalibrationMetric:
         return list(own)
-    has_test = issubclass(cls, WrappedMetric) or cls.test_from is not CalibrationMetric.test_from
+    has_test = issubclass(cls, WrappedMetric) or cls.has_test
     first = ["update", "compute", *(["test"] if has_test else [])]
     return list(dict.fromkeys([*first, *own, "reset", "plot", "merge_state", "n_dropped"]))
 

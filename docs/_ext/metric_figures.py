@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import torchcalib
+from torchcalib.metrics.diagram import draw_metric
 from torchcalib.plots import DARK, LIGHT, to_svg
-from torchcalib.plots.of_metric import draw_metric
 
 FACTORS = torch.logspace(-0.398, 0.398, 11, 10.0, dtype=torch.float64)  # 0.4 to 2.5, with 1 in the middle
 N_CLASSES = 3

@@ -100,7 +100,7 @@ class Page:
     @property
     def has_test(self) -> bool:
         """Whether the class has a calibration test."""
-        return self.cls is not None and self.cls.test_from is not CalibrationMetric.test_from
+        return self.cls is not None and self.cls.has_test
 
     @property
     def blocks(self) -> list[str]:
@@ -250,16 +250,14 @@ def metric_page(page: Page, folder: Path) -> str:
 def api_page(namespace: str) -> str:
     """Return the API page of "torchcalib" or "torchcalib.functional", with a table for the metrics of each family."""
     is_listed = inspect.isfunction if namespace == "torchcalib.functional" else inspect.isclass
-    public = import_module(namespace).__all__
+    public = {name: getattr(import_module(namespace), name) for name in import_module(namespace).__all__}
+    order = {name: k for k, name in enumerate(pages())}  # of functions
     tables = {}
     for family in contents()["families"].values():
-        modules = [import_module(f"torchcalib.metrics.{name}") for name in family.get("modules", ())]
-        tables[family["heading"]] = [
-            name
-            for module in modules
-            for name, value in vars(module).items()
-            if is_listed(value) and value.__module__ == module.__name__ and name in public
-        ]
+        modules = {f"torchcalib.functional.{name}" for name in family.get("modules", ())}
+        functions = {name: getattr(value, "function", value) for name, value in public.items() if is_listed(value)}
+        found = [name for name, function in functions.items() if function.__module__ in modules]
+        tables[family["heading"]] = sorted(found, key=lambda name: order.get(functions[name].__name__, len(order)))
     return rendered(f"api/{namespace.rpartition('.')[2]}.md", namespace=namespace, tables=tables)
 
 

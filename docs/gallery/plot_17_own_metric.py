@@ -42,8 +42,9 @@ torchcalib.plots.reliability_diagram(metric).figure
 # This metric is the difference between the largest and the smallest gap.
 
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.metrics.binned import BinnedMetric, binned
-from torchcalib.metrics.estimator import metric_function
+from torchcalib.functional.binned import binned
+from torchcalib.functional.estimator import metric_function
+from torchcalib.metrics.errors import BinnedMetric
 
 
 def gap_range_from_bins(b):

@@ -33,9 +33,9 @@ from torchcalib import plots
 from torchcalib.calibration import save_calibrator
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infer_task, prepare
+from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.integrations.outputs import found_by
-from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.results.conditions import Condition
 from torchcalib.special import betainc, binomial_test
 

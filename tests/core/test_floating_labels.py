@@ -13,14 +13,13 @@ from helpers.samples import updated
 
 import torchcalib as tc
 from torchcalib.inference import calibration_test
-from torchcalib.metrics.base import CalibrationMetric
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, F64]
 same = partial(null_distribution.same, rtol=1e-9)
 TESTED = [
     case
     for case in CASES
-    if case.cls.test_from is not CalibrationMetric.test_from
+    if case.cls.has_test
     and case.cls not in (tc.Cox, tc.SKCE)
     and not case.format.hard_targets
     and case.options.get("component", "ici") == "ici"

@@ -22,9 +22,9 @@ from scipy import stats
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference import calibration_test, simulation, testing
 from torchcalib.inference.testing import ErrorTest, run_error_test
-from torchcalib.metrics.binned import ece_from_bins
 
 
 def deviations(share, n_replicates):

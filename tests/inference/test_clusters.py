@@ -14,11 +14,11 @@ from torchcalib.core import clusters as core
 from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers, determine_label, in_clusters
 from torchcalib.core.inputs import read_input
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.functional.logistic import score_test_of_clusters
 from torchcalib.inference import Interval, bootstrap, calibration_test
 from torchcalib.inference.clusters import ClusteredMean, sign_p_value
 from torchcalib.inference.simulation import OrderedSample
 from torchcalib.inference.testing import _p_value
-from torchcalib.metrics.logistic import score_test_of_clusters
 
 F64 = torch.float64
 N_CLUSTERS, ROWS = 40, 25

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece_from_bins, esce_from_bins, rmsce_from_bins
 from torchcalib.inference import calibration_test
 from torchcalib.inference.intervals import (
     ErrorIntervals,
@@ -21,7 +22,6 @@ from torchcalib.inference.intervals import (
 )
 from torchcalib.inference.simulation import BinCells
 from torchcalib.inference.testing import ErrorTest, run_error_test
-from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, rmsce_from_bins
 
 FORMULAS = {
     "absolute": ece_from_bins,

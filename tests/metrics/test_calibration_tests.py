@@ -10,12 +10,11 @@ from helpers.samples import updated
 
 import torchcalib as tc
 from torchcalib.inference import CalibrationTest, calibration_test
-from torchcalib.metrics.base import CalibrationMetric
 
 TESTABLE = [
     case
     for case in CASES
-    if case.cls.test_from is not CalibrationMetric.test_from
+    if case.cls.has_test
     and case.cls not in (tc.Cox, tc.SKCE, tc.Spiegelhalter)  # these have asymptotic tests
     and case.options.get("component", "mcb") in ("mcb", "ici")
     and (case.cls is not tc.SmECE or case.name == "smece-binary")  # one case, because it has many cells
@@ -72,7 +71,7 @@ def test_calibration_test_of_merged_states_equals_one_call_and_is_nan_without_da
         assert getattr(nothing, name).shape == whole.compute().shape
 
 
-UNTESTABLE = {case.cls: case for case in CASES if case.cls.test_from is CalibrationMetric.test_from}
+UNTESTABLE = {case.cls: case for case in CASES if not case.cls.has_test}
 
 
 @pytest.mark.parametrize("case", UNTESTABLE.values(), ids=str)

@@ -18,7 +18,7 @@ from torchcalib.calibration import relative_calibration_loss
 from torchcalib.core.inputs import InputFormat
 from torchcalib.inference import calibration_test
 from torchcalib.metrics.groups import streaming
-from torchcalib.metrics.groups.table import adjusted_p_values, shrunk_to_mean
+from torchcalib.results.group_table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case).startswith(NAMES)], ids=str)

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.functional.canonical import _GRID
 from torchcalib.inference import skce_test
-from torchcalib.metrics.canonical import _GRID
 from torchcalib.ops import leave_one_out, pairwise
 
 F64 = torch.float64

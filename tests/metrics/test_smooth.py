@@ -17,14 +17,14 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.simulation import BinCells
-from torchcalib.metrics.smooth import (
+from torchcalib.functional.smooth import (
     SmoothingAccumulator,
     occupied_cells,
     smece_from_bins,
     smece_from_cells,
     sums_of_cells,
 )
+from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.smoothing.formula import N_CELLS
 
 F64 = torch.float64

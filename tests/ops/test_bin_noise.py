@@ -12,7 +12,7 @@ import torchcalib as tc
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import read_input
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.metrics.binned import binned, ece_from_bins
+from torchcalib.functional.binned import binned, ece_from_bins
 
 N_BINS, N_GROUPS = 5, 6
 MODES = [("binary", "positive"), ("binary", "top_label"), ("multiclass", "top_label"),

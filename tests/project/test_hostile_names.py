@@ -14,10 +14,10 @@ import torchcalib as tc
 from torchcalib.cli import main
 from torchcalib.inference import CalibrationTest
 from torchcalib.io.saved import write_whole
-from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
+from torchcalib.results.group_table import GroupTable
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}", "{% raw %}", "../../../outside",

@@ -22,8 +22,8 @@ from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
 from torchcalib.core.tasks import infers_task
+from torchcalib.functional.proper_scores import brier_score, nll
 from torchcalib.io.errors import shown
-from torchcalib.metrics.proper_scores import brier_score, nll
 from torchcalib.ops.logs import wide_dtype
 
 ScoreFunction = Callable[..., Tensor]

@@ -20,9 +20,9 @@ from torchcalib.cli.files import check_pages
 from torchcalib.cli.inputs import make_folder
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
+from torchcalib.integrations.monitoring.monitor import Monitor
+from torchcalib.integrations.monitoring.over_confidence import OverConfidenceWarning
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.monitoring.monitor import Monitor
-from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
 from torchcalib.reporting.render import terminal
 
 _N_TRAIN = 250  # number of training samples, small enough for over-fitting

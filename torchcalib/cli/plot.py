@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchcalib.cli.files import mode_of, print_json, read_builder
 from torchcalib.cli.messages import output, working
-from torchcalib.cli.metric import updated
+from torchcalib.cli.metric import streamed
 from torchcalib.cli.ranks import on_first
 from torchcalib.core.events import NamedMode, TopK
+from torchcalib.functional.binned import ece
 from torchcalib.io.errors import printable
 from torchcalib.io.saved import write_whole
-from torchcalib.metrics.binned import ECE
 from torchcalib.plots.canvas import to_png, to_svg
 from torchcalib.plots.reliability import reliability_diagram
 
@@ -71,7 +71,8 @@ def _of_ranks(arguments: argparse.Namespace, paths: Sequence[Path], mode: TopK) 
     """Return the diagram of the most probable classes, as `_of_report`: reports contain no such line."""
     if arguments.clusters is not None:
         raise ValueError("`--clusters` must be omitted for --mode top5 and other ranks, got a name. Omit it.")
-    metric, _ = updated(ECE, arguments, paths)
-    ax = reliability_diagram(metric, logit=arguments.logit, title=arguments.title)
-    line = f"ECE, {mode.k} most probable classes: {float(metric.compute()):.3g}"
+    stream, _, _ = streamed(ece, arguments, paths)
+    estimator: Any = stream.estimator
+    ax = reliability_diagram(estimator.table(stream.statistic()), logit=arguments.logit, title=arguments.title)
+    line = f"ECE, {mode.k} most probable classes: {float(stream.compute()):.3g}"
     return ax, {"mode": arguments.mode, "line": line, "sentence": ""}

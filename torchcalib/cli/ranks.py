@@ -32,7 +32,7 @@ class _SharedError(Exception):
 @contextmanager
 def _shared() -> Iterator[None]:
     """Convert an error that all ranks raise to a `_SharedError` with the message of the first rank."""
-    from torchcalib.metrics.gathering import RanksError
+    from torchcalib.core.gathering import RanksError
 
     try:
         yield
@@ -62,7 +62,7 @@ class Ranks:
         if self.n_ranks == 1:
             yield
             return
-        from torchcalib.metrics.gathering import exchanged
+        from torchcalib.core.gathering import exchanged
 
         problem: Exception | None = None
         exit_request: SystemExit | None = None
@@ -81,7 +81,7 @@ class Ranks:
         """Raise an error on all ranks if `value` differs between ranks. `name` describes it in the message."""
         if self.n_ranks == 1:
             return
-        from torchcalib.metrics.gathering import exchanged
+        from torchcalib.core.gathering import exchanged
 
         checksum = zlib.crc32(repr(value).encode())
         if exchanged(_CALL, (checksum,), self.group) != [[checksum]] * self.n_ranks:

@@ -1,6 +1,6 @@
+from torchcalib.functional.kernel import skce_test as skce_test
+from torchcalib.functional.logistic import CoxCalibration as CoxCalibration
 from torchcalib.inference.resampling import Interval as Interval
 from torchcalib.inference.resampling import bootstrap as bootstrap
 from torchcalib.inference.testing import CalibrationTest as CalibrationTest
-from torchcalib.metrics.kernel import skce_test as skce_test
-from torchcalib.metrics.logistic import CoxCalibration as CoxCalibration
 from torchcalib.metrics.testing import calibration_test as calibration_test

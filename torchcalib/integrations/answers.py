@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchcalib.functional import brier_score, correctness_auroc
+from torchcalib.functional.binned import ece
+from torchcalib.functional.estimator import factory_of
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.logs.stated import Scale, Stated, stated_by
-from torchcalib.metrics.binned import ECE
 
 Pair = tuple[float | str | None, float]
 """Confidence in an answer, and 1 if it is right, else 0.
@@ -43,16 +45,15 @@ def events_of(pairs: Iterable[Pair]) -> tuple[Tensor, Tensor]:
     return torch.tensor(fractions, dtype=torch.float64), torch.tensor(outcomes, dtype=torch.float64).long()
 
 
-def _ece(confidence: Tensor, correct: Tensor) -> ECE:
-    metric = ECE(task="binary")
-    metric.update(confidence, correct)
-    return metric
+def _test(confidence: Tensor, correct: Tensor) -> CalibrationTest:
+    estimator = factory_of(ece)(task="binary").streamed(None)
+    return estimator.test_from(estimator.statistic(confidence, correct, None))
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "ece": lambda confidence, correct: _ece(confidence, correct).compute(),
-    "ece_if_calibrated": lambda confidence, correct: _ece(confidence, correct).test().noise_floor,
-    "ece_p_value": lambda confidence, correct: _ece(confidence, correct).test().p_value,
+    "ece": lambda confidence, correct: ece(confidence, correct, task="binary"),
+    "ece_if_calibrated": lambda confidence, correct: _test(confidence, correct).noise_floor,
+    "ece_p_value": lambda confidence, correct: _test(confidence, correct).p_value,
     "correctness_brier": lambda confidence, correct: brier_score(confidence, correct, task="binary"),
     "correctness_auroc": lambda confidence, correct: correctness_auroc(confidence, correct, task="binary"),
 }

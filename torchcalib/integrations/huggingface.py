@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import StreamOptions, Task
+from torchcalib.core.gathering import rank_and_size
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
-from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
+from torchcalib.metrics.errors import ECE
+from torchcalib.metrics.scores import ECD, NLL, Accuracy, BrierScore
 
 try:
     from accelerate.state import GradientState

@@ -17,8 +17,8 @@ except ImportError as error:
         "`IgniteMetric` needs PyTorch-Ignite, which is not installed. Install it: pip install 'torchcalib[ignite]'."
     ) from error
 
+from torchcalib.core.gathering import exchanged, waiting
 from torchcalib.io.errors import shown
-from torchcalib.metrics.gathering import exchanged, waiting
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.results.report import Report
 

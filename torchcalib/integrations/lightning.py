@@ -18,17 +18,17 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
 from torchcalib.core.arguments import StreamOptions, Task, check_count
+from torchcalib.core.gathering import gathered_bytes, rank_and_size, waiting
 from torchcalib.display.words import capitalised
+from torchcalib.integrations.monitoring.monitor import Monitor
 from torchcalib.integrations.outputs import Get, found_by
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
-from torchcalib.metrics.gathering import gathered_bytes, rank_and_size, waiting
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.results.history import History
 
 
@@ -88,7 +88,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         get: function `get(outputs, batch)` of the return value of `validation_step` and its batch, which returns
             `(preds, target)` or `(preds, target, weights)`. None finds tensors by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
-        metrics: metrics by name. None uses `torchcalib.reporting.monitoring.monitor.usual_metrics`.
+        metrics: metrics by name. None uses `torchcalib.integrations.monitoring.monitor.usual_metrics`.
         prefix: prefix of every logged name.
         threshold: increase of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
         diagrams_every: number of validations per logged diagram; 0 logs none.

@@ -21,8 +21,8 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
-from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 Norm = Literal["l1", "l2"]
 _MAX_BINS = 2**20

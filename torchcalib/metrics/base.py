@@ -6,8 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import fields
 from functools import partial
 from inspect import Parameter, Signature, signature
-from pkgutil import resolve_name
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,22 +27,23 @@ from torchcalib.core.batch_summary import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.inference.intervals import IntervalKind
+from torchcalib.functional.estimator import (
+    FUNCTION_OPTIONS,
+    Better,
+    Estimator,
+    declaration_of,
+    stream_factory_of,
+    stream_parameters,
+)
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.engine import StatefulMetric, refuse_if_synced
-from torchcalib.metrics.estimator import Estimator, factory_of, options_of
 from torchcalib.metrics.hidden import UpdatesFromHidden
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
-Better = Literal["higher", "lower", "nearer to 0"]
-
-_FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
-"""Options of metric functions that classes do not accept, or accept as arguments of their own."""
 
 _NO_EVIDENCE = Evidence(None, None)
 """Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
@@ -98,8 +98,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
     `torch.jit.script` can compile a module that contains a metric. The compiled module does not contain the metric.
 
-    A subclass names its function, `class ECE(BinnedMetric, function=ece)`, and declares what the metric is: `question`,
-    `source`, `unit`, `perfect` and the attributes that differ from those of its base class.
+    A subclass names its function, `class ECE(BinnedMetric, function=ece)`, whose declaration says what the metric is.
 
     Args:
         num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
@@ -113,45 +112,26 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     is_differentiable = True
     higher_is_better: bool | None = False
 
-    # What a metric is. Reports, comparisons, diagrams, pages and tests read these attributes. An attribute that depends
-    # on options is set by `__init__`.
+    # What a metric is, from the declaration of its function: see `Declaration`. An attribute that depends on options is
+    # set by `__init__`.
     key: ClassVar[str]
-    """Key in reports; by default the name of the function."""
     name: ClassVar[str]
-    """Display name; by default the name of the class."""
     question: ClassVar[str]
-    """One-line description of the metric, for reports."""
     source: ClassVar[str]
-    """Publication and equation that define the metric."""
     unit: str
-    """Unit of the metric value."""
     perfect: float
-    """Metric value for a perfect predictor, which assigns probability 1 to every true class."""
-    value_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    """Smallest and largest value for any options."""
-    better: ClassVar[Better | None] = "lower"
-    """Direction of better values; None if it depends on options."""
-    is_signed: ClassVar[bool] = False
-    """Whether the value is a mean difference between outcome and confidence, which may be negative."""
-    norm: ClassVar[str | None] = None
-    """Norm over bins, unless it is an option: `"l1"`, `"l2"`, `"max"`, or `"mean"` for a signed mean."""
-    binning: ClassVar[Binning | None] = None
-    """Rule of the bins, unless it depends on options; see `BinnedEstimator.binning`."""
-    noise_increases: ClassVar[bool] = False
-    """Whether sampling noise increases the expected value. If so, compare the value with its noise floor."""
-    interval_kind: IntervalKind | None = None
-    """Formula of a calibration error, for the interval of `test`. If None, the interval is NaN."""
-    needs_labels: ClassVar[bool] = False
-    """Whether the metric with default options rejects soft targets."""
-    needs_whole_weights: ClassVar[bool] = False
-    """Whether the metric with default options rejects weights that are not whole numbers."""
-    diagram: ClassVar[str | None] = None
-    """Function for `plot`, as "module:function": called with the metric, `ax` and `title`. None plots the value."""
-    diagram_of_classes: ClassVar[str | None] = None
-    """Like `diagram`, for a metric with one value per class."""
-
-    allows_clusters: ClassVar[bool] = True
-    """Whether `Clustered` can wrap the metric."""
+    value_range: ClassVar[tuple[float, float]]
+    better: ClassVar[Better | None]
+    is_signed: ClassVar[bool]
+    norm: ClassVar[str | None]
+    noise_increases: ClassVar[bool]
+    stream_options: ClassVar[tuple[str, ...]]
+    has_test: ClassVar[bool]
+    needs_labels: ClassVar[bool]
+    needs_whole_weights: ClassVar[bool]
+    diagram: ClassVar[str | None]
+    diagram_of_classes: ClassVar[str | None]
+    allows_clusters: ClassVar[bool]
 
     takes_summary = False
     """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
@@ -159,26 +139,23 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     function: ClassVar[Callable[..., Any]]
     """Function that computes the same metric."""
     factory: ClassVar[Callable[..., Estimator[Any]]]
-    """Function from options to the `Estimator` of the metric: that of `function`, unless a class defines it."""
-    stream_options: ClassVar[tuple[str, ...]] = ()
-    """Options that only the streaming class accepts. They are passed to `Estimator.streamed`."""
+    """Function from options to the `Estimator` of the metric; see `stream_factory_of`."""
 
     def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
-        """Derive attributes from the decorated function of the same metric; None for a base class."""
+        """Take over the declaration of the function of the same metric; None for a base class."""
         super().__init_subclass__(**kwargs)
         _exclude_from_torchscript(cls)
         own = vars(cls)
-        if isinstance(own.get("value_range"), tuple):  # not a property of a wrapper
-            bounds = [bound if math.isfinite(bound) else None for bound in cls.value_range]
-            cls.plot_lower_bound, cls.plot_upper_bound = bounds[0], own.get("plot_upper_bound", bounds[1])
-        if "better" in own and not isinstance(own["better"], property):
-            cls.higher_is_better = {"lower": False, "higher": True}.get(cls.better or "")
         if function is None:
             return
-        cls.key, cls.name = own.get("key", function.__name__), own.get("name", cls.__name__)
+        declaration = declaration_of(function)
+        for field in fields(declaration):
+            type.__setattr__(cls, field.name, getattr(declaration, field.name))
+        low, high = (bound if math.isfinite(bound) else None for bound in declaration.value_range)
+        cls.plot_lower_bound, cls.plot_upper_bound = low, own.get("plot_upper_bound", high)
+        cls.higher_is_better = {"lower": False, "higher": True}.get(declaration.better or "")
         type.__setattr__(cls, "function", staticmethod(function))
-        if "factory" not in own:
-            type.__setattr__(cls, "factory", staticmethod(factory_of(function)))
+        type.__setattr__(cls, "factory", staticmethod(stream_factory_of(function)))
         cls.__signature__ = Signature(_parameters_of(cls))  # type: ignore[attr-defined]  # read by `inspect`
 
     def __init__(
@@ -202,7 +179,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         estimator = self.factory(task=task, **options)
         estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **stream_options)
         self._build(estimator, batch_shape, persistent, **kwargs)
-        defaults = {p.name: p.default for p in _class_options(self.factory)}
+        defaults = {p.name: p.default for p in stream_parameters(self.factory)}
         self.settings = {**defaults, **options, **stream_options, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
@@ -242,11 +219,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
     def _state_kind(self) -> SumState[Any] | SampleState:
-        task, num_classes = self.input_format.read_as, self.input_format.num_classes
-        if isinstance(self.accumulator, ExactSample):
-            lead = (*self.batch_shape, *self.accumulator.leading_shape(task, num_classes))
-            return SampleState(self.accumulator, lead, self.input_format.from_logits)
-        return SumState(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
+        return self.estimator.state_kind(self.batch_shape)
 
     def _value(self, statistic: S) -> Tensor:
         return self.estimator.value(statistic)
@@ -339,8 +312,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             ImportError: If matplotlib is not installed.
         """
         if val is None:
-            # Imported by name, because `plots` is a higher package: diagrams need metrics.
-            draw_metric = resolve_name("torchcalib.plots.of_metric:draw_metric")
+            from torchcalib.metrics.diagram import draw_metric  # which imports matplotlib
+
             if (drawn := draw_metric(self, ax)) is not None:
                 return drawn
         _, axes = self._plot(val, ax)  # with `ax`, torchmetrics does not return the figure
@@ -388,18 +361,14 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         check_counts(statistic)
         return self.test_from(statistic, level=level, n_replicates=n_replicates, seed=seed)
 
-    def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
-        """Return the calibration test, with one entry per batch element, for accumulated sums or samples.
-
-        Args:
-            statistic: Sums over bins, including sums for the noise floor; or a `RankedSample`. Extra leading axes are
-                batch axes.
-            **how: Arguments of `test`.
-        """
-        raise TypeError(
-            f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
-            "Use ECE or KS, for example. `torchcalib.inference.bootstrap` computes intervals for any metric."
-        )
+    def test_from(self, statistic: S, **how: Any) -> CalibrationTest:
+        """Return the calibration test for accumulated sums or samples; see `Estimator.test_from`."""
+        if not self.has_test:
+            raise TypeError(
+                f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
+                "Use ECE or KS, for example. `torchcalib.inference.bootstrap` computes intervals for any metric."
+            )
+        return self.estimator.test_from(statistic, **how)
 
     def _configuration(self) -> dict[str, object]:
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
@@ -474,14 +443,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         return p
 
 
-def _class_options(factory: Callable[..., Any]) -> list[Parameter]:
-    """Return the options of a factory that the class also accepts; the first one is `task`."""
-    return [p for p in options_of(factory) if p.name not in _FUNCTION_OPTIONS]
-
-
 def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
     """Return the parameters of a metric class: `task` by position, all other options by name."""
-    task, *options = _class_options(cls.factory)
+    task, *options = stream_parameters(cls.factory)
     known = {p.name for p in options} | {"self", "task"}
     of_init = [
         [p for p in signature(init).parameters.values() if p.name not in known and p.kind == Parameter.KEYWORD_ONLY]
@@ -493,7 +457,7 @@ def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
         *(
             Parameter(name, Parameter.KEYWORD_ONLY, default=default)
             for name, default in INPUT_DEFAULTS.items()
-            if name not in _FUNCTION_OPTIONS
+            if name not in FUNCTION_OPTIONS
         ),
     ]
     return [task.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *of_class, *options, *by_name, *of_init[1]]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchcalib.core.gathering import Gather, all_gathered, exchanged, waiting
 from torchcalib.metrics.checkpoint import STATE_FORMAT
-from torchcalib.metrics.gathering import Gather, all_gathered, exchanged, waiting
 
 if TYPE_CHECKING:
     from torchcalib.core.state import SampleState, SumState

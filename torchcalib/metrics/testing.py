@@ -8,10 +8,11 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, task_by_position, task_of
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.tasks import cluster_ids, inferred_task
+from torchcalib.functional.binned import BinnedEstimator
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric, check_counts
-from torchcalib.metrics.binned import ECE, BinnedMetric
-from torchcalib.metrics.groups.clustered import Clustered
+from torchcalib.metrics.clustered import Clustered
+from torchcalib.metrics.errors import ECE
 
 
 @task_by_position
@@ -117,9 +118,9 @@ def calibration_test(
     fresh.update(preds, target, weights, **given)
     how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
     plain = metric.metric if isinstance(metric, Clustered) else metric
-    if isinstance(plain, BinnedMetric) and not fresh._would_sync:
+    if isinstance(plain.estimator, BinnedEstimator) and not fresh._would_sync:
         p = plain.input_format.read(preds, target, weights, batch_shape=plain.batch_shape, drop_invalid=True)
-        how["rows"] = plain.label_rows(p)
+        how["rows"] = plain.estimator.label_rows(p)
         statistic = fresh.statistic()
         check_counts(statistic)
         return fresh.test_from(statistic, **how)

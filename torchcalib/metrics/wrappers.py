@@ -1,18 +1,15 @@
 """Base class for metrics that wrap another metric."""
 
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import signature
+from operator import attrgetter
 from typing import Any, TypeVar
 
+from torchcalib.functional.estimator import Declaration
 from torchcalib.metrics.base import CalibrationMetric
 
 S = TypeVar("S")
-
-
-def _forwarded(name: str) -> Any:
-    """Return a property that returns the attribute `name` of the wrapped metric."""
-    return property(lambda self: getattr(self.metric, name))
 
 
 class WrappedMetric(CalibrationMetric[S]):
@@ -23,14 +20,6 @@ class WrappedMetric(CalibrationMetric[S]):
         accumulator: Accumulator for the state. None uses the accumulator of `metric`.
         **kwargs: Arguments of `torchmetrics.Metric`.
     """
-
-    is_differentiable, higher_is_better = _forwarded("is_differentiable"), _forwarded("higher_is_better")
-    plot_lower_bound, plot_upper_bound = _forwarded("plot_lower_bound"), _forwarded("plot_upper_bound")
-    key, name, question, source = _forwarded("key"), _forwarded("name"), _forwarded("question"), _forwarded("source")
-    unit, perfect, value_range = _forwarded("unit"), _forwarded("perfect"), _forwarded("value_range")
-    better, is_signed, noise_increases = _forwarded("better"), _forwarded("is_signed"), _forwarded("noise_increases")
-    needs_labels, needs_whole_weights = _forwarded("needs_labels"), _forwarded("needs_whole_weights")
-    interval_kind = _forwarded("interval_kind")
 
     def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
         # A tuple prevents registration as a submodule, which would add a second state. `_build` uses this attribute.
@@ -51,3 +40,11 @@ class WrappedMetric(CalibrationMetric[S]):
     def metric(self) -> CalibrationMetric[Any]:
         """Copy of the wrapped metric, whose configuration is used. Its accumulated state is ignored."""
         return self._wrapped[0]
+
+
+# A wrapper is what the wrapped metric is.
+for _name in (
+    *(field.name for field in fields(Declaration)),
+    *("is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),
+):
+    type.__setattr__(WrappedMetric, _name, property(attrgetter(f"metric.{_name}")))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.functional.proper_scores import ecd
+from torchcalib.functional.risk_area import AreaWeight, weights_at
+from torchcalib.functional.risk_coverage import RiskCoverageCurve
 from torchcalib.io.errors import printable, shown
-from torchcalib.metrics.proper_scores import ecd
-from torchcalib.metrics.risk_area import AreaWeight, weights_at
-from torchcalib.metrics.risk_coverage import RiskCoverageCurve
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
 from torchcalib.plots.sources import Source
 from torchcalib.results.history import History

@@ -14,7 +14,7 @@ from matplotlib.ticker import StrMethodFormatter
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.display.words import short_count
-from torchcalib.metrics.smooth import SmoothCurve
+from torchcalib.functional.smooth import SmoothCurve
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, ProbabilityAxis, Style, columns_of
 from torchcalib.plots.sources import Series, Source, binned_series, smooth_series
 
@@ -301,6 +301,11 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
                 zorder=3,
                 clip_on=False,  # do not cut marks at 0 and 1 in half
             )
+
+
+def smooth_diagram(metric: Any, ax: Any, title: str) -> Any:
+    """Draw the smooth reliability diagram of a metric."""
+    return reliability_diagram(metric, ax=ax, title=title, smooth=True)
 
 
 def corp_diagram(

@@ -13,23 +13,23 @@ from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
 from torchcalib.display.words import ends
-from torchcalib.io.errors import printable, shown
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import BinnedMetric, calibration_curve
-from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
-from torchcalib.metrics.risk_area import AreaWeight, bayes_risk_area
-from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
-from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_curve
-from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.metrics.smooth import (
-    SmECE,
+from torchcalib.functional.binned import BinnedEstimator, calibration_curve
+from torchcalib.functional.estimator import Estimator
+from torchcalib.functional.ranked import CORPCurve, RankedEstimator, corp_curve, curve_of
+from torchcalib.functional.risk_area import AreaWeight, bayes_risk_area
+from torchcalib.functional.risk_coverage import RiskCoverageCurve, risk_coverage_curve
+from torchcalib.functional.risk_curve import BayesRiskCurve, bayes_risk_curve
+from torchcalib.functional.selective import SelectiveEstimator
+from torchcalib.functional.smooth import (
     SmoothCurve,
+    SmoothEstimator,
     SmoothingCells,
     cells_of_sample,
     smooth_curve_of,
     smoothing_cells,
 )
-from torchcalib.metrics.test_based import TCE, tce_table
+from torchcalib.functional.test_based import tce_table
+from torchcalib.io.errors import printable, shown
 from torchcalib.plots.canvas import columns_of
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.report import Report
@@ -50,6 +50,12 @@ class Source:
     mode: Mode | None = None
     class_names: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of predictions, such as `task` and `n_bins`
+
+    @property
+    def estimator(self) -> Estimator[Any] | None:
+        """Estimator of a streaming metric; None for other data."""
+        found = getattr(self.data, "estimator", None)
+        return found if isinstance(found, Estimator) else None
 
     @property
     def is_mapping(self) -> bool:
@@ -89,7 +95,7 @@ class Source:
         data, mode = self.data, self.mode
         if isinstance(data, Report):
             mode = mode or next(iter(data.tables), None)
-        elif isinstance(data, CalibrationMetric):
+        elif self.estimator is not None:
             mode = data.settings.get("mode") or modes_of(task_read_as(data.settings["task"], data.settings))[0]
         elif mode is None and not isinstance(data, BinTable | CORPCurve | CalibrationStage):
             preds, target = data if self.target is None and isinstance(data, tuple) else (data, self.target)
@@ -102,9 +108,9 @@ class Source:
             return self._for_mode(self.data.tables)
         if isinstance(self.data, BinTable):
             return self.data
-        if isinstance(self.data, BinnedMetric):
-            return self.data.bin_table()
-        if isinstance(self.data, SmECE):
+        if isinstance(self.estimator, BinnedEstimator):
+            return self.data.bin_table()  # type: ignore[no-any-return]
+        if isinstance(self.estimator, SmoothEstimator):
             raise ValueError("`smooth` must be True for SmECE, which has no bins, got False. Pass smooth=True.")
         return self._computed(calibration_curve)
 
@@ -114,8 +120,8 @@ class Source:
             return self._for_mode(self.data.tests)
         if isinstance(self.data, TCETable):
             return self.data
-        if isinstance(self.data, TCE):
-            return self.data.table()
+        if self.estimator is not None and self.data.key == "tce":
+            return self.data.table()  # type: ignore[no-any-return]
         if isinstance(self.data, BinTable):
             raise TypeError(
                 "`preds` must contain test decisions, got a BinTable without them. "
@@ -127,7 +133,7 @@ class Source:
         """Return the curve of a metric that stores samples, of predictions, or the data itself."""
         if isinstance(self.data, CORPCurve):
             return self.data
-        if isinstance(self.data, RankedMetric):
+        if isinstance(self.estimator, RankedEstimator):
             return curve_of(self.data._synced_statistic())
         return self._computed(corp_curve)
 
@@ -140,8 +146,8 @@ class Source:
             )
         if isinstance(self.data, RiskCoverageCurve):
             return self.data
-        if isinstance(self.data, SelectiveMetric):
-            return self.data.curve()
+        if isinstance(self.estimator, SelectiveEstimator):
+            return self.data.curve()  # type: ignore[no-any-return]
         return self._computed(risk_coverage_curve)
 
     def bayes_risk(self, points: Tensor, weight: AreaWeight) -> tuple[BayesRiskCurve, Tensor]:
@@ -158,9 +164,10 @@ class Source:
     def cells(self) -> SmoothingCells:
         """Return the sums for a smooth curve of predictions, or of a metric that stores such sums or samples."""
         data = self.data
-        if isinstance(data, SmECE):
-            return data._synced_statistic()
-        statistic = data._synced_statistic() if isinstance(data, BinnedMetric | RankedMetric) else None
+        if isinstance(self.estimator, SmoothEstimator):
+            return data._synced_statistic()  # type: ignore[no-any-return]
+        is_error = isinstance(self.estimator, BinnedEstimator | RankedEstimator)
+        statistic = data._synced_statistic() if is_error else None
         if isinstance(statistic, RankedSample):
             return cells_of_sample(statistic)
         if statistic is not None or isinstance(data, BinTable | Report):
@@ -244,7 +251,7 @@ def smooth_series(source: Source, name: str | None) -> list[Series]:
     cells = source.cells()
     if cells.n.dim() > 2:
         raise ValueError(f"`preds` must have at most one batch axis, got {cells.n.dim() - 1}. Draw each curve.")
-    bandwidth = source.data.settings["bandwidth"] if isinstance(source.data, SmECE) else None
+    bandwidth = source.estimator.bandwidth if isinstance(source.estimator, SmoothEstimator) else None
     if cells.n.dim() == 1:
         return [_smooth_one(name, cells, bandwidth)]
     names = source.curve_names(name, "class", len(cells.n))
@@ -275,14 +282,15 @@ def _ece_name(is_multilabel: bool) -> str:
 
 def errors_of(data: Any, table: BinTable) -> Tensor:
     """Return the errors `(...)` of a metric over bins, or else the expected calibration errors of a table."""
-    if isinstance(data, BinnedMetric):
-        return data.estimator.values(data._synced_statistic())
+    estimator = getattr(data, "estimator", None)
+    if isinstance(estimator, BinnedEstimator):
+        return estimator.values(data._synced_statistic())
     return (table.share * table.gap.abs()).sum(-1).detach()
 
 
 def error_text(data: Any, error: float) -> str:
     """Return the name and the value of the error of a metric over bins, or of the expected calibration error."""
-    if not isinstance(data, BinnedMetric):
+    if not isinstance(getattr(data, "estimator", None), BinnedEstimator):
         return f"ECE {error:.3g}"
     unit = "%" if data.unit == "percent" else ""
     return f"{type(data).__name__} {error:.3g}{unit}".replace("-", "−")

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
 from torchcalib.display.progress import part
+from torchcalib.functional.binned import ece_from_bins, esce_from_bins
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
 from torchcalib.io.errors import quoted
-from torchcalib.metrics.binned import ECE, ESCE
-from torchcalib.metrics.groups.table import GroupTable, resolved
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.catalogue import bins_of, names_of
 from torchcalib.reporting.confidences import report_of_confidences
@@ -22,6 +21,7 @@ from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
+from torchcalib.results.group_table import GroupTable, resolved
 from torchcalib.results.lines import ClassLine
 from torchcalib.results.report import Report
 
@@ -122,7 +122,7 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     order = sorted(range(len(names)), key=names.__getitem__)  # simulated outcomes depend on the position of a group
     sums = bins.sums[order]
     n_replicates = max(59, min(_REPLICATES, _TOTAL_REPLICATES // len(names)))
-    ece, average = ErrorTest(ECE.from_bins, interval=ECE.interval_kind), accumulator.mode == "classwise"
+    ece, average = ErrorTest(ece_from_bins, interval="absolute"), accumulator.mode == "classwise"
 
     def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
         return run_error_test(ece, accumulator.wrap(group_sums), average=average, n_replicates=n_replicates)
@@ -141,8 +141,8 @@ def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | No
     if "classwise" not in data.bins:
         return ()
     bins = data.bins["classwise"]
-    gap = ESCE.from_bins(bins)
-    columns = {"n": bins.n.sum(-1), "gap": gap, "value": ECE.from_bins(bins)}
+    gap = esce_from_bins(bins)
+    columns = {"n": bins.n.sum(-1), "gap": gap, "value": ece_from_bins(bins)}
     columns["frequency"] = gap.new_tensor(data.priors)
     if tests is not None:
         ece, esce = tests
@@ -159,7 +159,7 @@ def _class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
     bins, clusters = data.bins["classwise"], None
     if data.clusters is not None and (clusters := data.clusters.get(bins_of("classwise"))) is None:
         return None
-    errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}
+    errors = {"ece": ErrorTest(ece_from_bins), "esce": ErrorTest(esce_from_bins, signed=True)}
     most = _MAX_SIMULATED[data.task == "multilabel"] // bins.n.numel()
     # Enough replicates for a significant p-value of one class after adjustment.
     n_replicates = min(max(_MIN_REPLICATES, 40 * len(data.priors)), max(_LEAST_REPLICATES, most))
@@ -189,7 +189,7 @@ def _notes_on_samples(data: Data) -> list[str]:
         return [f"{names_of(ranked)} are omitted: they need weights that are whole numbers."]
     notes = []
     if not data.has_labels:
-        omitted = [each for each in ranked if each.metric.needs_labels]
+        omitted = [each for each in ranked if each.declaration.needs_labels]
         notes.append(f"{names_of(omitted)} are omitted: they need labels, and targets are soft.")
     if data.resolution is not None:
         found = [each for each in ranked if each in data.members]

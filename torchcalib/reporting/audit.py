@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -20,13 +20,15 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_choice
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import ece, ece_from_bins
+from torchcalib.functional.estimator import factory_of
+from torchcalib.functional.stream import Stream
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import Log, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
-from torchcalib.metrics.binned import ECE, ece_from_bins
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
@@ -220,7 +222,7 @@ class _Definition:
     source: str
     event: str
     builder: ReportBuilder
-    ece: ECE
+    bins: Stream[BinStats]
     values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
     n: int = 0
     n_impossible: int = 0  # outcomes that occurred with the probability 0
@@ -229,7 +231,7 @@ class _Definition:
 
     def add(self, confidence: Tensor, correct: Tensor) -> None:
         """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
-        self.ece.update(confidence, correct)
+        self.bins.update(confidence, correct)
         found, numbers = np.unique(confidence.numpy(), return_counts=True)
         is_known = np.isin(found, list(self.values))
         new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
@@ -520,8 +522,9 @@ class AuditBuilder:
                 with_intervals=self.options.with_intervals,
                 with_calibration=self.options.with_calibration,
             )
-            ece = ECE(task="binary", n_bins=self.options.n_bins)
-            self.definitions[source, event] = _Definition(source, event, builder, ece)
+            estimator = factory_of(ece)(task="binary", n_bins=self.options.n_bins)
+            bins = Stream(estimator.streamed(None))
+            self.definitions[source, event] = _Definition(source, event, builder, bins)
         return self.definitions[source, event]
 
     def _audited(self) -> Iterator[AuditedConfidence]:
@@ -533,7 +536,7 @@ class AuditBuilder:
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
             if not refusal and not is_clustered:
-                detectable = detectable_ece(cast("BinStats", definition.ece.statistic()))
+                detectable = detectable_ece(definition.bins.statistic())
             scale = self.scales.get(definition.source)
             yield AuditedConfidence(
                 source=definition.source,

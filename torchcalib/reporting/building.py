@@ -26,9 +26,11 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.group_sums import ClusteredSumState, SumsByCluster, SumsByGroup
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
+from torchcalib.core.named_groups import NamedGroupState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
@@ -37,8 +39,6 @@ from torchcalib.core.tasks import check_name_count, per_sample
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
-from torchcalib.metrics.groups.named import NamedGroupState
-from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster, SumsByGroup
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted

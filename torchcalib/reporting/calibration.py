@@ -32,8 +32,8 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.display.progress import in_parts
 from torchcalib.display.words import capitalised, listed
+from torchcalib.functional.proper_scores import is_correct
 from torchcalib.io.errors import printable, shown
-from torchcalib.metrics.proper_scores import is_correct
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.lines import bin_table
 from torchcalib.reporting.testing import failure
@@ -155,7 +155,7 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     assert bins is not None and bins.noise_flag is not None  # noqa: PT018 - there is a piece, with sums of noise
     bins = accumulator.wrap(with_noise_row(bins.sums, bins.noise_flag))
     means = {name: values.reshape(*shape[:-1], n_splits, n).mean(-2) for name, values in scores.items()}
-    ece = catalogue.named(f"ece/{main}").metric.estimator.value(bins)
+    ece = catalogue.named(f"ece/{main}").estimator.value(bins)
     return _Evaluated(means, float(ece), bins)
 
 

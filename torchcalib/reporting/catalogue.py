@@ -1,12 +1,12 @@
 """The metrics of a report, in its order. Values, tests, intervals, comparisons and notes are loops over them.
 
-A new metric gets its line in reports by one entry of `CATALOGUE`, and its description by the metadata of its class.
+A new metric gets its line in reports by one entry of `SCORES`, `ERRORS` or `SELECTIVE`, and its description by the
+declaration of its function.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -19,23 +19,30 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.sums import ScoreAccumulator
 from torchcalib.display.words import listed
-from torchcalib.inference.testing import ErrorTest
-from torchcalib.metrics.base import Better, CalibrationMetric
-from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
-from torchcalib.metrics.ranked import CORP, KS, RankedMetric
-from torchcalib.metrics.scores import ScoreMetric
-from torchcalib.metrics.selective import (
-    AUGRC,
-    AURC,
-    EAURC,
-    AccuracyAtCoverage,
-    CorrectnessAUROC,
-    CoverageAtRisk,
-    SelectiveMetric,
+from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, mce, rmsce
+from torchcalib.functional.estimator import (
+    Better,
+    Declaration,
+    Estimator,
+    declaration_of,
+    options_of,
+    stream_factory_of,
 )
-from torchcalib.metrics.test_based import TCE
-from torchcalib.metrics.truthful import ATB
+from torchcalib.functional.proper_scores import accuracy, brier_score, ecd, nll
+from torchcalib.functional.ranked import RankedEstimator, corp, ks
+from torchcalib.functional.scores import ScoreEstimator
+from torchcalib.functional.selective import (
+    SelectiveEstimator,
+    accuracy_at_coverage,
+    augrc,
+    aurc,
+    correctness_auroc,
+    coverage_at_risk,
+    eaurc,
+)
+from torchcalib.functional.test_based import tce
+from torchcalib.functional.truthful import atb
+from torchcalib.inference.testing import ErrorTest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.results.lines import SELECTIVE_GROUP, Line
 
@@ -46,57 +53,74 @@ GROUPS: dict[NamedMode, str] = {"positive": "positive class", "top_label": "top 
 class Entry(NamedTuple):
     """A metric of a report, with its options."""
 
-    metric: type[CalibrationMetric[Any]]
+    function: Callable[..., Any]
     options: Mapping[str, Any] = {}
-    described: Mapping[str, Any] = {}  # key, name and other metadata, if they differ from those of the class
+    described: Mapping[str, Any] = {}  # fields that differ from those of its declaration
+
+    @property
+    def declaration(self) -> Declaration:
+        """What the metric is with these options."""
+        return replace(declaration_of(self.function), **self.described)
 
 
-def _relative(metric: type[ScoreMetric], key: str) -> Entry:
-    question = f"{metric.name} divided by its value for the class frequencies"
+def _relative(function: Callable[..., Any], key: str) -> Entry:
+    question = f"{declaration_of(function).name} divided by its value for the class frequencies"
     described = {"key": key, "name": key.upper(), "unit": "ratio to naive", "question": question}
-    return Entry(metric, {"normalize": "prior"}, described)
+    return Entry(function, {"normalize": "prior"}, described)
 
 
-def _debiased(metric: type[BinnedMetric]) -> Entry:
+def _debiased(function: Callable[..., Any]) -> Entry:
+    metric = declaration_of(function)
     question = f"{metric.name} without the sampling noise of bins"
     described = {"key": f"{metric.key}_debiased", "name": f"{metric.name} debiased", "question": question}
-    return Entry(metric, {"debiased": True}, described)
+    return Entry(function, {"debiased": True}, described)
 
 
 def _component(name: str, question: str, better: Better) -> Entry:
-    described = {"key": name, "name": name.upper(), "unit": BrierScore.unit, "question": question, "better": better}
-    return Entry(CORP, {"component": name}, described)
+    described: dict[str, Any] = {
+        "key": name,
+        "name": name.upper(),
+        "unit": declaration_of(brier_score).unit,
+        "question": question,
+    }
+    described |= {"better": better, "has_test": name == "mcb"}
+    return Entry(corp, {"component": name}, described)
 
 
 _MAX_SUMS = 2**27  # maximum number of float64 sums of a report (1 GiB)
 _COVERAGE, _RISK = 0.8, 0.05
 
-CATALOGUE: tuple[Entry, ...] = (
-    Entry(Accuracy),
-    Entry(NLL),
-    _relative(NLL, "nce"),
-    Entry(BrierScore),
-    _relative(BrierScore, "nbs"),
-    Entry(ECD),
-    Entry(ECE),
-    Entry(ESCE),
-    Entry(MCE),
-    Entry(RMSCE),
-    _debiased(ECE),
-    _debiased(RMSCE),
-    Entry(ACE),
-    Entry(TCE),
-    Entry(KS),
-    Entry(ATB),
+SCORES = (
+    Entry(accuracy),
+    Entry(nll),
+    _relative(nll, "nce"),
+    Entry(brier_score),
+    _relative(brier_score, "nbs"),
+    Entry(ecd),
+)
+ERRORS = (
+    Entry(ece),
+    Entry(esce),
+    Entry(mce),
+    Entry(rmsce),
+    _debiased(ece),
+    _debiased(rmsce),
+    Entry(ace),
+    Entry(tce),
+    Entry(ks),
+    Entry(atb),
     _component("mcb", "decrease of the Brier score by the best monotone recalibration", "lower"),
     _component("dsc", "decrease of the Brier score by discrimination, after recalibration", "higher"),
     _component("unc", "Brier score of always predicting the outcome frequency", "lower"),
-    Entry(AURC),
-    Entry(EAURC),
-    Entry(AUGRC),
-    Entry(CorrectnessAUROC),
+)
+"""Metrics with a value for each mode."""
+SELECTIVE = (
+    Entry(aurc),
+    Entry(eaurc),
+    Entry(augrc),
+    Entry(correctness_auroc),
     Entry(
-        AccuracyAtCoverage,
+        accuracy_at_coverage,
         {"coverage": _COVERAGE},
         {
             "name": f"Accuracy at {_COVERAGE:.0%} coverage",
@@ -104,7 +128,7 @@ CATALOGUE: tuple[Entry, ...] = (
         },
     ),
     Entry(
-        CoverageAtRisk,
+        coverage_at_risk,
         {"risk": _RISK},
         {
             "name": f"Coverage at {_RISK:.0%} risk",
@@ -119,51 +143,55 @@ class Member:
     """A metric of a report for a task and a mode. Its line has the key of the metric, followed by the mode."""
 
     key: str
-    metric: CalibrationMetric[Any]  # only its definition is used, not its state
+    declaration: Declaration
+    estimator: Estimator[Any]
+    settings: Mapping[str, Any]  # all options of the estimator
     mode: NamedMode | None  # None for scores, and for metrics of selective prediction
     statistic: str  # name of the statistic from which the value is computed
-    described: Mapping[str, Any]  # metadata of the line
-    better: Better  # direction of better values
 
     @property
     def group(self) -> str:
         """Group of the line in a report."""
         if self.mode is not None:
             return GROUPS[self.mode]
-        return SELECTIVE_GROUP if isinstance(self.metric, SelectiveMetric) else "scores"
+        return SELECTIVE_GROUP if self.is_selective else "scores"
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether this is a metric of selective prediction."""
+        return isinstance(self.estimator, SelectiveEstimator)
 
     @property
     def is_error(self) -> bool:
         """Whether the metric is a calibration error, which has a noise floor and a p-value."""
-        if isinstance(self.metric, CORP):
-            return self.metric.component == "mcb"
-        return isinstance(self.metric, BinnedMetric | RankedMetric)
+        return self.declaration.has_test
 
     @cached_property
     def error_test(self) -> ErrorTest:
         """Definition of the calibration test of an error."""
-        metric: Any = self.metric
-        test: ErrorTest = metric.error_test()
+        estimator: Any = self.estimator
+        test: ErrorTest = estimator.error_test()
         return test
 
     @property
     def has_fixed_bins(self) -> bool:
         """Whether the metric is an error over bins that do not depend on the outcomes, which are tested as such."""
-        metric = self.metric
-        return isinstance(metric, BinnedMetric) and not (
-            metric.estimator.binning.is_isotonic or metric.depends_on_samples
+        estimator = self.estimator
+        return isinstance(estimator, BinnedEstimator) and not (
+            estimator.binning.is_isotonic or estimator.depends_on_samples
         )
 
     def of_piece(self, sample: RankedSample) -> Tensor:
         """Return the value `(...)` for a ranked sample that fits into memory, without an average over classes."""
-        metric = self.metric
-        if isinstance(metric, BinnedMetric):
-            return metric.estimator.formula(metric.estimator.binning.from_sample(sample))
-        return metric.from_sample(sample) if isinstance(metric, RankedMetric) else metric.estimator.formula(sample)
+        estimator = self.estimator
+        if isinstance(estimator, BinnedEstimator):
+            return estimator.formula(estimator.binning.from_sample(sample))
+        return estimator.of_piece(sample) if isinstance(estimator, RankedEstimator) else estimator.formula(sample)
 
     def line(self, value: float, naive: float, perfect: float | None) -> Line:
         """Return the line of a report; `perfect` replaces that of the metric."""
-        described = self.described if perfect is None else {**self.described, "perfect": perfect}
+        described = {name: getattr(self.declaration, name) for name in ("name", "unit", "question", "source")}
+        described["perfect"] = self.declaration.perfect if perfect is None else perfect
         return Line(key=self.key, group=self.group, value=value, naive=naive, **described)
 
 
@@ -186,8 +214,8 @@ class Catalogue:
     def in_words(self, statistic: str) -> str:
         """Return the name of a sum in notes."""
         member = next(member for member in self.members if member.statistic == statistic)
-        if isinstance(member.metric, ScoreMetric):
-            return type(member.metric).__name__
+        if isinstance(member.estimator, ScoreEstimator):
+            return member.declaration.name
         return f"errors over equal-width bins, {member.group}"
 
     def named(self, key: str) -> Member:
@@ -197,7 +225,7 @@ class Catalogue:
 
 def names_of(members: Iterable[Member]) -> str:
     """Return the names of rank-based metrics in a note; those of selective prediction are named together."""
-    names = [each.described["name"] if each.mode else f"metrics of {SELECTIVE_GROUP}" for each in members]
+    names = [each.declaration.name if each.mode else f"metrics of {SELECTIVE_GROUP}" for each in members]
     return listed(list(dict.fromkeys(names)))
 
 
@@ -268,26 +296,24 @@ def catalogue_of(
     Without `with_classes`, class-wise errors of a multi-class task are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
-    # Values and tests do not depend on the number of classes, which only determines the size of the state.
-    given |= {"num_classes": 2} if task == "multiclass" else {"num_labels": 1} if task == "multilabel" else {}
-    scores, errors, selective = [], [], []
     modes = modes_of(task)
     if task == "multiclass" and not with_classes:
         modes = ("top_label",)
-    for entry in CATALOGUE:
-        if issubclass(entry.metric, SelectiveMetric):
-            selective.append(_member(entry, {**given, "mode": "positive" if are_confidences else None}, None))
-        elif issubclass(entry.metric, ScoreMetric):
-            scores.append(_member(entry, given, None))
-        else:
-            # The mean signed error of exclusive classes is always 0.
-            exclusive = {"classwise"} if entry.metric is ESCE and task == "multiclass" else set()
-            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes if mode not in exclusive]
+    of_events: Mode | None = "positive" if are_confidences else None
+    scores = [_member(entry, given, None) for entry in SCORES]
+    selective = [_member(entry, {**given, "mode": of_events}, None) for entry in SELECTIVE]
+    errors = [
+        _member(entry, {**given, "mode": mode}, mode)
+        for entry in ERRORS
+        for mode in modes
+        # The mean signed error of exclusive classes is always 0.
+        if not (entry.function is esce and task == "multiclass" and mode == "classwise")
+    ]
     by_mode = [member for mode in modes for member in errors if member.mode == mode]
     members: list[Member] = []
     accumulators: dict[str, Any] = {}
     for member in (*scores, *by_mode, *selective):
-        accumulator: Any = member.metric.accumulator
+        accumulator: Any = member.estimator.accumulator
         if isinstance(accumulator, ScoreAccumulator):
             accumulator = replace(accumulator, by_class=True)
         elif isinstance(accumulator, EqualWidthBins):
@@ -302,25 +328,23 @@ def catalogue_of(
     return Catalogue(task, n_bins, right, are_confidences, tuple(members), accumulators)
 
 
-_METADATA = ("key", "better", "name", "unit", "perfect", "question", "source")
-
-
 def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> Member:
+    factory = stream_factory_of(entry.function)
     options = {**given, **entry.options}
-    accepted = signature(entry.metric).parameters
+    defaults = {option.name: option.default for option in options_of(factory)}
     for name in ("n_bins", "right"):
-        if name not in accepted or entry.metric is TCE:  # the number of isotonic blocks follows from the data
+        if name not in defaults or entry.function is tce:  # the number of isotonic blocks follows from the data
             del options[name]
-    metric = entry.metric(**options)
-    described = {**{name: getattr(metric, name) for name in _METADATA}, **entry.described}
-    key, better = described.pop("key"), described.pop("better")
-    accumulator = metric.accumulator
-    statistic = metric.key
+    # Values and tests do not depend on the number of classes, which only determines the size of a state.
+    estimator = factory(**options).streamed({"binary": None, "multiclass": 2, "multilabel": 1}[given["task"]])
+    declaration, accumulator = entry.declaration, estimator.accumulator
+    statistic = declaration.key
     if isinstance(accumulator, EqualWidthBins):
         statistic = bins_of(accumulator.mode)
     elif isinstance(accumulator, ExactSample):
         statistic = sample_of(accumulator.mode)
-    return Member(key if mode is None else f"{key}/{mode}", metric, mode, statistic, described, better)
+    key = declaration.key if mode is None else f"{declaration.key}/{mode}"
+    return Member(key, declaration, estimator, {**defaults, **options}, mode, statistic)
 
 
 def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -332,7 +356,7 @@ def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str
         if isinstance(statistic, RankedSample):
             found |= _values_of_sample(sharing, statistic)
         elif statistic is not None:
-            found |= {member.key: member.metric.estimator.value(statistic) for member in sharing}
+            found |= {member.key: member.estimator.value(statistic) for member in sharing}
     return found
 
 
@@ -342,7 +366,7 @@ def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, 
         return torch.stack([member.of_piece(shared) for member in members], -1)
 
     columns = by_pieces(of_piece, sample)
-    if members[0].metric.estimator.averages:
+    if members[0].estimator.averages:
         columns = columns.mean(sample.score.dim() - 2)
     return dict(zip([member.key for member in members], columns.unbind(-1), strict=True))
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from torchcalib.core.events import NamedMode
 from torchcalib.core.ranked import ExactSample
-from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.reporting.catalogue import GROUPS, Member, catalogue_of
 from torchcalib.results.definitions import Definition
 from torchcalib.results.report import Report
@@ -24,23 +23,22 @@ def definitions_of(report: Report) -> dict[str, Definition]:
 
 
 def _definition(report: Report, member: Member) -> Definition:
-    given, metric = report.settings, member.metric
-    options = metric.settings
-    binning: Any = getattr(metric.estimator, "binning", metric.binning)
-    is_ranked = isinstance(metric.accumulator, ExactSample)
+    given, estimator, options = report.settings, member.estimator, member.settings
+    binning: Any = getattr(estimator, "binning", None)
+    is_ranked = isinstance(estimator.accumulator, ExactSample)
     edges = None
     if binning is not None and binning.bins == "equal_width":
         edges = "(a, b], first bin closed" if binning.right else "[a, b), last bin closed"
     return Definition(
         confidence=_source(report),
         event=_event(report, member),
-        average=None if not metric.estimator.averages else "classes" if report.task == "multiclass" else "labels",
+        average=None if not estimator.averages else "classes" if report.task == "multiclass" else "labels",
         normalisation=_NORMALISATIONS[options.get("normalize")],
         bins=None if binning is None else binning.bins,
         n_bins=None if binning is None or binning.is_isotonic else binning.n_bins,
         edges=edges,
         ties=None if not is_ranked else "pool" if binning is None else binning.ties,
-        norm=options.get("norm", metric.norm),
+        norm=options.get("norm", member.declaration.norm),
         debiased=options.get("debiased", False),
         sample=given["order_based"] if is_ranked else None,
         n=report.n,
@@ -64,7 +62,7 @@ def _event(report: Report, member: Member) -> str:
     given = report.settings
     if given.get("kind") == "confidence":
         return "prediction is correct"
-    if isinstance(member.metric, SelectiveMetric):
+    if member.is_selective:
         return "predicted class is correct"
     mode: NamedMode | None = member.mode
     if mode == "top_label":

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.binned import rmsce_from_bins
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
 from torchcalib.inference.simulation import BinCells
-from torchcalib.metrics.binned import rmsce_from_bins
 from torchcalib.ops.bisection import bisect_each
 
 _MIN_VARIANCE = 3.0  # smallest variance of the number of independent outcomes in a group that is tested

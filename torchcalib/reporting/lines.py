@@ -15,9 +15,7 @@ from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum, kish_number
-from torchcalib.metrics.scores import ScoreEstimator
-from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.metrics.test_based import TCE
+from torchcalib.functional.scores import ScoreEstimator
 from torchcalib.reporting.catalogue import (
     BY_CLASS,
     Catalogue,
@@ -59,7 +57,7 @@ class Data:
     def members(self) -> list[Member]:
         """The metrics of the catalogue that can be computed from these statistics."""
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
-        return [each for each in members if self.has_labels or not each.metric.needs_labels]
+        return [each for each in members if self.has_labels or not each.declaration.needs_labels]
 
     @cached_property
     def bins(self) -> dict[NamedMode, BinStats]:
@@ -183,9 +181,10 @@ class Data:
         """Return the bins of the test-based error (TCE) for each mode, all labels pooled; empty for soft targets."""
         tables = {}
         for member in self.members:
-            if isinstance(member.metric, TCE) and member.mode is not None:
-                bins = member.metric.estimator.ranked_bins(self.samples[member.mode].pooled())
-                how = {name: member.metric.settings[name] for name in ("alpha", "test")}
+            if member.declaration.key == "tce" and member.mode is not None:
+                estimator: Any = member.estimator
+                bins = estimator.ranked_bins(self.samples[member.mode].pooled())
+                how = {name: member.settings[name] for name in ("alpha", "test")}
                 tables[member.mode] = bins.test_table(**how)
         return tables
 
@@ -209,10 +208,10 @@ class Data:
         """Return scores and metrics of selective prediction for always predicting the class frequencies, by key."""
         naive: dict[str, float] = {}
         for member in self.members:
-            if isinstance(estimator := member.metric.estimator, ScoreEstimator):
+            if isinstance(estimator := member.estimator, ScoreEstimator):
                 of_prior = estimator.of_prior(self.statistics[member.statistic])
                 naive[member.key] = 1.0 if estimator.normalize else float(of_prior)
-        selective = [member for member in self.members if isinstance(member.metric, SelectiveMetric)]
+        selective = [member for member in self.members if member.is_selective]
         if selective:
             n = self._by_class.n
             total = n.sum(-1, keepdim=True)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.saved import load_saved, saved_bytes
-from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 

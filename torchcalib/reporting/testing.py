@@ -20,9 +20,9 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import listed
+from torchcalib.functional.binned import equal_width_rows
 from torchcalib.inference.resampling import Interval, resampled_rows
 from torchcalib.inference.testing import CalibrationTest, run_error_tests
-from torchcalib.metrics.binned import equal_width_rows
 from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, names_of, sample_of, values
 from torchcalib.reporting.lines import Data
 from torchcalib.results.lines import SELECTIVE_GROUP, Line, LineInterval
@@ -100,7 +100,7 @@ class _Ranked(NamedTuple):
     def from_data(cls, data: Data, mode: NamedMode) -> Self:
         sample = data.samples[mode]
         members = [each for each in data.members if each.is_error and each.statistic == sample_of(mode)]
-        members.sort(key=lambda each: each.metric.needs_labels)
+        members.sort(key=lambda each: each.declaration.needs_labels)
         n_labels = max([1, *sample.score.shape[:-1]])
         # without NaN padding, which depends on batch sizes
         length = int(sample.score.isnan().logical_not().sum(-1).max())
@@ -110,7 +110,7 @@ class _Ranked(NamedTuple):
         return cls(
             over_bins=[each for each in tested if each.has_fixed_bins],
             over_runs=[each for each in tested if not each.has_fixed_bins],
-            omitted=[each.described["name"] for each in members if each not in tested],
+            omitted=[each.declaration.name for each in members if each not in tested],
             max_runs=max_runs,
             n_cells=max((n_cells[each.has_fixed_bins] for each in tested), default=0),
         )
@@ -154,13 +154,13 @@ def _test_ranked(
         )
     clusters = None
     if data.clusters is not None and (clusters := data.clusters.get(sample_of(mode))) is None:
-        names = [each.described["name"] for each in (*tests.over_bins, *tests.over_runs)]
+        names = [each.declaration.name for each in (*tests.over_bins, *tests.over_runs)]
         notes.append(
             f"{listed(names)}, {GROUPS[mode]}, have no noise floor and p for clusters: they need all predictions."
         )
         return {}
     found = {
-        each.key: each.metric.test_from(sample, clusters=clusters, n_replicates=n_replicates)
+        each.key: each.estimator.test_from(sample, clusters=clusters, n_replicates=n_replicates)
         for each in tests.over_bins
     }
     return found | run_error_tests(
@@ -252,9 +252,9 @@ def _resampled(data: Data) -> dict[str, list[Member]]:
             sharing[member.group, member.statistic].append(member)
     named = {}
     for (group, _), members in sharing.items():
-        name = f"{listed([each.described['name'] for each in members])}, {group}"
+        name = f"{listed([each.declaration.name for each in members])}, {group}"
         if members[0].mode is None:
-            name = f"metrics of {group}" if group == SELECTIVE_GROUP else type(members[0].metric).__name__
+            name = f"metrics of {group}" if group == SELECTIVE_GROUP else members[0].declaration.name
         named[name] = members
     return named
 

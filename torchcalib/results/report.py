@@ -17,11 +17,11 @@ from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
-from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.results.base import Results, above, plain
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision
 from torchcalib.results.definitions import Definition
+from torchcalib.results.group_table import GroupTable
 from torchcalib.results.history import History
 from torchcalib.results.lines import ClassLine, Line, by_group, explanation_columns, interval_column, name_column
 

@@ -14,8 +14,8 @@ from sklearn.utils import _safe_indexing
 from torchcalib.core.arguments import check_choice
 from torchcalib.core.bins import BinTable
 from torchcalib.display.words import listed
+from torchcalib.functional.binned import calibration_curve
 from torchcalib.io.errors import shown
-from torchcalib.metrics.binned import calibration_curve
 from torchcalib.plots.canvas import DIAGONAL, LIGHT, columns_of
 from torchcalib.plots.reliability import draw_reliability, unit_square
 from torchcalib.plots.sources import Source

@@ -1,6 +1,6 @@
 """Calibration error and scorers in the conventions of scikit-learn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, signature
@@ -11,10 +11,9 @@ from torch import Tensor
 
 import torchcalib.functional
 from torchcalib.core.arguments import check_choice, check_flag
+from torchcalib.functional.binned import ace, ece, mce, rmsce
+from torchcalib.functional.estimator import declaration_of, factory_of, is_metric, options_of
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import ACE, ECE, MCE, RMSCE
-from torchcalib.metrics.estimator import options_of
 from torchcalib.sklearn.conversion import labelled
 
 Norm = Literal["l1", "l2", "max"]
@@ -23,7 +22,7 @@ Strategy = Literal["uniform", "quantile"]
 BINS = {"uniform": "equal_width", "quantile": "equal_mass"}
 """Kinds of bins, by their names in scikit-learn."""
 
-_METRICS: dict[str | None, type[CalibrationMetric[Any]]] = {metric.norm: metric for metric in (ECE, RMSCE, MCE)}
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {"l1": ece, "l2": rmsce, "max": mce}
 
 # `make_scorer` returns this class. Its method `_score` receives the classifier, so it can pass `classes_`.
 _Scorer: Any = type(make_scorer(accuracy_score))
@@ -88,14 +87,14 @@ def calibration_error(
     check_flag("squared", squared)
     if squared and norm != "l2":
         raise ValueError(f"`squared` must be False for norm={norm!r}, got True. Pass norm='l2'.")
-    metric = _METRICS[norm]
+    function = _FUNCTIONS[norm]
     options: dict[str, Any] = {"n_bins": n_bins}
     if norm == "l1":
-        metric = ACE if strategy == "quantile" else ECE
+        function = ace if strategy == "quantile" else ece
     else:
         options["bins"] = BINS[strategy]
     how = {"sample_weight": sample_weight, "pos_label": pos_label, "labels": labels}
-    value = ScoreFunction(metric)(y_true, y_proba, **how, **options)
+    value = ScoreFunction(function)(y_true, y_proba, **how, **options)
     return value**2 if squared else value
 
 
@@ -103,12 +102,12 @@ def calibration_error(
 class ScoreFunction:
     """Function of a metric with the arguments of scikit-learn. It has one value, and can be pickled."""
 
-    metric: type[CalibrationMetric[Any]]
+    function: Callable[..., Tensor]
 
     @property
     def __name__(self) -> str:
         """Name of the metric function, which scikit-learn shows in the `repr` of a scorer."""
-        return str(self.metric.function.__name__)
+        return str(self.function.__name__)
 
     def __call__(
         self,
@@ -125,14 +124,14 @@ class ScoreFunction:
         For the arguments see `calibration_error`; `options` are those of the metric function.
         """
         found = labelled(y_true, y_proba, sample_weight=sample_weight, pos_label=pos_label, labels=labels)
-        value = self.metric.function(found.preds, found.target, task=found.task, weights=found.weights, **options)
+        value = self.function(found.preds, found.target, task=found.task, weights=found.weights, **options)
         if value.numel() != 1:
             raise ValueError(
                 f"`{self.__name__}` must have one value as a score, got {value.numel()} values. "
                 "Select options of the function that average over classes or labels."
             )
         number = float(value.detach())
-        return abs(number) if self.metric.better == "nearer to 0" else number
+        return abs(number) if declaration_of(self.function).better == "nearer to 0" else number
 
 
 class Scorer(_Scorer):  # type: ignore[misc]  # scikit-learn has no types
@@ -208,25 +207,18 @@ def _scorers() -> dict[str, tuple[Callable[..., float], int, dict[str, Any]]]:
         found[f"neg_{norm}_calibration_error"] = calibration_error, -1, {"norm": norm}
     found["neg_l2_squared_calibration_error"] = calibration_error, -1, {"norm": "l2", "squared": True}
     prefix = {"lower": "neg_", "nearer to 0": "neg_abs_", "higher": ""}
-    for metric in _metrics(CalibrationMetric):
-        if metric.better is not None and _has_single_value(metric):
-            name = prefix[metric.better] + metric.function.__name__
-            found[name] = ScoreFunction(metric), 1 if metric.better == "higher" else -1, {}
+    for name in dir(torchcalib.functional):
+        function = getattr(torchcalib.functional, name)
+        if not is_metric(function):
+            continue
+        better = declaration_of(function).better
+        if better is not None and _has_single_value(function):
+            found[prefix[better] + name] = ScoreFunction(function), 1 if better == "higher" else -1, {}
     return found
 
 
-def _metrics(base: type[CalibrationMetric[Any]]) -> Iterator[type[CalibrationMetric[Any]]]:
-    """Yield the classes of all public metric functions."""
-    for metric in base.__subclasses__():
-        function = vars(metric).get("function")
-        if function is not None and metric.function in vars(torchcalib.functional).values():
-            yield metric
-        yield from _metrics(metric)
-
-
-def _has_single_value(metric: type[CalibrationMetric[Any]]) -> bool:
-    """Return whether the function returns a tensor, and has no required options."""
-    function = signature(metric.function)
-    return function.return_annotation is Tensor and all(
-        option.default is not Parameter.empty for option in options_of(metric.factory)[1:]
+def _has_single_value(function: Callable[..., Any]) -> bool:
+    """Return whether a metric function returns a tensor, and has no required options."""
+    return signature(function).return_annotation is Tensor and all(
+        option.default is not Parameter.empty for option in options_of(factory_of(function))[1:]
     )

@@ -14,9 +14,9 @@ import torchcalib as tc
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.functional.ranked import ks_from_sample
 from torchcalib.inference.resampling import _expanded_tail, nominal_tail
 from torchcalib.inference.simulation import OrderedSample
-from torchcalib.metrics.ranked import ks_from_sample
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
 from torchcalib.plots.canvas import LIGHT

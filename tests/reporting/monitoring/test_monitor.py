@@ -9,7 +9,7 @@ from helpers.trainings import epochs_of
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.reporting.monitoring.over_confidence import crossings
+from torchcalib.integrations.monitoring.over_confidence import crossings
 from torchcalib.reporting.render import terminal
 from torchcalib.results.history import History, HistoryRow
 

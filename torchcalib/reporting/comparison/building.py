@@ -431,7 +431,7 @@ class ComparisonBuilder:
             clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
             notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
-        better = {member.key: member.better for member in first.catalogue.members}
+        better = {each.key: way for each in first.catalogue.members if (way := each.declaration.better) is not None}
         compared = compared_lines(by_system, better, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
         if (only := first.only_class_in_words) and not self._are_confidences:
@@ -498,7 +498,7 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        ranked = [each for each in system.catalogue.ranked if each.described["name"] != _OMITTED]
+        ranked = [each for each in system.catalogue.ranked if each.declaration.name != _OMITTED]
         names = names_of(ranked)
         notes = []
         if self._n_dropped:
@@ -510,7 +510,7 @@ class ComparisonBuilder:
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                labelled = names_of(each for each in ranked if each.metric.needs_labels)
+                labelled = names_of(each for each in ranked if each.declaration.needs_labels)
                 notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
             if not system.data(has_labels).weights_are_copies:
                 errors = names_of(each for each in ranked if each.is_error)

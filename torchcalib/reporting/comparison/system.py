@@ -20,6 +20,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.group_samples import GroupedSample, GroupedSampleState
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
@@ -29,7 +30,6 @@ from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, OrderedSample
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.saved import saved_value
-from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import order_of
@@ -354,7 +354,7 @@ class System:
         R is at most 199 for metrics of ranked samples. With clusters, there is a second set of null replicates.
         """
         # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
-        members = [each for each in data.members if not each.metric.settings.get("debiased")]
+        members = [each for each in data.members if not each.settings.get("debiased")]
         if not data.weights_are_copies:  # simulated outcomes of copies would be independent
             members = [each for each in members if not each.is_error or each.statistic in self.sums]
         errors = [each for each in members if each.is_error]

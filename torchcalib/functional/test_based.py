@@ -22,9 +22,9 @@ from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
+from torchcalib.functional.binned import BinnedEstimator, binned, error_over_bins
+from torchcalib.functional.estimator import metric_function
 from torchcalib.io.errors import shown
-from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
-from torchcalib.metrics.estimator import metric_function
 from torchcalib.ops.isotonic import Ties, Variant
 
 
@@ -35,7 +35,18 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
     return norm_over_bins(100 * b.rejected(alpha, test) / b.n, b.n, norm).detach()
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="TCE",
+        question="percentage of predictions rejected by a test with the outcomes in their bin",
+        source="Matsubara et al., TCE, UAI 2023, eq. 7, arXiv 2306.14343",
+        unit="percent",
+        value_range=(0.0, 100.0),
+        needs_labels=True,
+        needs_whole_weights=True,
+        diagram="torchcalib.plots.tce:tce_diagram",
+    )
+)
 def tce(
     task: Task | None = None,
     *,
@@ -135,40 +146,13 @@ def _tested(
     check_choice_or_function("test", test, get_args(TestName), "(successes, n, probability) -> p-values")
     check_choice("norm", norm, get_args(Norm))
     formula, mode = partial(tce_from_bins, alpha=alpha, test=test, norm=norm), mode_of_outcomes(task, mode, options)
-    return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
+    how = {"from_sample": True, "hard_targets": True, "depends_on_samples": True}
+    return binned(formula, binning, task, mode, average, options, **how)
 
 
 def mode_of_outcomes(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Mode | None:
     """Return the mode, by default "classwise" for a multi-class task: [TCE] Remark 2."""
     return "classwise" if mode is None and task_read_as(task, options) == "multiclass" else mode
-
-
-class TCE(BinnedMetric, function=tce):
-    """Streaming test-based calibration error (TCE), in percent; see `tce`.
-
-    To pickle a metric with a user-defined `test`, the function must be a named one of a module.
-
-    Example:
-        >>> import torch
-        >>> metric = TCE(task="binary", bins="equal_width", n_bins=2)
-        >>> metric.update(torch.tensor([0.1, 0.1, 0.1, 0.9, 0.9, 0.9]), torch.tensor([1, 1, 1, 1, 1, 1]))
-        >>> metric.compute()
-        tensor(50., dtype=torch.float64)
-    """
-
-    depends_on_samples = True
-    question = "percentage of predictions rejected by a test with the outcomes in their bin"
-    source = "Matsubara et al., TCE, UAI 2023, eq. 7, arXiv 2306.14343"
-
-    def table(self) -> TCETable:
-        """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
-        bins = self.estimator.ranked_bins(self._synced_statistic())  # type: ignore[arg-type]  # a RankedSample
-        return bins.test_table(self.settings["alpha"], self.settings["test"])
-
-    unit, value_range = "percent", (0.0, 100.0)
-    needs_labels = needs_whole_weights = True
-    diagram = "torchcalib.plots.tce:tce_diagram"
-    is_differentiable = False
 
 
 @infers_task
@@ -226,7 +210,16 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
     return norm_over_bins(check_result("loss", loss(b), b.n.shape, "a loss for each bin", advice), b.n, norm)
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="GCE",
+        question="norm over bins of a user-defined loss",
+        source="Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343",
+        unit="unit of the loss",
+        value_range=(-math.inf, math.inf),
+        needs_whole_weights=True,
+    )
+)
 def gce(
     task: Task | None = None,
     *,
@@ -281,20 +274,3 @@ def gce(
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     formula = partial(gce_from_bins, loss=loss, norm=norm)
     return binned(formula, binning, task, mode, average, options, from_sample=True)
-
-
-class GCE(BinnedMetric, function=gce):
-    """Streaming generalised calibration error (GCE); see `gce`. To pickle the metric, `loss` must be a named function.
-
-    Example:
-        >>> import torch
-        >>> metric = GCE(task="binary", loss=lambda b: b.gap.abs(), bins="equal_mass", n_bins=2)
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]))
-        >>> metric.compute()
-        tensor(0.1500, dtype=torch.float64)
-    """
-
-    question = "norm over bins of a user-defined loss"
-    source = "Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343"
-    unit, value_range = "unit of the loss", (-math.inf, math.inf)
-    needs_whole_weights = True

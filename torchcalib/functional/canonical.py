@@ -19,7 +19,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.tasks import infers_task
-from torchcalib.metrics.kernel import check_bandwidth
+from torchcalib.functional.kernel import check_bandwidth
 from torchcalib.ops.leave_one_out import leave_one_out_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
 

@@ -10,7 +10,7 @@ q_k / c_k. A wrong decision costs 1 / c_h for the true class h.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
+from torchcalib.functional.estimator import Declaration, metric_function
+from torchcalib.functional.scores import Score, ScoreEstimator, scored
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import metric_function
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
@@ -115,7 +115,8 @@ class _WeightFunction:
         return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
 
-def _read_weight(weight: object, rows: bool) -> _BetaWeight | _WeightFunction | None:
+def read_weight(weight: object, rows: bool) -> _BetaWeight | _WeightFunction | None:
+    """Return the checked weight of operating points, for `rows` of C of them or for single ones; None if constant."""
     if isinstance(weight, str) and weight in _NAMED:
         return _NAMED[weight]
     if isinstance(weight, Beta) and weight.batch_shape.numel() == 1:
@@ -134,7 +135,7 @@ _NAMED: dict[object, _BetaWeight | None] = {"uniform": None, "beta22": _BetaWeig
 
 def weights_at(weight: AreaWeight, points: Tensor) -> Tensor:
     """Return the weights of operating points `(K,)` in (0, 1); see `bayes_risk_area`."""
-    read = _read_weight(weight, rows=False)
+    read = read_weight(weight, rows=False)
     return torch.ones_like(points) if read is None else read.at(points.logit())
 
 
@@ -226,7 +227,7 @@ class _Area:
 
     def of_classes(self, weight: _BetaWeight | _WeightFunction, q: Tensor, log_q: Tensor, target: Tensor) -> Tensor:
         """Return the score `(...)` for probabilities q and target distributions `(..., C)`."""
-        _check_classes(weight, q.shape[-1])
+        check_classes(weight, q.shape[-1])
         if isinstance(weight, _WeightFunction) and q.shape[-1] > 2:
             return self.of_points(weight, log_q, target)
         return self.of_two(weight, q[..., 1], q[..., 0], log_q[..., 1] - log_q[..., 0], target[..., 1])
@@ -262,7 +263,8 @@ class _Area:
         return ((square / self.n_points - mean.square()).clamp(min=0) / (self.n_points - 1)).sqrt()
 
 
-def _check_classes(weight: _BetaWeight | _WeightFunction | None, num_classes: int) -> None:
+def check_classes(weight: _BetaWeight | _WeightFunction | None, num_classes: int) -> None:
+    """Raise ValueError for a weight of two classes if there are more."""
     if num_classes > 2 and isinstance(weight, _BetaWeight):
         raise ValueError(
             f"`weight` must be 'uniform' or a function for {num_classes} classes, got {weight!r}. Pass a density "
@@ -274,7 +276,16 @@ def _score_of(p: Predictions, area: _Area) -> Tensor:
     return area.of_predictions(p)
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="Bayes risk area",
+        question="weighted integral of the Bayes risk over all ratios of the costs",
+        source="Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.4",
+        unit="cost",
+        perfect=0.0,
+        value_range=(0.0, math.inf),
+    )
+)
 def bayes_risk_area(
     task: Task | None = None,
     *,
@@ -348,26 +359,6 @@ def bayes_risk_area(
     check_count("n_points", n_points, at_least=2)
     check_seed(seed)
     rows = task_read_as(task, options) == "multiclass"
-    area = _Area(_read_weight(weight, rows), component, n_points, seed)
+    area = _Area(read_weight(weight, rows), component, n_points, seed)
     score = Score(_score_of, area.of_prior, normalizable=component == "value", arguments=(area,))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
-
-
-class BayesRiskArea(ScoreMetric, function=bayes_risk_area):
-    """Streaming area under the Bayes risk curve: the proper score of a weight; see `bayes_risk_area`.
-
-    Example:
-        >>> metric = BayesRiskArea(task="binary", weight="beta22")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.0467, dtype=torch.float64)
-    """
-
-    question = "weighted integral of the Bayes risk over all ratios of the costs"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.4"
-    name, unit, perfect, value_range = "Bayes risk area", "cost", 0.0, (0.0, math.inf)
-
-    def __init__(self, task: Task | None = None, **options: Any) -> None:
-        super().__init__(task, **options)
-        if self.input_format.read_as == "multiclass" and self.num_classes is not None:
-            _check_classes(_read_weight(options.get("weight", "uniform"), rows=True), self.num_classes)

@@ -1,7 +1,7 @@
 """Integrated calibration index (ICI), based on local regression."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, check_count, is_number
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked import RankedSample
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats
+from torchcalib.functional.estimator import Estimator, metric_function
+from torchcalib.functional.ranked import RankedEstimator, rank_based
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import Estimator, metric_function
-from torchcalib.metrics.ranked import RankedMetric, ranked
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.loess import loess
 
@@ -78,7 +78,32 @@ def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
     return value.masked_fill(cumulative[..., -1] == 0, torch.nan)
 
 
-@metric_function
+@dataclass(frozen=True, eq=False)
+class ICIEstimator(RankedEstimator):
+    """Estimator of the integrated calibration index."""
+
+    component: ICIComponent
+    span: float
+    degree: int
+    n_points: int
+
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
+        """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
+        n_points = min(self.n_points, max(1, statistic.score.shape[-1]))
+        bins = Binning("equal_mass", n_points).from_sample(statistic).with_noise()
+        test = ErrorTest(partial(ici_from_bins, component=self.component, span=self.span, degree=self.degree))
+        found = run_error_test(test, bins, average=self.averages, **how)
+        return replace(found, statistic=self.value(statistic))
+
+
+@metric_function(
+    rank_based(
+        name="ICI",
+        question="mean distance between predictions and a smooth calibration curve",
+        source="Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281",
+        value_range=(0.0, math.inf),
+    )
+)
 def ici(
     task: Task | None = None,
     *,
@@ -131,30 +156,8 @@ def ici(
         raise ValueError(f"`span` must be above 0 and at most 1, got {shown(span)}. The default is 0.75.")
     check_count("degree", degree, at_least=0, at_most=2)
     check_count("n_points", n_points, at_least=2, at_most=2**14)
-    formula = partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)
-    return ranked(formula, task, mode, average, options)
-
-
-class ICI(RankedMetric, function=ici):
-    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
-
-    Example:
-        >>> metric = ICI(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
-        >>> metric.compute()
-        tensor(0.4000, dtype=torch.float64)
-    """
-
-    question = "mean distance between predictions and a smooth calibration curve"
-    source = "Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281"
-
-    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
-        n_points = min(self.settings["n_points"], max(1, statistic.score.shape[-1]))
-        bins = Binning("equal_mass", n_points).from_sample(statistic).with_noise()
-        options = {name: self.settings[name] for name in ("component", "span", "degree")}
-        test = ErrorTest(partial(ici_from_bins, **options))
-        found = run_error_test(test, bins, average=self.estimator.averages, **how)
-        return replace(found, statistic=self.estimator.value(statistic))
-
-    value_range = (0.0, math.inf)
+    settings: dict[str, Any] = {"component": component, "span": float(span), "degree": degree, "n_points": n_points}
+    formula = partial(ici_from_sample, **settings)
+    return ICIEstimator.of_events(
+        ExactSample, formula, task, mode, average, options, *settings.values(), whole_weights=True
+    )

@@ -53,7 +53,7 @@ class GroupTable(Tabular):
 
     Example:
         >>> from torchcalib import ECE
-        >>> from torchcalib.metrics.groups.streaming import ByGroup
+        >>> from torchcalib.metrics.by_group import ByGroup
         >>> metric = ByGroup(ECE(task="binary"), num_groups=2)
         >>> metric.update(torch.full((8,), 0.9), torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]), groups=torch.arange(8) // 4)
         >>> metric.worst().group

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, task_of
 from torchcalib.core.bins import BinTable, equal_width_edges
+from torchcalib.core.gathering import rank_and_size
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised
+from torchcalib.integrations.monitoring.over_confidence import OverConfidenceWarning, crossings, warning_text
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
-from torchcalib.metrics.gathering import rank_and_size
-from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
-from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, warning_text
+from torchcalib.metrics.errors import ECE, ESCE, MCE
+from torchcalib.metrics.scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.results.history import History, HistoryRow
 
 
@@ -80,8 +80,8 @@ class Monitor:
 
     Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference. A warning is issued if it exceeds
     its lowest value so far by more than a threshold; see
-    `torchcalib.reporting.monitoring.over_confidence.crossings`. Under-confidence causes no warning, because models are
-    under-confident early in training.
+    `torchcalib.integrations.monitoring.over_confidence.crossings`. Under-confidence causes no warning, because models
+    are under-confident early in training.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.

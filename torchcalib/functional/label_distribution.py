@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_choice
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.estimator import metric_function
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
+from torchcalib.functional.estimator import Declaration, metric_function
+from torchcalib.functional.scores import Score, ScoreEstimator, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.ops.sorting import order_of
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
@@ -22,6 +22,9 @@ from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share,
 Component = Literal["value", "noise_floor", "corrected"]
 _MIN_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
 """Minimum number of annotators per sample, by component. The correction needs two to estimate a variance."""
+
+
+_SOURCE = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
 
 
 def _probs(p: Predictions) -> Tensor:
@@ -113,7 +116,17 @@ def _score(distance: str, component: Component) -> Score:
     return Score(_distance, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="Total variation",
+        question="mean total variation distance between predictions and label distributions",
+        source=_SOURCE,
+        unit="probability",
+        perfect=0.0,
+        value_range=(0.0, 1.0),
+        noise_increases=True,
+    )
+)
 def total_variation(
     task: Task | None = None,
     *,
@@ -159,25 +172,17 @@ def total_variation(
     return scored(_score("total variation", component), task, options, average=average, reduction=reduction)
 
 
-class TotalVariation(ScoreMetric, function=total_variation):
-    """Streaming total variation distance between predictions and label distributions; see `total_variation`.
-
-    Example:
-        >>> metric = TotalVariation(task="multiclass")
-        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
-        >>> metric.compute()
-        tensor(0.1000, dtype=torch.float64)
-    """
-
-    question = "mean total variation distance between predictions and label distributions"
-    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
-
-    name = "Total variation"
-    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
-    noise_increases = True
-
-
-@metric_function
+@metric_function(
+    Declaration(
+        name="KL divergence",
+        question="mean Kullback-Leibler divergence of predictions from label distributions",
+        source="Pavlovic, Beyond Accuracy; "
+        "Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086",
+        unit="nats",
+        perfect=0.0,
+        noise_increases=True,
+    )
+)
 def kl_divergence(
     task: Task | None = None,
     *,
@@ -224,27 +229,17 @@ def kl_divergence(
     return scored(_score("Kullback-Leibler", component), task, options, average=average, reduction=reduction)
 
 
-class KLDivergence(ScoreMetric, function=kl_divergence):
-    """Streaming Kullback-Leibler (KL) divergence of predictions from label distributions; see `kl_divergence`.
-
-    Example:
-        >>> metric = KLDivergence(task="multiclass")
-        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
-        >>> metric.compute()
-        tensor(0.0582, dtype=torch.float64)
-    """
-
-    question = "mean Kullback-Leibler divergence of predictions from label distributions"
-    source = (
-        "Pavlovic, Beyond Accuracy; "
-        "Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086"
+@metric_function(
+    Declaration(
+        name="Entropy gap",
+        question="mean entropy of the predictions minus entropy of the label distributions",
+        source=_SOURCE,
+        unit="nats",
+        perfect=0.0,
+        better="nearer to 0",
+        noise_increases=True,
     )
-    name = "KL divergence"
-    unit, perfect = "nats", 0.0  # no bounds, because a corrected value may be negative
-    noise_increases = True
-
-
-@metric_function
+)
 def entropy_gap(
     task: Task | None = None,
     *,
@@ -289,26 +284,16 @@ def entropy_gap(
     return scored(_score("entropy", component), task, options, average=average, reduction=reduction)
 
 
-class EntropyGap(ScoreMetric, function=entropy_gap):
-    """Streaming mean entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
-
-    Example:
-        >>> metric = EntropyGap(task="multiclass")
-        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
-        >>> metric.compute()
-        tensor(0.1429, dtype=torch.float64)
-    """
-
-    question = "mean entropy of the predictions minus entropy of the label distributions"
-    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
-
-    name = "Entropy gap"
-    unit, perfect = "nats", 0.0
-    better = "nearer to 0"
-    noise_increases = True
-
-
-@metric_function
+@metric_function(
+    Declaration(
+        name="Squared distance",
+        question="mean squared distance between predictions and label distributions",
+        source="Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions",
+        unit="squared probability",
+        perfect=0.0,
+        noise_increases=True,
+    )
+)
 def squared_distance(
     task: Task | None = None,
     *,
@@ -352,23 +337,6 @@ def squared_distance(
     return scored(_score("squared", component), task, options, average=average, reduction=reduction)
 
 
-class SquaredDistance(ScoreMetric, function=squared_distance):
-    """Streaming squared distance between predictions and label distributions; see `squared_distance`.
-
-    Example:
-        >>> metric = SquaredDistance(task="multiclass")
-        >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
-        >>> metric.compute()
-        tensor(0.0400, dtype=torch.float64)
-    """
-
-    question = "mean squared distance between predictions and label distributions"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions"
-    name = "Squared distance"
-    unit, perfect = "squared probability", 0.0  # no bounds, because a corrected value may be negative
-    noise_increases = True
-
-
 def _ordered_by_q(p: Predictions) -> Tensor:
     """Return values `(..., N, C)` in the order of q: logits if given, whose probabilities can round to the same number.
 
@@ -392,7 +360,17 @@ def _same_ranking(p: Predictions) -> Tensor:
     return (q[..., 1:] >= q[..., :-1]).all(-1).to(t.dtype)
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="Ranking score",
+        question="fraction of samples whose predictions rank the classes as the annotators do",
+        source="Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133",
+        unit="fraction of samples",
+        perfect=1.0,
+        value_range=(0.0, 1.0),
+        better="higher",
+    )
+)
 def ranking_score(
     task: Task | None = None,
     *,
@@ -433,21 +411,3 @@ def ranking_score(
         tensor([1., 0.])
     """
     return scored(Score(_same_ranking), task, options, average=average, reduction=reduction)
-
-
-class RankingScore(ScoreMetric, function=ranking_score):
-    """Streaming human ranking calibration score (RankCS); see `ranking_score`.
-
-    Example:
-        >>> metric = RankingScore(task="multiclass")
-        >>> metric.update(torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([[8, 1, 1], [5, 4, 1]]))
-        >>> metric.compute()
-        tensor(0.5000, dtype=torch.float64)
-    """
-
-    question = "fraction of samples whose predictions rank the classes as the annotators do"
-    source = "Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
-    name = "Ranking score"
-    unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)
-    better = "higher"
-    is_differentiable = False

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_count
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.group_samples import MAX_GROUPS, GroupedSample, GroupedSampleState
+from torchcalib.core.group_sums import SumsByGroup
 from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -17,10 +19,8 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric, check_counts
 from torchcalib.metrics.engine import refuse_if_synced
-from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
-from torchcalib.metrics.groups.sums import SumsByGroup
-from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.wrappers import WrappedMetric
+from torchcalib.results.group_table import By, GroupTable, resolved
 
 
 class RowsInGroups(WrappedMetric[Any]):

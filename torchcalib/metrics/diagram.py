@@ -1,4 +1,4 @@
-"""Diagram of each class of metrics, for `metric.plot()`."""
+"""Diagram of a metric, for `metric.plot()`."""
 
 from pkgutil import resolve_name
 from typing import Any
@@ -9,7 +9,6 @@ from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.ranked import CORP
 from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.plots.sources import MAX_CURVES
 
 _EVENTS = {"positive": "positive class", "top_label": "top label", "classwise": "each class"}
@@ -46,11 +45,6 @@ def _diagram_of(metric: CalibrationMetric[Any]) -> str | None:
     # A sample has one confidence per class against the rest, but only one risk.
     has_curve = not isinstance(metric, SelectiveMetric) or metric.input_format.read_as == "multilabel"
     return metric.diagram_of_classes if has_curve else None
-
-
-def smooth_diagram(metric: CalibrationMetric[Any], ax: Any, title: str) -> Any:
-    """Draw the smooth reliability diagram of a metric."""
-    return reliability_diagram(metric, ax=ax, title=title, smooth=True)
 
 
 def _mode_of(metric: CalibrationMetric[Any]) -> Mode:

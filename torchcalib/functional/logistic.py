@@ -15,15 +15,21 @@ from torchcalib.core.clusters import ClusteredSums, Clusters, cluster_table
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import RankedSample
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import Sums
+from torchcalib.functional.estimator import (
+    Declaration,
+    Estimator,
+    factory_of,
+    metric_function,
+    streamed_by,
+    tuple_function,
+)
+from torchcalib.functional.ranked import RankedEstimator, no_average, rank_based
 from torchcalib.inference.clusters import ClusteredMean, number_of_clusters, sign_p_value
 from torchcalib.inference.simulation import RunCells
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, metric_function, tuple_function
-from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.logistic import logistic_fit
@@ -87,14 +93,53 @@ def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
     return found if unbounded is None else found.masked_fill(unbounded.unsqueeze(-1), torch.nan)
 
 
-@tuple_function(CoxCalibration)
+@dataclass(frozen=True, eq=False)
+class CoxEstimator(RankedEstimator):
+    """Estimator of Cox's calibration model, or of one of its results."""
+
+    component: CoxComponent | None = None  # None for all fields of `CoxCalibration` on the last axis
+
+    def of_piece(self, sample: RankedSample) -> Tensor:
+        """Compute the component `(...)`, or all `(..., 6)`, from a sample that fits into memory."""
+        fields = self.formula(sample)
+        return fields if self.component is None else fields[..., CoxCalibration._fields.index(self.component)]
+
+    def test_from(
+        self, statistic: RankedSample, *, clusters: Clusters | None = None, level: float = 0.95, **_: Any
+    ) -> CalibrationTest:
+        """Return the likelihood-ratio test of slope 1 and intercept 0; the interval is NaN.
+
+        For a calibrated model the statistic has a chi-squared distribution with 2 degrees of freedom and mean 2. For
+        clusters of dependent rows, the p-value is that of a score test; see `score_test_of_clusters`.
+        """
+        p_value = replace(self, component="p_value").value(statistic)
+        nan = torch.full_like(p_value, torch.nan)
+        floor = torch.full_like(p_value, 2.0)
+        test = CalibrationTest(-2 * p_value.log(), floor, p_value, nan, nan, level, "likelihood ratio, asymptotic")
+        return test if clusters is None else _with_clusters(test, statistic, clusters)
+
+
+@tuple_function(
+    CoxCalibration,
+    rank_based(
+        name="Cox",
+        question="slope or intercept of the logistic regression of outcomes on predicted log-odds",
+        source="Cox, Biometrika 1958, doi 10.1093/biomet/45.3-4.562",
+        unit="dimensionless (slopes) or log-odds (intercepts)",
+        perfect=1.0,
+        value_range=(-math.inf, math.inf),
+        better=None,
+        noise_increases=False,
+        needs_labels=True,
+    ),
+)
 def cox(
     task: Task | None = None,
     *,
     eps: float | None = None,
     mode: Mode | None = None,
     **options: Unpack[InputOptions],
-) -> Estimator[RankedSample]:
+) -> CoxEstimator:
     """Cox's calibration slope and intercept: log-odds of the outcome = intercept + slope * predicted log-odds.
 
     The logistic regression of the outcomes on the log-odds of the predictions is fitted by maximum likelihood. A slope
@@ -135,63 +180,25 @@ def cox(
         raise TypeError(f"`eps` must be a number or None, got {shown(eps)}. A common value is 1e-6.")
     if eps is not None and not 0 < eps < 0.5:
         raise ValueError(f"`eps` must be above 0 and below 0.5, got {shown(eps)}. A common value is 1e-6.")
-    average = no_average(task, mode, options)
-    return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
+    average, formula = no_average(task, mode, options), partial(cox_from_sample, eps=eps)
+    return CoxEstimator.of_events(
+        ExactSample, formula, task, mode, average, options, hard_targets=True, whole_weights=True
+    )
 
 
-class Cox(RankedMetric, function=cox):
-    """Streaming calibration slope or intercept from Cox's logistic regression; see `cox`.
-
-    The state contains all samples, or a sketch if `resolution` is given. `fit()` returns all fields.
-
-    Args:
-        component: Field of `CoxCalibration` that `compute` returns.
-
-    Example:
-        >>> metric = Cox(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
-        >>> metric.compute()
-        tensor(0.9416, dtype=torch.float64)
-    """
-
-    question = "slope or intercept of the logistic regression of outcomes on predicted log-odds"
-    source = "Cox, Biometrika 1958, doi 10.1093/biomet/45.3-4.562"
-
-    def __init__(self, task: Task | None = None, *, component: CoxComponent = "slope", **options: Any) -> None:
-        check_choice("component", component, get_args(CoxComponent))
-        super().__init__(task, **options)
-        self.component = component
-        self.perfect = 1.0 if component in ("slope", "p_value") else 0.0
-
-    def _value(self, statistic: RankedSample) -> Tensor:
-        return getattr(self._fit(statistic), self.component)  # type: ignore[no-any-return]
-
-    def fit(self) -> CoxCalibration:
-        """Return all results of the regression, over all ranks if `torch.distributed` is running."""
-        return self._fit(self._synced_statistic())
-
-    def test_from(
-        self, statistic: RankedSample, *, clusters: Clusters | None = None, level: float = 0.95, **_: Any
-    ) -> CalibrationTest:
-        """Return the likelihood-ratio test of slope 1 and intercept 0; the interval is NaN.
-
-        For a calibrated model the statistic has a chi-squared distribution with 2 degrees of freedom and mean 2. For
-        clusters of dependent rows, the p-value is that of a score test; see `score_test_of_clusters`.
-        """
-        p_value = self._fit(statistic).p_value
-        nan = torch.full_like(p_value, torch.nan)
-        floor = torch.full_like(p_value, 2.0)
-        test = CalibrationTest(-2 * p_value.log(), floor, p_value, nan, nan, level, "likelihood ratio, asymptotic")
-        return test if clusters is None else _with_clusters(test, statistic, clusters)
-
-    def _fit(self, sample: RankedSample) -> CoxCalibration:
-        return CoxCalibration(*self.estimator.value(sample).unbind(-1))
-
-    unit = "dimensionless (slopes) or log-odds (intercepts)"
-    perfect, value_range = 1.0, (-math.inf, math.inf)
-    better = None  # the optimum is a slope of 1 or an intercept of 0
-    noise_increases = False
-    needs_labels = True
+@streamed_by(cox)
+def cox_component(
+    task: Task | None = None,
+    *,
+    component: CoxComponent = "slope",
+    eps: float | None = None,
+    mode: Mode | None = None,
+    **options: Unpack[InputOptions],
+) -> CoxEstimator:
+    """Return the estimator of a field of `CoxCalibration`; see `cox`."""
+    check_choice("component", component, get_args(CoxComponent))
+    estimator: Any = factory_of(cox)(task, eps=eps, mode=mode, **options)
+    return replace(estimator, component=component)  # type: ignore[no-any-return]
 
 
 _MAX_LOG_ODDS = 750.0  # above the log-odds of every float64 below 1, and below minus those of every positive one
@@ -300,7 +307,58 @@ def spiegelhalter_from_sums(s: Sums, component: SpiegelhalterComponent = "z") ->
     return z if component == "z" else torch.erfc(z.abs() / math.sqrt(2))
 
 
-@metric_function
+class SpiegelhalterEstimator(Estimator[Sums]):
+    """Estimator of Spiegelhalter's statistic or its p-value."""
+
+    def test_from(
+        self,
+        statistic: Sums,
+        *,
+        clusters: ClusteredSums[Any] | None = None,
+        level: float = 0.95,
+        n_replicates: int = 999,
+        seed: int = 0,
+        **_: Any,
+    ) -> CalibrationTest:
+        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model.
+
+        For clusters of dependent rows, the p-value is at least that of random signs of the clusters.
+        """
+        z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
+        floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
+        test = CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")
+        if clusters is None:
+            return test
+        n, excess, _variance = clusters.sums.squeeze(-1).movedim(0, -1).unbind(-2)  # each (..., G)
+        # A value is (y - p) (1 - 2 p). Its mean is 0 for a calibrated model, and residuals have no leverage.
+        expected = statistic.sums[..., 2, 0]
+        effect = excess.square().sum(-1) / expected
+        mean = ClusteredMean(n, excess, expected, torch.ones_like(expected))
+        n_merged = int((n > 0).sum(-1).max())
+        return replace(
+            test,
+            p_value=sign_p_value(excess, seed, n_replicates).maximum(p_value),
+            noise_floor=floor * effect.clamp(min=1).sqrt(),
+            method=f"{test.method}, and random signs of clusters",
+            design_effect=effect,
+            n_clusters=clusters.n_distinct or n_merged,
+            n_merged=n_merged,
+            effective_clusters=mean.effective_number,
+        )
+
+
+@metric_function(
+    Declaration(
+        name="Spiegelhalter",
+        question="Brier score minus its expected value for a calibrated model, in standard deviations",
+        source="Spiegelhalter, Statistics in Medicine 1986, doi 10.1002/sim.4780050506",
+        unit="standard deviations",
+        perfect=0.0,
+        better="nearer to 0",
+        has_test=True,
+        needs_labels=True,
+    )
+)
 def spiegelhalter(
     task: Task | None = None,
     *,
@@ -339,62 +397,6 @@ def spiegelhalter(
     check_choice("component", component, get_args(SpiegelhalterComponent))
     average = no_average(task, mode, options)
     formula = partial(spiegelhalter_from_sums, component=component)
-    return Estimator.of_events(SpiegelhalterAccumulator, formula, task, mode, average, options, hard_targets=True)
-
-
-class Spiegelhalter(CalibrationMetric[Sums], function=spiegelhalter):
-    """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
-
-    Example:
-        >>> metric = Spiegelhalter(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(-0.8296, dtype=torch.float64)
-    """
-
-    question = "Brier score minus its expected value for a calibrated model, in standard deviations"
-    source = "Spiegelhalter, Statistics in Medicine 1986, doi 10.1002/sim.4780050506"
-
-    def __init__(self, task: Task | None = None, *, component: SpiegelhalterComponent = "z", **options: Any) -> None:
-        super().__init__(task, component=component, **options)
-        if component == "p_value":
-            self.perfect, self.unit = 1.0, "probability"
-
-    def test_from(
-        self,
-        statistic: Sums,
-        *,
-        clusters: ClusteredSums[Any] | None = None,
-        level: float = 0.95,
-        n_replicates: int = 999,
-        seed: int = 0,
-        **_: Any,
-    ) -> CalibrationTest:
-        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model.
-
-        For clusters of dependent rows, the p-value is at least that of random signs of the clusters.
-        """
-        z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
-        floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
-        test = CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")
-        if clusters is None:
-            return test
-        n, excess, _variance = clusters.sums.squeeze(-1).movedim(0, -1).unbind(-2)  # each (..., G)
-        # A value is (y - p) (1 - 2 p). Its mean is 0 for a calibrated model, and residuals have no leverage.
-        expected = statistic.sums[..., 2, 0]
-        effect = excess.square().sum(-1) / expected
-        mean = ClusteredMean(n, excess, expected, torch.ones_like(expected))
-        n_merged = int((n > 0).sum(-1).max())
-        return replace(
-            test,
-            p_value=sign_p_value(excess, seed, n_replicates).maximum(p_value),
-            noise_floor=floor * effect.clamp(min=1).sqrt(),
-            method=f"{test.method}, and random signs of clusters",
-            design_effect=effect,
-            n_clusters=clusters.n_distinct or n_merged,
-            n_merged=n_merged,
-            effective_clusters=mean.effective_number,
-        )
-
-    unit, perfect, better = "standard deviations", 0.0, "nearer to 0"
-    needs_labels = True
+    return SpiegelhalterEstimator.of_events(
+        SpiegelhalterAccumulator, formula, task, mode, average, options, hard_targets=True
+    )

@@ -8,8 +8,8 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample
-from torchcalib.metrics.estimator import Estimator, metric_function
-from torchcalib.metrics.ranked import RankedMetric, ranked
+from torchcalib.functional.estimator import Estimator, metric_function
+from torchcalib.functional.ranked import rank_based, ranked
 
 
 def atb_from_sample(sample: RankedSample) -> Tensor:
@@ -24,7 +24,14 @@ def atb_from_sample(sample: RankedSample) -> Tensor:
     return (edges.diff(dim=-1) * (lower.square() + upper.square())).sum(-1)
 
 
-@metric_function
+@metric_function(
+    rank_based(
+        name="ATB",
+        question="squared error over two bins, averaged over their boundary",
+        source="Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026, arXiv 2508.13100",
+        unit="squared probability",
+    )
+)
 def atb(
     task: Task | None = None,
     *,
@@ -65,20 +72,3 @@ def atb(
         tensor(0.0129)
     """
     return ranked(atb_from_sample, task, mode, average, options)
-
-
-class ATB(RankedMetric, function=atb):
-    """Streaming averaged two-bin calibration error (ATB); see `atb`.
-
-    The state contains all samples, or a sketch if `resolution` is given.
-
-    Example:
-        >>> metric = ATB(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.0129, dtype=torch.float64)
-    """
-
-    unit = "squared probability"
-    question = "squared error over two bins, averaged over their boundary"
-    source = "Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026, arXiv 2508.13100"

@@ -10,8 +10,7 @@ from torchcalib.core.events import NamedMode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, metric_function
+from torchcalib.functional.estimator import Declaration, Estimator, metric_function
 
 _AXES: dict[Task, NamedMode] = {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}
 
@@ -22,7 +21,18 @@ def full_ece_from_bins(b: BinStats) -> Tensor:
     return (outcome - confidence).abs().sum(-1) / outcome.sum(-1)  # each sample has one true class
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="FullECE",
+        question="mean gap of the probabilities of all classes",
+        source="Liu et al., Full-ECE, arXiv 2406.11345",
+        unit="probability",
+        perfect=0.0,
+        value_range=(0.0, 2.0),
+        norm="l1",
+        noise_increases=True,
+    )
+)
 def full_ece(
     task: Task | None = None,
     *,
@@ -62,21 +72,3 @@ def full_ece(
     averages = check_average(average, read_as == "multilabel")
     accumulator = AllClassBins(_AXES[read_as], binning.n_bins, binning.right)
     return Estimator(input_format, accumulator, full_ece_from_bins, averages)
-
-
-class FullECE(CalibrationMetric[BinStats], function=full_ece):
-    """Streaming Full-ECE; see `full_ece`. The size of the state does not depend on the number of classes.
-
-    Example:
-        >>> import torch
-        >>> metric = FullECE(task="multiclass", n_bins=2)
-        >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]]), torch.tensor([0, 1]))
-        >>> metric.compute()
-        tensor(0.3000, dtype=torch.float64)
-    """
-
-    question = "mean gap of the probabilities of all classes"
-    source = "Liu et al., Full-ECE, arXiv 2406.11345"
-    unit, perfect, value_range = "probability", 0.0, (0.0, 2.0)
-    norm = "l1"
-    noise_increases = True

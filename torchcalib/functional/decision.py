@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from torchcalib.core.checks import Problem, Rule, enforce
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
-from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
-from torchcalib.metrics.estimator import metric_function
-from torchcalib.metrics.proper_scores import is_correct
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
+from torchcalib.functional.cost_matrix import CostMatrix, Costs, read_costs
+from torchcalib.functional.estimator import Declaration, metric_function
+from torchcalib.functional.proper_scores import is_correct
+from torchcalib.functional.scores import Score, ScoreEstimator, scored
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.operation import is_plain
 
@@ -84,7 +84,15 @@ def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatri
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="Bayes risk",
+        question="mean cost of the optimal decisions under the predictions",
+        source="Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1",
+        unit="cost",
+        perfect=0.0,
+    )
+)
 def bayes_risk(
     task: Task | None = None,
     *,
@@ -177,29 +185,6 @@ def bayes_decisions(
         return decisions.reshape(samples)
     labels_first = preds.movedim(how.axis, 0).shape
     return decisions.reshape(labels_first).movedim(0, how.axis)
-
-
-class BayesRisk(ScoreMetric, function=bayes_risk):
-    """Streaming Bayes risk: mean cost of the optimal decisions under the predictions; see `bayes_risk`.
-
-    Example:
-        >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0]))
-        >>> metric.compute()
-        tensor(0.1250, dtype=torch.float64)
-    """
-
-    question = "mean cost of the optimal decisions under the predictions"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1"
-
-    def __init__(self, task: Task | None = None, **options: Any) -> None:
-        super().__init__(task, **options)
-        num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
-        if options.get("cost") is not None and num_classes is not None:
-            read_costs(options["cost"], num_classes)
-
-    name, unit, perfect = "Bayes risk", "cost", 0.0
-    is_differentiable = False
 
 
 def expected_cost(

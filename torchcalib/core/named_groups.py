@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.group_sums import SumsByGroup
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import BinStats, with_noise_row
-from torchcalib.metrics.groups.sums import SumsByGroup
 
 MAX_GROUPS = 10_000
 """Maximum number of groups. With more, no p-value would be significant after adjustment for multiple testing."""

@@ -17,10 +17,9 @@ from torchcalib.core.events import Mode
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned, ece_from_bins
-from torchcalib.metrics.estimator import metric_function
-from torchcalib.metrics.test_based import mode_of_outcomes
+from torchcalib.functional.binned import BinnedEstimator, binned, ece_from_bins, error_over_bins
+from torchcalib.functional.estimator import metric_function
+from torchcalib.functional.test_based import mode_of_outcomes
 from torchcalib.ops.host_values import largest
 from torchcalib.ops.isotonic import Ties, Variant
 
@@ -31,7 +30,19 @@ def estimation_error_from_bins(b: BinStats, distance: Distance, delta: float, no
     return norm_over_bins(estimation_errors(b.frequency.detach(), distance, delta), b.n.detach(), norm)
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="EstimationError",
+        question="distance of the outcomes in bins to their frequency",
+        source="Matsubara et al., TCE, UAI 2023, eq. 8, arXiv 2306.14343",
+        unit="unit of the distance",
+        value_range=(-math.inf, math.inf),
+        noise_increases=False,
+        has_test=False,
+        needs_labels=True,
+        needs_whole_weights=True,
+    )
+)
 def estimation_error(
     task: Task | None = None,
     *,
@@ -95,28 +106,6 @@ def estimation_error(
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     formula = partial(estimation_error_from_bins, distance=distance, delta=delta, norm=norm)
     return binned(formula, binning, task, mode_of_outcomes(task, mode, options), average, options)
-
-
-class EstimationError(BinnedMetric, function=estimation_error):
-    """Streaming estimation error of bins; see `estimation_error`.
-
-    To pickle a metric with a user-defined `distance`, the function must be a named one of a module.
-
-    Example:
-        >>> import torch
-        >>> metric = EstimationError(task="binary", bins=[0, 0.5, 1])
-        >>> metric.update(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.8, 0.9]), torch.tensor([0, 0, 1, 0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.1250, dtype=torch.float64)
-    """
-
-    question = "distance of the outcomes in bins to their frequency"
-    source = "Matsubara et al., TCE, UAI 2023, eq. 8, arXiv 2306.14343"
-    unit, value_range = "unit of the distance", (-math.inf, math.inf)
-    noise_increases = False
-    needs_labels = needs_whole_weights = True
-    is_differentiable = False
-    test_from = CalibrationMetric.test_from  # raises an error, because this is not a calibration error
 
 
 @infers_task

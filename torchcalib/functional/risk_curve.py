@@ -20,8 +20,8 @@ from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
 from torchcalib.core.tasks import infers_task
+from torchcalib.functional.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.io.errors import shown
-from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.sorting import order_bits, stable_sort

@@ -12,10 +12,10 @@ from torchcalib.core.arrays import as_tensor
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
+from torchcalib.functional.estimator import Declaration, declared, factory_of, metric_function
+from torchcalib.functional.gaussian import Density, ecd_of_distribution, reduced
+from torchcalib.functional.scores import Score, ScoreEstimator, scored
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import factory_of, metric_function
-from torchcalib.metrics.gaussian import Density, ecd_of_distribution, reduced
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
 
@@ -27,7 +27,16 @@ def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return 0 - xmul(priors, safe_log(priors)).sum(-1)  # `0 - x`, because `-x` would be -0.0 for a single class
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="NLL",
+        question="mean negative log probability of the true class",
+        source="Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8",
+        unit="nats",
+        perfect=0.0,
+        value_range=(0.0, math.inf),
+    )
+)
 def nll(
     task: Task | None = None,
     *,
@@ -81,23 +90,6 @@ def nll(
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
-class NLL(ScoreMetric, function=nll):
-    """Streaming negative log-likelihood (NLL, log loss), in nats; see `nll`.
-
-    Example:
-        >>> import torch
-        >>> metric = NLL(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.2284, dtype=torch.float64)
-    """
-
-    question = "mean negative log probability of the true class"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8"
-
-    unit, perfect, value_range = "nats", 0.0, (0.0, math.inf)
-
-
 Normalize = Literal["prior", "classes"]
 
 
@@ -118,7 +110,18 @@ def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
     return over_classes if task == "multiclass" else over_classes / 2
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        key="brier",
+        name="Brier score",
+        question="mean squared distance between probabilities and outcomes",
+        source="Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; "
+        "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9",
+        unit="squared probability",
+        perfect=0.0,
+        value_range=(0.0, 2.0),
+    )
+)
 def brier_score(
     task: Task | None = None,
     *,
@@ -161,28 +164,17 @@ def brier_score(
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
-class BrierScore(ScoreMetric, function=brier_score):
-    """Streaming Brier score: mean squared distance between probabilities and outcomes; see `brier_score`.
-
-    Example:
-        >>> import torch
-        >>> metric = BrierScore(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.0467, dtype=torch.float64)
-    """
-
-    question = "mean squared distance between probabilities and outcomes"
-    source = (
-        "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; "
-        "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9"
+@metric_function(
+    Declaration(
+        name="stratified Brier score",
+        question="mean over classes of the squared distance between probabilities and outcomes",
+        source="Wallace & Dahabreh, Class probability estimates are unreliable, ICDM 2012, doi 10.1109/ICDM.2012.115",
+        unit="squared probability",
+        perfect=0.0,
+        value_range=(0.0, 2.0),
+        needs_labels=True,
     )
-    key, name = "brier", "Brier score"
-    unit, perfect, value_range = "squared probability", 0.0, (0.0, 2.0)
-    plot_upper_bound = None  # 1 for a binary task
-
-
-@metric_function
+)
 def stratified_brier_score(
     task: Task | None = None, *, average: Average | None = "macro", **options: Unpack[InputOptions]
 ) -> ScoreEstimator:
@@ -215,30 +207,11 @@ def stratified_brier_score(
     return scored(Score(_brier_of), task, options, average=average, stratified=True)
 
 
-class StratifiedBrierScore(ScoreMetric, function=stratified_brier_score):
-    """Streaming stratified Brier score: mean of the Brier scores of the classes; see `stratified_brier_score`.
-
-    Example:
-        >>> import torch
-        >>> metric = StratifiedBrierScore(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.0450, dtype=torch.float64)
-    """
-
-    question = "mean over classes of the squared distance between probabilities and outcomes"
-    source = "Wallace & Dahabreh, Class probability estimates are unreliable, ICDM 2012, doi 10.1109/ICDM.2012.115"
-    name = "stratified Brier score"
-    unit, perfect, value_range = "squared probability", 0.0, (0.0, 2.0)
-    plot_upper_bound = None  # 1 for a binary task
-    needs_labels = True
-
-
 def _ecd_of(p: Predictions) -> Tensor:
     return p.ecd
 
 
-@metric_function
+@metric_function()
 def _ecd_of_classes(
     task: Task | None = None,
     *,
@@ -251,6 +224,17 @@ def _ecd_of_classes(
     return scored(score, task, options, priors=priors, average=average, reduction=reduction)
 
 
+@declared(
+    Declaration(
+        name="ECD",
+        question="mean log loss minus mean entropy of the predictions (positive if over-confident)",
+        source="Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15",
+        unit="nats",
+        perfect=0.0,
+        better="nearer to 0",
+    ),
+    factory_of(_ecd_of_classes),
+)
 @task_by_position
 def ecd(
     preds: Tensor | Distribution | Density,
@@ -318,28 +302,6 @@ def _check_remaining_options(**given: Any) -> None:
         )
 
 
-class ECD(ScoreMetric, function=ecd):
-    """Streaming entropic calibration difference (ECD), in nats; see `ecd`.
-
-    Args:
-        priors: Class priors that replace the class frequencies in the data, as in `NLL`.
-
-    Example:
-        >>> import torch
-        >>> metric = ECD(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(-0.2504, dtype=torch.float64)
-    """
-
-    factory = staticmethod(factory_of(_ecd_of_classes))
-    question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
-    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
-
-    unit, perfect = "nats", 0.0
-    better = "nearer to 0"
-
-
 def is_correct(p: Predictions) -> Tensor:
     """Return the target probability of the most probable class, `(..., N)`: 1 or 0 for labels."""
     outcome = top_label(p).outcome
@@ -350,7 +312,17 @@ def _largest_share(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return priors.amax(-1)
 
 
-@metric_function
+@metric_function(
+    Declaration(
+        name="Accuracy",
+        question="fraction of samples whose most probable class is the true class",
+        source="Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs",
+        unit="fraction of samples",
+        perfect=1.0,
+        value_range=(0.0, 1.0),
+        better="higher",
+    )
+)
 def accuracy(
     task: Task | None = None,
     *,
@@ -383,21 +355,3 @@ def accuracy(
     """
     score = Score(is_correct, _largest_share, of_statistics=(0, 0, 0, 0, 1))
     return scored(score, task, options, priors=priors, average=average)
-
-
-class Accuracy(ScoreMetric, function=accuracy):
-    """Streaming accuracy: fraction of samples whose most probable class is the true class; see `accuracy`.
-
-    Example:
-        >>> import torch
-        >>> metric = Accuracy(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.6667, dtype=torch.float64)
-    """
-
-    question = "fraction of samples whose most probable class is the true class"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs"
-    unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)
-    better = "higher"
-    is_differentiable = False

@@ -20,12 +20,11 @@ from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pie
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
+from torchcalib.functional.estimator import Declaration, Estimator, metric_function, of_arrays
 from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, metric_function, of_arrays
 from torchcalib.ops.isotonic import Ties
 
 
@@ -35,6 +34,10 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
 
     binning: Binning
     debiased: bool = False  # whether the formula requires `BinStats.gap_variance`
+    depends_on_samples: bool = False  # whether the value depends on the samples in each bin, not only on their sums
+    is_signed: bool = False  # whether the value is a mean that may be negative
+    interval: IntervalKind | None = None  # formula of the interval of the test; None for no interval
+    test_formula: Callable[[BinStats], Tensor] | None = None  # the statistic of the test, if it is not the value
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
@@ -58,6 +61,34 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
             sample = sample.with_event_ecd()
         return self.binning.from_sample(sample)
 
+    def error_test(self) -> ErrorTest:
+        """Return the definition of the calibration test, for `run_error_tests`."""
+        of_test = None if self.test_formula is None else partial(self.values, formula=self.test_formula)
+        return ErrorTest(self.values, of_test, signed=self.is_signed, interval=self.interval)
+
+    def label_rows(self, p: Predictions) -> list[LabelRows] | None:
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
+        is_average = self.averages and p.task == "multiclass"
+        bins = self.accumulator
+        return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
+
+    def test_from(
+        self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
+    ) -> CalibrationTest:
+        """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
+        cancels = self.input_format.read_as == "multiclass"
+        invalid = None
+        if isinstance(statistic, RankedSample):
+            invalid = statistic.has_invalid_rows
+            if self.averages and cancels:
+                rows = LabelRows.from_sample(statistic)
+            if not (self.binning.is_isotonic or self.depends_on_samples):
+                statistic = self.binning.from_sample(statistic).with_noise()
+        found = run_error_test(self.error_test(), statistic, rows=rows, average=self.averages, cancels=cancels, **how)
+        if invalid is None:
+            return found
+        return found.masked(invalid.any(-1) if self.averages else invalid)
+
     @property
     def _has_event_ecd(self) -> bool:
         """Whether the ECD follows from the confidences and outcomes of the events."""
@@ -70,7 +101,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         return replace(self, accumulator=replace(accumulator, with_ecd=True))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None, with_ecd: bool = False) -> Self:
-        """Return a copy of this estimator for a streaming metric; see `BinnedMetric` for the options."""
+        """Return a copy of this estimator for a streaming metric; see `torchcalib.metrics.errors.BinnedMetric`."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
         if isinstance(made.accumulator, LogitCells):
@@ -100,16 +131,17 @@ def binned(
     debiased: bool = False,
     from_sample: bool = False,
     hard_targets: bool = False,
+    **test: Any,
 ) -> BinnedEstimator:
     """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
 
     `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
     `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
-    rejects soft targets, because the formula counts labels.
+    rejects soft targets, because the formula counts labels. `test` are fields of `BinnedEstimator` for its test.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
     equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
-    return BinnedEstimator.of_events(
+    estimator = BinnedEstimator.of_events(
         equal_width if is_additive else ExactSample,
         partial(formula, debiased=True) if debiased else formula,
         task,
@@ -121,73 +153,21 @@ def binned(
         hard_targets=hard_targets or binning.is_isotonic,
         whole_weights=not is_additive,
     )
+    return replace(estimator, **test) if test else estimator
 
 
-class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
-    """Base class for streaming calibration errors over bins.
-
-    The state for equal-width bins contains 7 sums per bin and class: weight, confidence, outcome and four sums for the
-    sampling noise (see `BinStats.has_noise`). `with_ecd=True` adds the entropic calibration difference
-    (ECD). An additional number per batch element and class indicates soft targets or floating weights.
-
-    For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
-    weights. With `resolution` it is a sketch of constant size. The ECD of the bins follows from the samples, except
-    for the top label of several classes.
-    """
-
-    stream_options = ("with_ecd", "resolution")
-    estimator: BinnedEstimator
-
-    from_bins: Callable[[BinStats], Tensor]
-    """Function from sums over bins to the metric value for default options."""
-    test_formula: Callable[[BinStats], Tensor] | None = None
-    """Function from sums over bins to the test statistic. None uses the metric value."""
-
-    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
-    noise_increases = True
-    diagram = "torchcalib.plots.reliability:reliability_diagram"
-    diagram_of_classes = "torchcalib.plots.classwise:classwise_reliability_diagrams"
-    depends_on_samples = False
-    """Whether the metric depends on individual samples in each bin, not only on sums over bins."""
-
-    def error_test(self) -> ErrorTest:
-        """Return the definition of the calibration test, for `run_error_tests`."""
-        return ErrorTest(
-            self.estimator.values,
-            None if self.test_formula is None else partial(self.estimator.values, formula=self.test_formula),
-            signed=self.is_signed,
-            interval=self.interval_kind,
-        )
-
-    def label_rows(self, p: Predictions) -> list[LabelRows] | None:
-        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
-        is_average = self.estimator.averages and p.task == "multiclass"
-        bins = self.accumulator
-        return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
-
-    def bin_table(self) -> BinTable:
-        """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
-        return self.estimator.table(self._synced_statistic())
-
-    def test_from(
-        self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
-    ) -> CalibrationTest:
-        """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
-        estimator = self.estimator
-        cancels = self.input_format.read_as == "multiclass"
-        invalid = None
-        if isinstance(statistic, RankedSample):
-            invalid = statistic.has_invalid_rows
-            if estimator.averages and cancels:
-                rows = LabelRows.from_sample(statistic)
-            if not (estimator.binning.is_isotonic or self.depends_on_samples):
-                statistic = estimator.binning.from_sample(statistic).with_noise()
-        found = run_error_test(
-            self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
-        )
-        if invalid is None:
-            return found
-        return found.masked(invalid.any(-1) if estimator.averages else invalid)
+error_over_bins = partial(
+    Declaration,
+    unit="probability",
+    perfect=0.0,
+    value_range=(0.0, 1.0),
+    noise_increases=True,
+    stream_options=("with_ecd", "resolution"),
+    has_test=True,
+    diagram="torchcalib.plots.reliability:reliability_diagram",
+    diagram_of_classes="torchcalib.plots.classwise:classwise_reliability_diagrams",
+)
+"""What calibration errors over bins have in common."""
 
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
@@ -208,7 +188,14 @@ def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     return abs(b.weighted_gap).sum(-1)
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="ECE",
+        question="mean distance between frequency and confidence in equal-width bins",
+        source="Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602",
+        norm="l1",
+    )
+)
 def ece(
     task: Task | None = None,
     *,
@@ -252,33 +239,21 @@ def ece(
     """
     check_flag("debiased", debiased)
     binning = Binning("equal_width", n_bins, right)
-    return binned(ece_from_bins, binning, task, mode, average, options, debiased=debiased)
+    if not debiased:
+        return binned(ece_from_bins, binning, task, mode, average, options, interval="absolute")
+    # The bias of the debiased value depends on the miscalibration, so that it has no valid interval.
+    return binned(ece_from_bins, binning, task, mode, average, options, debiased=True, test_formula=ece_from_bins)
 
 
-class ECE(BinnedMetric, function=ece):
-    """Streaming expected calibration error (ECE); see `ece`.
-
-    Example:
-        >>> import torch
-        >>> metric = ECE(task="multiclass", num_classes=3, n_bins=5)
-        >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.9, 0.0]]), torch.tensor([0, 2]))
-        >>> metric.compute()
-        tensor(0.6000, dtype=torch.float64)
-    """
-
-    from_bins = staticmethod(ece_from_bins)
-    interval_kind: IntervalKind | None = "absolute"
-    norm = "l1"
-    question = "mean distance between frequency and confidence in equal-width bins"
-    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
-
-    def __init__(self, task: Task | None = None, *positional: Any, **options: Any) -> None:
-        super().__init__(task, *positional, **options)
-        if self.settings["debiased"]:  # its bias depends on the miscalibration, so it has no valid interval
-            self.interval_kind, self.test_formula = None, ece_from_bins
-
-
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="ACE",
+        question="mean distance between frequency and confidence in equal-mass bins",
+        source="Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343",
+        norm="l1",
+        needs_whole_weights=True,
+    )
+)
 def ace(
     task: Task | None = None,
     *,
@@ -315,27 +290,8 @@ def ace(
         >>> ace(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]), task="binary", n_bins=2)
         tensor(0.1500)
     """
-    return binned(ece_from_bins, Binning("equal_mass", n_bins, ties=ties), task, mode, average, options)
-
-
-class ACE(BinnedMetric, function=ace):
-    """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or a sketch with `resolution`.
-
-    Example:
-        >>> import torch
-        >>> metric = ACE(task="binary", n_bins=2)
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]))
-        >>> metric.compute()
-        tensor(0.1500, dtype=torch.float64)
-    """
-
-    from_bins = staticmethod(ece_from_bins)
-    interval_kind = "absolute"
-    norm = "l1"
-    question = "mean distance between frequency and confidence in equal-mass bins"
-    source = "Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343"
-
-    needs_whole_weights = True
+    binning = Binning("equal_mass", n_bins, ties=ties)
+    return binned(ece_from_bins, binning, task, mode, average, options, interval="absolute")
 
 
 @of_arrays
@@ -344,7 +300,18 @@ def esce_from_bins(b: BinStats) -> Tensor:
     return b.weighted_gap.sum(-1)
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="ESCE",
+        question="mean frequency minus mean confidence",
+        source="Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II",
+        value_range=(-1.0, 1.0),
+        better="nearer to 0",
+        is_signed=True,
+        norm="mean",
+        noise_increases=False,
+    )
+)
 def esce(
     task: Task | None = None,
     *,
@@ -375,29 +342,8 @@ def esce(
         >>> esce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.0667)
     """
-    return binned(esce_from_bins, Binning("equal_width", n_bins, right), task, mode, average, options)
-
-
-class ESCE(BinnedMetric, function=esce):
-    """Streaming expected signed calibration error (ESCE); see `esce`.
-
-    Example:
-        >>> import torch
-        >>> metric = ESCE(task="binary")
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.0667, dtype=torch.float64)
-    """
-
-    from_bins = staticmethod(esce_from_bins)
-    interval_kind = "mean_gap"
-    is_signed = True
-    norm = "mean"
-    question = "mean frequency minus mean confidence"
-    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II"
-
-    value_range, better = (-1.0, 1.0), "nearer to 0"
-    noise_increases = False
+    binning = Binning("equal_width", n_bins, right)
+    return binned(esce_from_bins, binning, task, mode, average, options, is_signed=True, interval="mean_gap")
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
@@ -405,7 +351,14 @@ def mce_from_bins(b: BinStats) -> Tensor:
     return b.gap.abs().amax(-1)
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="MCE",
+        question="largest distance between frequency and confidence in a bin",
+        source="Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602",
+        norm="max",
+    )
+)
 def mce(
     task: Task | None = None,
     *,
@@ -440,30 +393,20 @@ def mce(
     return binned(mce_from_bins, binning, task, mode, average, options)
 
 
-class MCE(BinnedMetric, function=mce):
-    """Streaming maximum calibration error (MCE); see `mce`.
-
-    Example:
-        >>> import torch
-        >>> metric = MCE(task="binary", n_bins=2)
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.2000, dtype=torch.float64)
-    """
-
-    from_bins = staticmethod(mce_from_bins)
-    norm = "max"
-    question = "largest distance between frequency and confidence in a bin"
-    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
-
-
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the root mean squared calibration error `(...)` from sums over bins; see `rmsce`."""
     square = b.gap.square() - b.gap_variance if debiased else b.gap.square()
     return root((b.share * square).sum(-1).clamp(min=0))
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="RMSCE",
+        question="root mean squared distance between frequency and confidence",
+        source="Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155",
+        norm="l2",
+    )
+)
 def rmsce(
     task: Task | None = None,
     *,
@@ -504,31 +447,11 @@ def rmsce(
     """
     check_flag("debiased", debiased)
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
-    return binned(rmsce_from_bins, binning, task, mode, average, options, debiased=debiased)
-
-
-class RMSCE(BinnedMetric, function=rmsce):
-    """Streaming root mean squared calibration error (RMSCE); see `rmsce`.
-
-    Example:
-        >>> import torch
-        >>> metric = RMSCE(task="binary", n_bins=2)
-        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
-        >>> metric.compute()
-        tensor(0.2000, dtype=torch.float64)
-    """
-
-    from_bins = staticmethod(rmsce_from_bins)
-    interval_kind: IntervalKind | None = "root_mean_square"
-    norm = "l2"
-    question = "root mean squared distance between frequency and confidence"
-    source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
-
-    def __init__(self, task: Task | None = None, *positional: Any, **options: Any) -> None:
-        super().__init__(task, *positional, **options)
-        # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
-        if self.settings["debiased"]:
-            self.interval_kind, self.test_formula = "debiased", rmsce_from_bins
+    if not debiased:
+        return binned(rmsce_from_bins, binning, task, mode, average, options, interval="root_mean_square")
+    # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
+    test: dict[str, Any] = {"interval": "debiased", "test_formula": rmsce_from_bins}
+    return binned(rmsce_from_bins, binning, task, mode, average, options, debiased=True, **test)
 
 
 @infers_task

@@ -1,15 +1,17 @@
 """Common implementation of all metrics.
 
 An accumulator reduces predictions to a statistic (sums or samples), from which a formula computes the value. A factory
-converts the options of a metric to an `Estimator`. `metric_function` decorates it: the public function has its name and
-docstring. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
+converts the options of a metric to an `Estimator`. `metric_function` decorates it with what the metric is, its
+`Declaration`. The public function has the name and the docstring of the factory. The streaming class
+(`torchcalib.metrics.base.CalibrationMetric`) and reports use the same factory and declaration.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from inspect import Parameter, signature
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
@@ -32,14 +34,49 @@ from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.sums import SumsAccumulator
 from torchcalib.core.tasks import from_lists, in_own_order, inferred_task
+from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
+
+if TYPE_CHECKING:
+    from torchcalib.inference.testing import CalibrationTest
 
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+Better = Literal["higher", "lower", "nearer to 0"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a metric is. Reports, comparisons, diagrams, pages, classes and tests read it."""
+
+    key: str = ""  # Key in reports; by default the name of the function
+    name: str  # Display name
+    question: str  # One-line description, for reports
+    source: str  # Publication and equation that define the metric
+    unit: str  # Unit of the value
+    perfect: float  # Value for a perfect predictor, which assigns probability 1 to every true class
+    value_range: tuple[float, float] = (-math.inf, math.inf)  # Smallest and largest value for any options
+    better: Better | None = "lower"  # Direction of better values; None if it depends on options
+    is_signed: bool = False  # Whether the value is a mean of outcome minus confidence, which may be negative
+    # Norm over bins, unless it is an option: "l1", "l2", "max", or "mean" for a signed mean
+    norm: str | None = None
+    # Whether sampling noise increases the expected value. If so, compare the value with its noise floor.
+    noise_increases: bool = False
+    stream_options: tuple[str, ...] = ()  # Options of a stream only, which are passed to `Estimator.streamed`
+    has_test: bool = False  # Whether `Estimator.test_from` tests calibration
+    needs_labels: bool = False  # Whether the metric with default options rejects soft targets
+    needs_whole_weights: bool = False  # Whether, with default options, it rejects weights that are not whole numbers
+    # Function for `plot`, as "module:function": called with the metric, `ax` and `title`. None plots the value.
+    diagram: str | None = None
+    diagram_of_classes: str | None = None  # Like `diagram`, for a metric with one value per class
+    allows_clusters: bool = True  # Whether `Clustered` can wrap the metric
 
 
 def of_arrays(formula: F) -> F:
@@ -86,7 +123,7 @@ class Estimator(Generic[S]):
             found = self._from_summary(preds, target)
             if found is not None:
                 return found
-        p = self._read(preds, target, weights)
+        p = self.read(preds, target, weights)
         if p.replicates:
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
@@ -120,14 +157,15 @@ class Estimator(Generic[S]):
 
     def statistic(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Any:
         """Return the statistic of tensors: sums or samples."""
-        return self.accumulator.from_predictions(self._read(preds, target, weights))
+        return self.accumulator.from_predictions(self.read(preds, target, weights))
 
-    def _read(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+    def read(self, preds: Tensor, target: Tensor, weights: Tensor | None, **how: Any) -> Predictions:
         """Convert the input. The accumulator may check the values in the pass that computes its sums."""
         return self.input_format.read(
             preds,
             target,
             weights,
+            **how,
             checked_by=getattr(self.accumulator, "checks", None),
             detail=detail_of([self.accumulator], self.input_format.task),  # `torch.compile` cannot trace `self.detail`
         )
@@ -148,6 +186,26 @@ class Estimator(Generic[S]):
     def values(self, statistic: Any) -> Tensor:
         """Return the metric value `(...)` per batch element and per class or label, without averaging over classes."""
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
+
+    def test_from(self, statistic: S, **how: Any) -> "CalibrationTest":
+        """Return the calibration test, with one entry per batch element, for accumulated sums or samples.
+
+        Only for metrics whose `Declaration.has_test` is True.
+
+        Args:
+            statistic: Sums over bins, including sums for the noise floor; or a `RankedSample`. Extra leading axes are
+                batch axes.
+            **how: Arguments of `CalibrationMetric.test`.
+        """
+        raise NotImplementedError
+
+    def state_kind(self, batch_shape: tuple[int, ...] = ()) -> SumState[Any] | SampleState:
+        """Return the operations on the state of a stream, for an estimator from `streamed`."""
+        task, num_classes = self.input_format.read_as, self.input_format.num_classes
+        if isinstance(self.accumulator, ExactSample):
+            lead = (*batch_shape, *self.accumulator.leading_shape(task, num_classes))
+            return SampleState(self.accumulator, lead, self.input_format.from_logits)
+        return SumState(self.accumulator, (*batch_shape, *self.accumulator.shape(task, num_classes)))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
         """Return a copy for a streaming metric; `num_classes` is None if unknown.
@@ -192,7 +250,17 @@ def options_of(factory: Callable[..., Any]) -> list[Parameter]:
     return [p for p in signature(factory).parameters.values() if p.kind != Parameter.VAR_KEYWORD]
 
 
+FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
+"""Options of metric functions that a stream does not accept, or accepts as arguments of its own."""
+
+
+def stream_parameters(factory: Callable[..., Any]) -> list[Parameter]:
+    """Return the options of a factory that a stream also accepts; the first one is `task`."""
+    return [p for p in options_of(factory) if p.name not in FUNCTION_OPTIONS]
+
+
 _FACTORIES: dict[Callable[..., Any], Callable[..., Estimator[Any]]] = {}
+_DECLARATIONS: dict[Callable[..., Any], Declaration] = {}
 
 
 def factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
@@ -200,24 +268,77 @@ def factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
     return _FACTORIES[function]
 
 
-def metric_function(factory: Callable[P, Estimator[Any]]) -> Callable[Concatenate[Tensor, Tensor, P], Tensor]:
+_STREAM_FACTORIES: dict[Callable[..., Any], Callable[..., Estimator[Any]]] = {}
+
+
+def streamed_by(function: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate the factory for streams of the metric of a function, if it differs from that of the function."""
+
+    def decorate(factory: F) -> F:
+        _STREAM_FACTORIES[function] = factory
+        return factory
+
+    return decorate
+
+
+def stream_factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
+    """Return the factory of a metric for streams, whose value is one tensor."""
+    return _STREAM_FACTORIES.get(function) or factory_of(function)
+
+
+def is_metric(function: object) -> bool:
+    """Return whether this is the function of a metric, which has a declaration."""
+    return callable(function) and function in _DECLARATIONS
+
+
+def declaration_of(function: Callable[..., Any]) -> Declaration:
+    """Return what a metric is, from its function. Raise TypeError for a function without a declaration."""
+    if function not in _DECLARATIONS:
+        raise TypeError(
+            f"`function` must declare what the metric is, got {shown(function)}. Decorate it with "
+            "metric_function(Declaration(name=..., question=..., source=..., unit=..., perfect=...))."
+        )
+    return _DECLARATIONS[function]
+
+
+def declared(declaration: Declaration | None, factory: Callable[..., Estimator[Any]] | None = None) -> Callable[[F], F]:
+    """Decorate a metric function with what it is, and with its factory if `metric_function` did not create it."""
+
+    def decorate(function: F) -> F:
+        if factory is not None:
+            _FACTORIES[function] = factory
+        if declaration is not None:
+            _DECLARATIONS[function] = replace(declaration, key=declaration.key or function.__name__)
+        return function
+
+    return decorate
+
+
+def metric_function(
+    declaration: Declaration | None = None,
+) -> Callable[[Callable[P, Estimator[Any]]], Callable[Concatenate[Tensor, Tensor, P], Tensor]]:
     """Decorate a factory: return the public function of a metric, with the name and the docstring of the factory.
 
     The function has the arguments `preds`, `target`, those of the factory, and `InputOptions`. The factory accepts
-    `task`, further options by name, and `**options: Unpack[InputOptions]`.
+    `task`, further options by name, and `**options: Unpack[InputOptions]`. A function without a `declaration` is not a
+    metric of its own.
     """
-    return _function_of(factory, Tensor, None)
+    return lambda factory: _function_of(factory, Tensor, None, declaration)
 
 
 def tuple_function(
     result: Callable[..., R],
+    declaration: Declaration | None = None,
 ) -> Callable[[Callable[P, Estimator[Any]]], Callable[Concatenate[Tensor, Tensor, P], R]]:
     """Return a decorator like `metric_function`. `result` creates a named tuple from the last axis of the value."""
-    return lambda factory: _function_of(factory, result, result)
+    return lambda factory: _function_of(factory, result, result, declaration)
 
 
 def _function_of(
-    factory: Callable[..., Estimator[Any]], annotation: Any, result: Callable[..., Any] | None
+    factory: Callable[..., Estimator[Any]],
+    annotation: Any,
+    result: Callable[..., Any] | None,
+    declaration: Declaration | None,
 ) -> Callable[..., Any]:
     @wraps(factory)
     def function(preds: Any = None, target: Any = None, *task: Task, **options: Any) -> Any:
@@ -239,5 +360,4 @@ def _function_of(
     own = signature(factory)
     own = own.replace(parameters=[*data, *own.parameters.values()], return_annotation=annotation)
     vars(function)["__signature__"] = with_input_options(own)
-    _FACTORIES[function] = factory
-    return function
+    return declared(declaration, factory)(function)

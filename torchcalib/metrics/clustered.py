@@ -16,13 +16,13 @@ from torchcalib.core.clusters import (
     least_of_batch,
     of_samples,
 )
+from torchcalib.core.group_samples import GroupedSample
+from torchcalib.core.group_sums import ClusteredSumState, SumsByCluster
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import GroupedSample
-from torchcalib.metrics.groups.streaming import RowsInGroups
-from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster
+from torchcalib.metrics.by_group import RowsInGroups
 
 
 class Clustered(RowsInGroups):
