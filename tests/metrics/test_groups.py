@@ -17,7 +17,7 @@ import torchcalib.functional as F
 from torchcalib.calibration import relative_calibration_loss
 from torchcalib.core.inputs import InputFormat
 from torchcalib.inference import calibration_test
-from torchcalib.metrics.groups import streaming
+from torchcalib.metrics import by_group as streaming
 from torchcalib.results.group_table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")

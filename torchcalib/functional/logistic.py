@@ -307,6 +307,7 @@ def spiegelhalter_from_sums(s: Sums, component: SpiegelhalterComponent = "z") ->
     return z if component == "z" else torch.erfc(z.abs() / math.sqrt(2))
 
 
+@dataclass(frozen=True, eq=False)
 class SpiegelhalterEstimator(Estimator[Sums]):
     """Estimator of Spiegelhalter's statistic or its p-value."""
 

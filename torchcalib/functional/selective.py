@@ -6,6 +6,7 @@ generalised risk-coverage curve (AUGRC), area under the receiver operating chara
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, Unpack
 
@@ -119,6 +120,7 @@ def _value(
     return formula(sample.view(key, lambda: of.from_sample(of_predicted_class(sample) if converts else sample)))
 
 
+@dataclass(frozen=True, eq=False)
 class SelectiveEstimator(Estimator[RankedSample]):
     """Estimator of a metric of selective prediction."""
 

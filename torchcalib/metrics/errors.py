@@ -5,7 +5,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.all_classes import full_ece
 from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, mce, rmsce
-from torchcalib.functional.estimation_error import estimation_error
+from torchcalib.functional.outcome_distance import estimation_error
 from torchcalib.functional.test_based import gce, tce
 from torchcalib.metrics.base import CalibrationMetric
 

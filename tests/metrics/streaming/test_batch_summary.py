@@ -5,7 +5,8 @@ import torch
 
 import torchcalib as tc
 from torchcalib.core import batch_summary
-from torchcalib.metrics import base, estimator
+from torchcalib.functional import estimator
+from torchcalib.metrics import base
 
 METRICS = (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)
 
