@@ -267,7 +267,7 @@ def test_tables_and_rows_in_memory_have_the_values_of_lines(tmp_path):
         )
         builder.read()
         (definition,) = builder.definitions.values()
-        assert float(definition.ece.compute()) == pytest.approx(expected, rel=1e-12)
+        assert float(definition.bins.compute()) == pytest.approx(expected, rel=1e-12)
     found = audit(frame, **FAST)
     assert found["reported"].value("ece") == pytest.approx(expected, rel=1e-9)
     assert found["reported"].scale == "Confidences without a percent sign are percentages, because the largest is 98."
