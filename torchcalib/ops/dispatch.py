@@ -19,15 +19,8 @@ Op = Literal[
     "rows",
     "events",
     "classes",
-    "largest",
-    "smoothing",
-    "regression",
-    "moments",
     "equal_mass",
     "binary_scores",
-    "labelled",
-    "random",
-    "log_odds",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
@@ -55,20 +48,10 @@ _CHOICES: dict[Op, _Choice] = {
     "rows": _Choice("softmax_stats", ("numba", "torch"), ("triton", "torch")),
     "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch")),
     "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), float32=True),
-    # "numba" makes a few passes over a row in the cache, without temporary tensors. It is about 2.5 times as fast.
-    "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="", float32=True),
-    "smoothing": _Choice("smoothing", ("numba", "torch"), ("torch",)),
-    "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain=""),
-    # "numba" computes all moments of a row in one pass.
-    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), plain=""),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
-    # "numba" makes one pass for each step, without temporary arrays.
-    "labelled": _Choice("labelled", ("numba", "torch"), ("torch",), plain=""),
-    "log_odds": _Choice("log_odds", ("numba", "torch"), ("torch",), plain=""),
-    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
 }
 _INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 
