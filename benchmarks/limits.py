@@ -24,6 +24,7 @@ from benchmarks.run import machine, path_of
 from benchmarks.samples import binary, logits
 from torchcalib.ops import bin_sums, softmax_stats
 from torchcalib.ops.binary_scores import score_sums
+from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
@@ -106,6 +107,8 @@ def event_kernels(n: int) -> Iterator[Kernel]:
     yield Kernel("binary_scores", "log loss of binary probabilities", call, n_bytes, 2 * n)
     labels = y.to(torch.uint8)
     yield Kernel("equal_mass", "equal-mass bins", partial(equal_mass_sums, p, labels, 15), p.nbytes + labels.nbytes)
+    call = partial(multinomial_counts, 0, torch.arange(1_000), n // 1_000, torch.float64)
+    yield Kernel("random", "random resampling counts", call, 8 * n)
 
 
 def sequential_kernels(n: int) -> Iterator[Kernel]:

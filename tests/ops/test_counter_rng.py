@@ -43,3 +43,17 @@ def test_multinomial_counts_are_draws_of_n_samples_with_replacement():
     assert abs(float(counts.var()) - (1 - 1 / 50)) < 0.03
     assert float((counts.mean(0) - 1).abs().max()) < 5 / math.sqrt(2000)
     assert torch.equal(counter_rng.multinomial_counts(0, torch.arange(5, 7), 50, torch.int64), counts[5:7].long())
+
+
+def test_compiled_numbers_equal_those_of_torch():
+    """Documented: a number depends only on seed, stream and counter."""
+    compiled = pytest.importorskip("torchcalib.ops.counter_rng.numba")
+    _, keys = counter_rng.keyed(-3, torch.arange(5, 12))
+    counters = torch.tensor([0, 7, 2**40, -2]).repeat(3)[::2]
+    assert torch.equal(compiled.words(keys, counters), counter_rng.words(keys, counters))
+    for name, arguments in (("count_bounds", (counters, [2**30, 2**31])), ("count_draws", ())):
+        found, expected = torch.zeros(2, len(keys), 6, dtype=torch.float64)
+        getattr(compiled, name)(keys, *arguments, found)
+        getattr(counter_rng, name)(keys, *arguments, expected)
+        assert torch.equal(found, expected)
+        assert float(found.sum())

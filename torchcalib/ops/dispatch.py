@@ -21,6 +21,7 @@ Op = Literal[
     "classes",
     "equal_mass",
     "binary_scores",
+    "random",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
@@ -52,6 +53,8 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
+    # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
+    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
 }
 _INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 

@@ -7,11 +7,13 @@ copied from the host to the device.
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.operation import is_plain
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -29,16 +31,19 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
 
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
-    return _words(_keys(seed, streams), counters)
+    source, keys = keyed(seed, streams)
+    found: Tensor = source.words(keys, counters)
+    return found
 
 
-def _keys(seed: int, streams: Tensor) -> Tensor:
-    """Return the state of each generator, int64 `(R,)`."""
+def keyed(seed: int, streams: Tensor) -> tuple[Any, Tensor]:
+    """Return the module that computes numbers of these streams, and the state of each generator, int64 `(R,)`."""
+    source = source_of("random", streams.device.type, torch.int64, "auto" if is_plain(streams) else "torch")
     keys = _mix(streams * _GOLDEN + seed)
-    return _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
+    return source, _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
 
 
-def _words(keys: Tensor, counters: Tensor) -> Tensor:
+def words(keys: Tensor, counters: Tensor) -> Tensor:
     """Return `random_words` of generators with these states: the number i of a state `key` is mix(key + i golden)."""
     if not (keys.is_cpu and is_plain(keys, counters)):
         return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
@@ -74,6 +79,22 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         cumulative += term
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
+    source, keys = keyed(seed, streams)
+    counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
+    source.count_bounds(keys, counters, bounds, counts)
+    return counts
+
+
+def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
+    source, keys = keyed(seed, streams)
+    counts = torch.empty(len(streams), n, dtype=dtype, device=streams.device)
+    source.count_draws(keys, counts)
+    return counts
+
+
+def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tensor) -> None:
+    """Fill `counts` `(R, N)` with the number of bounds that do not exceed each random word."""
 
     def count_below(words: Tensor) -> Tensor:
         if words.device.type == "cpu":
@@ -83,26 +104,25 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
             below += words >= bound
         return below
 
-    return _in_batches(count_below, _keys(seed, streams), counters, dtype)
+    _in_batches(count_below, keys, counters, counts)
 
 
-def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
+def count_draws(keys: Tensor, counts: Tensor) -> None:
+    """Fill `counts` `(R, n)` with the numbers of occurrences in n draws; see `multinomial_counts`."""
+    n = counts.shape[1]
 
     def count(words: Tensor) -> Tensor:
         # floor(u n / 2^32) for a word u: an index in [0, n) whose probability differs from 1/n by less than 2^-32.
         drawn = words.mul_(n).bitwise_right_shift_(32)
         # Sums of ones are exact, so on a GPU they do not depend on the order of atomic additions.
-        one = torch.ones_like(drawn, dtype=dtype)
+        one = torch.ones_like(drawn, dtype=counts.dtype)
         return torch.zeros_like(one).scatter_add_(1, drawn, one)
 
-    return _in_batches(count, _keys(seed, streams), torch.arange(n, device=streams.device), dtype)
+    _in_batches(count, keys, torch.arange(n, device=keys.device), counts)
 
 
-def _in_batches(convert: Callable[[Tensor], Tensor], keys: Tensor, counters: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `convert` of the random words of R keys, `(R, N)` of `dtype`; on the CPU, of a few keys at a time."""
-    counts = torch.empty(len(keys), len(counters), dtype=dtype, device=keys.device)
+def _in_batches(convert: Callable[[Tensor], Tensor], keys: Tensor, counters: Tensor, counts: Tensor) -> None:
+    """Fill `counts` `(R, N)` with `convert` of the random words of R keys; on the CPU, of a few keys at a time."""
     batch_size = max(1, _IN_CACHE // max(1, len(counters))) if keys.device.type == "cpu" else max(1, len(keys))
     for batch, into in zip(torch.split(keys, batch_size), torch.split(counts, batch_size), strict=True):
-        into.copy_(convert(_words(batch, counters)))
-    return counts
+        into.copy_(convert(words(batch, counters)))
