@@ -22,6 +22,7 @@ Op = Literal[
     "equal_mass",
     "binary_scores",
     "random",
+    "moments",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
@@ -53,6 +54,8 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
+    # "numba" computes all moments of a row in one pass.
+    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), plain=""),
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
 }
