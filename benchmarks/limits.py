@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.job import Call
-from benchmarks.measure import seconds
+from benchmarks.measure import seconds, use_numba
 from benchmarks.one_pass import network_logits
 from benchmarks.run import machine, path_of
 from benchmarks.samples import binary, logits
@@ -178,6 +178,7 @@ def measured() -> dict[str, Any]:
 
 
 def main() -> int:
+    use_numba()
     here = machine()
     path = path_of(here)
     content = json.loads(path.read_text()) if path.is_file() else {"machine": here, "families": {}}
