@@ -1,5 +1,6 @@
 """`Report`: scores, calibration errors and tables of one set of predictions, with methods to print and export them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
