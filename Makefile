@@ -59,11 +59,13 @@ types: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 extended: $(VENV)/.dev
-	$(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
+	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
 
-# No numba, another instruction set and another number of threads. `lowest` runs without vector instructions.
+# Compiled loops for input of any size, another instruction set and another number of threads; and kernels without numba.
+# `lowest` runs without vector instructions.
 matrix: $(VENV)/.dev
-	TORCHCALIB_TEST_WITHOUT=numba ATEN_CPU_CAPABILITY=avx2 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
+	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) tests/ops
+	TORCHCALIB_NUMBA=always ATEN_CPU_CAPABILITY=avx2 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 
 # Lowest versions allowed by pyproject.toml, except for torch, whose older builds install several GB of CUDA packages.
 # `make lowest LOWEST_TORCH=2.8.0` also installs an older torch.

@@ -18,22 +18,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.job import Call
-from benchmarks.measure import seconds
+from benchmarks.measure import seconds, use_numba
 from benchmarks.one_pass import network_logits
 from benchmarks.run import machine, path_of
 from benchmarks.samples import binary, logits
-from torchcalib.ops import bin_sums, largest, softmax_stats
+from torchcalib.ops import bin_sums, softmax_stats
 from torchcalib.ops.binary_scores import score_sums
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
-from torchcalib.ops.labelled import most_probable, risk_sums
-from torchcalib.ops.labelled.numba import label_keys
-from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.newton.fits import fit_temperature
-from torchcalib.ops.newton.regression import fit_logistic_regression
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
 from torchcalib.ops.threads import in_threads
 
 ROUNDS = 9
@@ -90,10 +85,6 @@ def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
     yield Kernel(
         "classes", "gradient of the bin sums of every class", partial(backward, loss, leaf), 2 * n_bytes, n_exps
     )
-    call = partial(largest.largest, values, target, 5, **given)
-    yield Kernel("largest", "5 largest entries of rows", call, n_bytes)
-    call = partial(log_odds, values, rows.top.unsqueeze(-1))
-    yield Kernel("log_odds", "log-odds of the top class", call, n_bytes, n_exps)
 
 
 def backward(loss: Tensor, leaf: Tensor) -> Tensor:
@@ -113,16 +104,10 @@ def event_kernels(n: int) -> Iterator[Kernel]:
     yield Kernel("events", "bin sums of weighted events", call, n_bytes + weights.nbytes)
     call = partial(bin_sums.event_bins, p, y, n_bins=15, groups=groups, n_groups=1_000)
     yield Kernel("events", "bin sums of 1,000 groups", call, n_bytes + groups.nbytes)
-    yield Kernel("smoothing", "cells of the smooth error", partial(cell_index, p), p.nbytes + 8 * n)
-    yield Kernel("smoothing", "sums of the smooth error", partial(smoothing_sums, p, y), n_bytes)
     call = partial(score_sums, p, y, "log", from_logits=False)
     yield Kernel("binary_scores", "log loss of binary probabilities", call, n_bytes, 2 * n)
     labels = y.to(torch.uint8)
     yield Kernel("equal_mass", "equal-mass bins", partial(equal_mass_sums, p, labels, 15), p.nbytes + labels.nbytes)
-    call = partial(most_probable, p, y)
-    yield Kernel("labelled", "confidences of binary predictions", call, n_bytes + 9 * n)
-    call = partial(label_keys, p, labels)
-    yield Kernel("labelled", "sort keys of scores with labels", call, p.nbytes + labels.nbytes + 4 * n)
     call = partial(multinomial_counts, 0, torch.arange(1_000), n // 1_000, torch.float64)
     yield Kernel("random", "random resampling counts", call, 8 * n)
 
@@ -132,8 +117,6 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
     p, y = binary(n, torch.float64)
     order = p.argsort()
     score, positives = p[order], y[order]
-    call = partial(risk_sums, score, positives.to(torch.uint8), torch.tensor(n))
-    yield Kernel("labelled", "sums of risk-coverage curves", call, score.nbytes + n)
     size, begins = torch.ones_like(positives), torch.ones_like(positives, dtype=torch.bool)
     n_bytes = positives.nbytes + size.nbytes
     names: dict[Literal["pava", "pava_bc"], str] = {
@@ -144,11 +127,8 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
         yield Kernel(op, name, partial(block_ends, op, begins, positives, size), n_bytes)
     call = partial(augmented_means, score, begins, positives, size, torch.tensor(n))
     yield Kernel("augmented", "isotonic means at all test scores", call, n_bytes + 2 * 8 * n)
-    x, weights = p.clamp(1e-12, 1 - 1e-12).logit().view(1, 1, n), torch.ones(1, 1, n, dtype=torch.float64)
-    call = partial(fit_logistic_regression, x, y.view(1, n), weights)
-    yield Kernel("regression", "logistic regression", call, x.nbytes + y.nbytes + weights.nbytes, n)
     scores, labels = logits(n // 10, 100)
-    call = partial(fit_temperature, scores[None], labels[None], weights[..., : n // 10])
+    call = partial(fit_temperature, scores[None], labels[None], torch.ones(1, 1, n // 10, dtype=torch.float64))
     yield Kernel("moments", "fit of a temperature", call, scores.nbytes, scores.numel())
 
 
@@ -198,6 +178,7 @@ def measured() -> dict[str, Any]:
 
 
 def main() -> int:
+    use_numba()
     here = machine()
     path = path_of(here)
     content = json.loads(path.read_text()) if path.is_file() else {"machine": here, "families": {}}

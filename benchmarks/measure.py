@@ -17,6 +17,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from benchmarks.job import OURS, Call, Job, jobs_of, named
+from torchcalib.ops import dispatch
 
 FEW_ROWS = 64  # enough for a call that compiles and imports all required code
 
@@ -68,6 +69,11 @@ def seconds_of_graph(replay: Call) -> float:
 def hide_numba() -> None:
     """Make the import of numba fail in this process."""
     sys.modules["numba"] = None  # type: ignore[assignment]
+
+
+def use_numba() -> None:
+    """Use compiled loops for small calls, too, as a process does after many of them."""
+    dispatch.RULE = "always"
 
 
 def of_job(quantity: Callable[..., Any], family: str, name: str, *options: Any) -> Any:

@@ -68,7 +68,7 @@ def run(family: str, jobs: list[Job], trial: int | None = None, device: str = "c
 
 def measured(family: str, jobs: list[Job], quantity: Callable[..., Any], *options: Any) -> Iterator[Any]:
     """Measure one quantity of jobs in a new process, and yield it for each job as soon as it is known."""
-    prepared = None if all(job.numba for job in jobs) else measure.hide_numba
+    prepared = measure.use_numba if all(job.numba for job in jobs) else measure.hide_numba
     with ProcessPoolExecutor(1, get_context("spawn"), prepared) as process:
         for job in jobs:
             yield process.submit(measure.of_job, quantity, family, job.name, *options).result()

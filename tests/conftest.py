@@ -1,6 +1,7 @@
 """Settings and fixtures shared by all tests."""
 
 import json
+import math
 import os
 import sys
 from functools import cache
@@ -13,6 +14,8 @@ import torch
 from cases import formulas, paths
 from hypothesis import settings
 
+from torchcalib.ops import dispatch
+
 # the same examples in every run, without time limits
 settings.register_profile("here", deadline=None, derandomize=True)
 settings.load_profile("here")
@@ -23,6 +26,9 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Processes that share a cache may load a kernel while another process writes it, because numba does not lock its
     # index. Such a kernel may round differently.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache" / worker))
+# Small calls use plain torch however many there were, so that no test depends on earlier ones. Tests of compiled loops
+# ask for `backend="numba"`; TORCHCALIB_NUMBA=always compiles them in all tests.
+dispatch.ENOUGH = math.inf
 os.environ["SOURCE_DATE_EPOCH"] = "1767225600"  # reports are created on 2026-01-01, also at midnight
 os.environ.pop("COLUMNS", None)  # the width of output to a pipe
 # On small tensors and busy cores several threads are slower than one.

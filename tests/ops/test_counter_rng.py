@@ -48,7 +48,7 @@ def test_multinomial_counts_are_draws_of_n_samples_with_replacement():
 def test_compiled_numbers_equal_those_of_torch():
     """Documented: a number depends only on seed, stream and counter."""
     compiled = pytest.importorskip("torchcalib.ops.counter_rng.numba")
-    _, keys = counter_rng.keyed(-3, torch.arange(5, 12))
+    _, keys = counter_rng.keyed(-3, torch.arange(5, 12), 6)
     counters = torch.tensor([0, 7, 2**40, -2]).repeat(3)[::2]
     assert torch.equal(compiled.words(keys, counters), counter_rng.words(keys, counters))
     for name, arguments in (("count_bounds", (counters, [2**30, 2**31])), ("count_draws", ())):

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_either_input
+from helpers.kernels import of_either_input
 
 from torchcalib.ops import largest as module
 from torchcalib.ops.largest import largest
 
-FLOATS = [("torch", torch.float64), *((b, dtype) for b in BACKENDS for dtype in (torch.float32, torch.bfloat16))]
+of_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 
 
 def rows(n_rows, n_classes, seed=0):
@@ -26,8 +26,8 @@ def slow_loop(row, label, k, from_logits):
     return [row[j] for j in order[:k]], order.index(label) if 0 <= label < len(row) else len(row)
 
 
-def check(values, target, k, from_logits, backend):
-    found, rank = largest(values, target, k, from_logits=from_logits, backend=backend)
+def check(values, target, k, from_logits):
+    found, rank = largest(values, target, k, from_logits=from_logits)
     assert (found.shape, found.dtype) == ((*values.shape[:-1], k), torch.promote_types(values.dtype, torch.float32))
     flat = values.double().reshape(-1, values.shape[-1]).tolist()
     expected = [slow_loop(row, h, k, from_logits) for row, h in zip(flat, target.flatten().tolist(), strict=True)]
@@ -35,51 +35,44 @@ def check(values, target, k, from_logits, backend):
     assert rank.flatten().tolist() == [place for _, place in expected]
 
 
-@pytest.mark.parametrize(("backend", "dtype"), FLOATS)
+@of_dtypes
 @pytest.mark.parametrize(("n_classes", "k"), [(1, 1), (2, 2), (5, 3), (64, 7), (65, 1), (300, 300)])
 @of_either_input
-def test_entries_and_ranks_equal_a_slow_loop(backend, dtype, n_classes, k, from_logits):
+def test_entries_and_ranks_equal_a_slow_loop(dtype, n_classes, k, from_logits):
     x, target = rows(40, n_classes)
-    check(x.to(dtype), target, k, from_logits, backend)
+    check(x.to(dtype), target, k, from_logits)
     target[:3] = torch.tensor([-1, n_classes, -100])
-    check(x.to(dtype), target, k, from_logits, backend)
+    check(x.to(dtype), target, k, from_logits)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), FLOATS)
-def test_infinite_logits_are_replaced_by_their_limit_and_nan_rows_give_nan(backend, dtype):
+@of_dtypes
+def test_infinite_logits_are_replaced_by_their_limit_and_nan_rows_give_nan(dtype):
     x, target = rows(60, 9)
     x = x.to(dtype)
     x[x > 8], x[x < -8] = math.inf, -math.inf
-    check(x, target, 4, True, backend)
+    check(x, target, 4, True)
     x[7, 3] = math.nan
-    found, _ = largest(x, target, 4, from_logits=True, backend=backend)
+    found, _ = largest(x, target, 4, from_logits=True)
     assert found.isnan().all(-1).nonzero().flatten().tolist() == [7]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_strides_and_empty_input_are_supported(backend):
+def test_batches_strides_and_empty_input_are_supported():
     x, target = rows(24, 12)
     x = x.float()
-    check(x.view(2, 3, 4, 12), target.view(2, 3, 4), 5, True, backend)
-    check(x.T.contiguous().T, target, 5, True, backend)
-    check(x[::2, ::2], target[::2] % 6, 5, True, backend)
-    check(x[None].expand(3, -1, -1), target.expand(3, -1), 5, True, backend)
-    found, rank = largest(x[:0], target[:0], 5, from_logits=True, backend=backend)
+    check(x.view(2, 3, 4, 12), target.view(2, 3, 4), 5, True)
+    check(x.T.contiguous().T, target, 5, True)
+    check(x[::2, ::2], target[::2] % 6, 5, True)
+    check(x[None].expand(3, -1, -1), target.expand(3, -1), 5, True)
+    found, rank = largest(x[:0], target[:0], 5, from_logits=True)
     assert (found.shape, rank.shape) == ((0, 5), (0,))
 
 
 def test_chunks_give_the_results_of_one_chunk(monkeypatch):
     x, target = rows(50, 8)
-    expected = largest(x.float(), target, 3, from_logits=True, backend="torch")
+    expected = largest(x.float(), target, 3, from_logits=True)
     monkeypatch.setattr(module, "_CHUNK", 30)
-    for a, b in zip(largest(x.float(), target, 3, from_logits=True, backend="torch"), expected, strict=True):
+    for a, b in zip(largest(x.float(), target, 3, from_logits=True), expected, strict=True):
         assert a.equal(b)
-
-
-@pytest.mark.parametrize("backend", NUMBA)
-def test_any_number_of_threads_gives_the_same_results(backend):
-    x, target = rows(5_000, 100)
-    assert_same_on_any_number_of_threads(lambda: largest(x.float(), target, 5, from_logits=True, backend=backend))
 
 
 def test_gradient_equals_that_of_a_sort_and_is_zero_for_invalid_rows():

@@ -51,5 +51,5 @@ def test_derivatives_equal_those_of_loops(backend, in_standard_form, dtype, of_w
 def test_row_means_are_those_of_differences(backend):
     """The offset is common to all scores of a row, and does not affect the precision of the mean."""
     scores = 1e8 + torch.arange(6, dtype=F64).view(2, 1, 3) ** 2
-    found = source_of("moments", "cpu", F64, backend).row_means(scores, scores.amax(-1, keepdim=True))
+    found = source_of("moments", "cpu", F64, 6, backend).row_means(scores, scores.amax(-1, keepdim=True))
     torch.testing.assert_close(found, torch.tensor([[-7 / 3], [-25 / 3]], dtype=F64), rtol=1e-14, atol=0)

@@ -1,13 +1,10 @@
-"""Logistic regression on several features: the gradient at the fit, separable data, and the implementations."""
+"""Logistic regression on several features: the gradient at the fit, and separable data."""
 
 import pytest
 import torch
-from helpers.kernels import NUMBA
 
 from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression import fit_logistic_regression
-
-BACKENDS = ["torch", *(["numba"] if NUMBA else [])]
 
 
 def correlated(n=400, n_features=3, seed=0):
@@ -20,8 +17,7 @@ def correlated(n=400, n_features=3, seed=0):
 
 
 @pytest.mark.parametrize("ridge", [None, (0.1, 0.0, 0.02, 0.0)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradient_of_the_penalised_log_loss_is_zero_at_the_fit(backend, ridge):
+def test_gradient_of_the_penalised_log_loss_is_zero_at_the_fit(ridge):
     """The objective is convex: mean of -log sigmoid((2 y - 1) theta * (1, x)), plus sum_k r_k theta_k^2.
 
     The fit bounds the norm of the gradient for orthonormal columns by 1e-9. The derivative in theta_k is therefore at
@@ -30,7 +26,7 @@ def test_gradient_of_the_penalised_log_loss_is_zero_at_the_fit(backend, ridge):
     """
     x, target = correlated()
     w = torch.randint(0, 4, (3, 2, 400), generator=torch.Generator().manual_seed(1)).double()
-    fit = fit_logistic_regression(x.masked_fill((w == 0).all(0).unsqueeze(-2), torch.nan), target, w, ridge, backend)
+    fit = fit_logistic_regression(x.masked_fill((w == 0).all(0).unsqueeze(-2), torch.nan), target, w, ridge)
     assert (fit.outcome == CONVERGED).all()
     assert (fit.grad_norm <= 1e-9).all()
     for r in range(3):
@@ -44,13 +40,12 @@ def test_gradient_of_the_penalised_log_loss_is_zero_at_the_fit(backend, ridge):
             assert (theta.grad.abs() <= 2e-9 * (share * columns.square()).sum(-1).sqrt()).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_data_without_a_unique_finite_optimum_have_defined_results(backend):
+def test_data_without_a_unique_finite_optimum_have_defined_results():
     x = torch.tensor([[1.0, 2, 3, 4], [1, 2, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4], [5, 5, 5, 5]], dtype=torch.float64)
     target = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]).double()
     w = torch.ones(2, 5, 4, dtype=torch.float64)
     w[1, 3] = 0
-    fit = fit_logistic_regression(torch.stack((x, 2 * x - 7), 1), target, w, backend=backend)
+    fit = fit_logistic_regression(torch.stack((x, 2 * x - 7), 1), target, w)
     # Separable; separable with a tie; one class; the second feature is determined by the first; a constant feature.
     assert fit.outcome[0].tolist() == [SEPARABLE, SEPARABLE, CONVERGED, CONVERGED, CONVERGED]
     assert fit.outcome[1, 3] == NO_DATA

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS
 from oracles.selective import expected_errors
 
 from torchcalib.ops.labelled import risk_sums
@@ -21,25 +20,15 @@ def exact_sums(score, correct):
     return [float(errors[-1]), risk, float(generalized), float(above)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("levels", [1, 3, 2**30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_equal_exact_ones(backend, levels, dtype):
+def test_sums_equal_exact_ones(levels, dtype):
     generator = torch.Generator().manual_seed(levels)
     for length in (1, 2, 7, 100):
         score = torch.randint(0, levels, (3, length), generator=generator).to(dtype).sort(-1).values
         correct = torch.randint(0, 2, (3, length), generator=generator).to(torch.uint8)
         size = torch.tensor([length, length // 2, 0])
-        found = risk_sums(score, correct, size, backend=backend)
+        found = risk_sums(score, correct, size)
         for row, n in enumerate(size.tolist()):
             expected = exact_sums(score[row, :n].tolist(), correct[row, :n].tolist())
             assert found[row].tolist() == pytest.approx(expected, rel=1e-14, abs=0)
-
-
-def test_backends_agree_beyond_the_length_of_a_block():
-    generator = torch.Generator().manual_seed(0)
-    for length in (1023, 1024, 1025, 4000):
-        score = torch.randint(0, 500, (length,), generator=generator).double().sort().values
-        correct = torch.randint(0, 2, (length,), generator=generator).to(torch.uint8)
-        found = [risk_sums(score, correct, torch.tensor(length), backend=backend) for backend in BACKENDS]
-        torch.testing.assert_close(found[0], found[-1], rtol=1e-14, atol=0)

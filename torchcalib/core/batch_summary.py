@@ -60,7 +60,7 @@ def summary_of(how: InputFormat, preds: Tensor, target: Tensor, detail: Detail) 
         return None
     if is_binary:
         return BatchSummary(array, target.numpy(), None)
-    source: Any = source_of("rows", "cpu", dtype, "auto")
+    source: Any = source_of("rows", "cpu", dtype, preds.numel(), "auto")
     if shape[0] > source.MAX_ROWS or how.num_classes not in (None, shape[1]):
         return None
     found = source.summary(array, target.numpy(), how.from_logits, SUM_TOLERANCE[dtype], detail)

@@ -186,7 +186,7 @@ class EqualWidthBins(EventSums[BinStats]):
 
         Return False, and add nothing, for invalid events, and for too many to be added by one thread.
         """
-        source: Any = source_of("events", "cpu", torch.float64, "auto")
+        source: Any = source_of("events", "cpu", torch.float64, len(batch.outcome), "auto")
         added: bool = source.add_summary(batch.confidence, batch.outcome, self._bins, sums)
         return added
 

@@ -319,7 +319,7 @@ class ScoreAccumulator:
         """
         if batch.totals is None:
             assert self.kind is not None  # see `takes_summary`
-            source: Any = source_of("binary_scores", "cpu", torch.float64, "auto")
+            source: Any = source_of("binary_scores", "cpu", torch.float64, len(batch.outcome), "auto")
             score = source.summary_score(batch.confidence, batch.outcome, self.kind, from_logits)
         else:
             score = 0.0

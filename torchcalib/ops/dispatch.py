@@ -1,6 +1,12 @@
-"""Choose the implementation of an operation by device.
+"""Choose the implementation of an operation by device and size.
 
 `backend="auto"` selects the first implementation that can be loaded. Any other backend raises if it cannot be loaded.
+
+Importing numba takes half a second, and compiling a loop that is not in numba's cache a few seconds more. "auto"
+therefore uses a compiled loop only where it pays: for predictions of at least `LARGE` values in one call; and for
+smaller calls of an operation once its loop would have saved `ENOUGH` nanoseconds in this process. An update of an ECE
+with 64 rows reaches this after some ten thousand updates. The backends differ by rounding errors only. The environment
+variable TORCHCALIB_NUMBA replaces this rule: "always" uses compiled loops for every size, and "never" for none.
 """
 
 import importlib
@@ -19,17 +25,24 @@ Op = Literal[
     "rows",
     "events",
     "classes",
-    "largest",
-    "smoothing",
-    "regression",
-    "moments",
     "equal_mass",
     "binary_scores",
-    "labelled",
     "random",
-    "log_odds",
+    "moments",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
+
+
+LARGE = 2**17  # number of values of predictions from which one call loads compiled code
+ENOUGH = 2_000_000_000  # nanoseconds: about the geometric mean of loading a loop from the cache and compiling several
+_PER_CALL = 100_000  # nanoseconds that a compiled loop saves for every call, whatever its size
+
+RULE = os.environ.get("TORCHCALIB_NUMBA", "auto")
+if RULE not in ("auto", "always", "never"):
+    raise ValueError(f"`TORCHCALIB_NUMBA` must be 'auto', 'always' or 'never', got {RULE!r}. Use 'auto'.")
+
+_saved: dict[Op, int] = {}
+"""Nanoseconds that compiled loops would have saved for small calls of an operation in this process."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,10 @@ class _Choice:
     folder: str  # subpackage of `torchcalib.ops` with the implementations
     cpu: tuple[Backend, ...]  # backends on the CPU, in order of preference
     accelerator: tuple[Backend, ...]  # the same on other devices; "triton" only on CUDA
+    saves: int  # nanoseconds that the compiled loop saves for each value on the CPU, in addition to `_PER_CALL`
     plain: str = "chunked"  # its module with tensor operations or Python loops; "" for the subpackage itself
     float32: bool = False  # whether the numba loops compute in float32, not in the dtype of the input
+    of_predictions: bool = True  # whether the values are predictions, not simulated or repeated ones; see `LARGE`
 
 
 # "rounds" and "torch" are tensor operations. For isotonic blocks, "triton" runs one sequential loop per row, and all
@@ -46,29 +61,34 @@ class _Choice:
 _CHOICES: dict[Op, _Choice] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
-    "pava": _Choice("isotonic", ("numba", "rounds", "python"), ("rounds", "numba", "python"), plain="formula"),
+    "pava": _Choice(
+        "isotonic",
+        ("numba", "rounds", "python"),
+        ("rounds", "numba", "python"),
+        saves=10,
+        plain="formula",
+        of_predictions=False,
+    ),
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
-    "pava_bc": _Choice("isotonic", ("numba", "python"), ("triton", "numba", "python"), plain="formula"),
+    "pava_bc": _Choice(
+        "isotonic", ("numba", "python"), ("triton", "numba", "python"), saves=700, plain="formula", of_predictions=False
+    ),
     # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
-    "augmented": _Choice("isotonic", ("numba", "python"), ("numba", "python"), plain="formula"),
+    "augmented": _Choice(
+        "isotonic", ("numba", "python"), ("numba", "python"), saves=700, plain="formula", of_predictions=False
+    ),
     # "numba" and "triton" load a row once, unlike tensor operations. On an H100, "triton" reads as fast as a copy.
-    "rows": _Choice("softmax_stats", ("numba", "torch"), ("triton", "torch")),
-    "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch")),
-    "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), float32=True),
-    # "numba" makes a few passes over a row in the cache, without temporary tensors. It is about 2.5 times as fast.
-    "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="", float32=True),
-    "smoothing": _Choice("smoothing", ("numba", "torch"), ("torch",)),
-    "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain=""),
-    # "numba" computes all moments of a row in one pass.
-    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), plain=""),
+    "rows": _Choice("softmax_stats", ("numba", "torch"), ("triton", "torch"), saves=5),
+    "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), saves=20),
+    "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), saves=25, float32=True),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
-    "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
+    "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), saves=10, plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
-    "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",)),
-    # "numba" makes one pass for each step, without temporary arrays.
-    "labelled": _Choice("labelled", ("numba", "torch"), ("torch",), plain=""),
-    "log_odds": _Choice("log_odds", ("numba", "torch"), ("torch",), plain=""),
-    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), plain=""),
+    "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",), saves=15),
+    # "numba" computes all moments of a row in one pass.
+    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), saves=10, plain=""),
+    # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
+    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=5, plain="", of_predictions=False),
 }
 _INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 
@@ -95,33 +115,56 @@ def _check_launch() -> None:
         raise ImportError(f"Triton requires a C compiler and a CUDA driver: {error}") from error
 
 
-def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
+def _pays(op: Op, n_values: int) -> bool:
+    """Return whether a call with this number of values uses compiled code on the CPU, and count what it would save."""
+    if RULE != "auto":
+        return RULE == "always"
+    choice = _CHOICES[op]
+    if n_values >= LARGE and choice.of_predictions:
+        return True
+    saved = _saved.get(op, 0)
+    if saved < ENOUGH:
+        saved = _saved[op] = saved + _PER_CALL + choice.saves * n_values
+    return saved >= ENOUGH
+
+
+@cache
+def _order(op: Op, device_type: str) -> tuple[Backend, ...]:
+    """Return the backends of an operation on a device, in order of preference."""
+    if device_type == "cpu":
+        return _CHOICES[op].cpu
+    order = _CHOICES[op].accelerator
+    return order if device_type == "cuda" else tuple(name for name in order if name != "triton")
+
+
+@cache
+def _best(op: Op, device_type: str, is_compiled: bool) -> Backend:
+    """Return the first backend of a device that can be loaded; unless `is_compiled`, without "numba", the first."""
+    order = _order(op, device_type)[not is_compiled :]
+    return next(name for name in order if _load(op, name)[0] is not None)
+
+
+def choose(op: Op, device_type: str, n_values: int, backend: Backend = "auto") -> Backend:
     """Return the backend of an operation on a device; only "auto" is replaced. Raise if it cannot be used.
 
     On the CPU, "triton" requires TRITON_INTERPRET=1, which enables the interpreter of Triton.
     """
-    choice = _CHOICES[op]
-    order = choice.cpu if device.type == "cpu" else choice.accelerator
-    if device.type != "cuda" and "triton" in order:
-        order = tuple(name for name in order if name != "triton")
     if backend == "auto":
-        for name in order:
-            if _load(op, name)[0] is not None:
-                return name
-    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+        return _best(op, device_type, device_type != "cpu" or _pays(op, n_values))
+    order = _order(op, device_type)
+    interpreted = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if backend not in order and not (backend == "triton" and interpreted):
         allowed = ", ".join(repr(name) for name in ("auto", *order))
         hint = " On the CPU, 'triton' requires TRITON_INTERPRET=1." if backend == "triton" else ""
         raise ValueError(
-            f"`backend` must be one of {allowed} for {op!r} on {device.type}, got {backend!r}. Use 'auto'.{hint}"
+            f"`backend` must be one of {allowed} for {op!r} on {device_type}, got {backend!r}. Use 'auto'.{hint}"
         )
     implementation(op, backend)
     return backend
 
 
-@cache
-def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
-    """Return the module that implements an operation for this device type and dtype of the predictions.
+def source_of(op: Op, device_type: str, dtype: torch.dtype, n_values: int, backend: Backend) -> ModuleType:
+    """Return the module that implements an operation for this device type, and dtype and number of values.
 
     Float64 predictions on the CPU use "torch" for operations whose loops are `float32`, and "numba" raises ValueError.
     """
@@ -131,7 +174,7 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) ->
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Use 'auto'."
             )
         backend = "torch"
-    return implementation(op, choose(op, torch.device(device_type), backend))
+    return implementation(op, choose(op, device_type, n_values, backend))
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:

@@ -46,6 +46,13 @@ compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @step
+def copy(x, out):
+    """Fill `out` with x. `out[:] = x` would take 3 s to compile, for the text of the error for different shapes."""
+    for k in range(x.size):
+        out[k] = x[k]
+
+
+@step
 def _power_of_two(rounded):
     """Return 2^n for `rounded` = n + _ROUND and -126 <= n <= 127, and 0 for n = -127, by shifting n to the exponent."""
     return np.int32((np.float32(rounded).view(np.int32) << 23) + (127 << 23)).view(np.float32)
@@ -251,7 +258,7 @@ def log1p(x):
 
 
 def bits_of(x):
-    """Return an array of floats as integers of the same size."""
+    """Return a float as an integer of the same size."""
 
 
 def float_of_bits(x):
@@ -280,7 +287,7 @@ def _log1p(x):
 
 @overload(bits_of)
 def _bits_of(x):
-    return (lambda x: x.view(np.int64)) if x.dtype == types.float64 else (lambda x: x.view(np.int32))
+    return (lambda x: np.float64(x).view(np.int64)) if x == types.float64 else (lambda x: np.float32(x).view(np.int32))
 
 
 @overload(float_of_bits)

@@ -1,5 +1,6 @@
 """`Report`: scores, calibration errors and tables of one set of predictions, with methods to print and export them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -504,7 +505,7 @@ class Report(Results[float]):
 
     def _multilabel_size(self) -> str:
         size = f"{count(self.n_rows)} rows × {self.num_classes:,} labels"
-        is_complete = self.n_rows * self.num_classes == self.n
+        is_complete = math.isclose(self.n_rows * self.num_classes, self.n, rel_tol=1e-12)  # sums of weights are rounded
         return size if is_complete else f"{size}, {count(self.n)} labelled entries"
 
     def _repr_html_(self) -> str:

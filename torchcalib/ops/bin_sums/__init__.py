@@ -102,7 +102,7 @@ def _event_sums(
     *lead, n = confidence.shape
     shape = 3 + N_NOISE * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
     countable = weights is None and ecd is None and bins.noise != "shares" and not outcome.is_floating_point()
-    source = source_of("events", confidence.device.type, confidence.dtype, backend)
+    source = source_of("events", confidence.device.type, confidence.dtype, confidence.numel(), backend)
     events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
     sums: Tensor = source.event_sums(events, bins, shape, countable)
     if groups is None:
@@ -157,7 +157,7 @@ def _class_sums(
     *lead, _, n_classes = values.shape
     shape = n_classes, 3 + N_NOISE * (bins.noise != "none"), bins.n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
-    source = source_of("classes", values.device.type, values.dtype, backend)
+    source = source_of("classes", values.device.type, values.dtype, values.numel(), backend)
     for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
         source.class_sums(ClassRows(matrix, from_logits, *columns), labels, bins, sums.view(-1, *shape)[k])
     return sums
@@ -177,7 +177,7 @@ def _class_gradient(
         return gradient_of(class_formula, given, needed, grads)
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = grads.unsqueeze(0).flatten(0, -4), out.unsqueeze(0).flatten(0, -3)
-    source: Any = source_of("classes", values.device.type, values.dtype, backend)
+    source: Any = source_of("classes", values.device.type, values.dtype, values.numel(), backend)
     # Compiled code omits the gradient in the sum of squared residuals, which only debiased errors have. Reading it
     # would synchronise an accelerator.
     if bins.noise != "none" and (values.device.type != "cpu" or grads[..., 6, :].any()):

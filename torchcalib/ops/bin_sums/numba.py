@@ -28,6 +28,7 @@ from torchcalib.ops.numba_math import (
     by_rows,
     clipped,
     compiled_loop,
+    copy,
     exp,
     fill_exps,
     fill_limits,
@@ -214,7 +215,7 @@ def _add_weight_below(x, low, w, weight, square):
 def _proportional(x, largest, from_logits, shifted, out):
     """Fill `out` with probabilities; for logits, with probabilities divided by the probability of the top class."""
     if not from_logits:
-        out[:] = x
+        copy(x, out)
     elif largest == INF:
         fill_limits(x, shifted, out)
     else:
@@ -326,11 +327,11 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
         rows = values[start : start + size]
         e, q = shares[: rows.size], rounded[: rows.size]
         if from_logits:
-            scales[: len(rows)] = confidence[start : start + size]
+            copy(confidence[start : start + size], scales[: len(rows)])
             _fill_shifted(rows, largest[start : start + size], e)
             _replace_by_exps(e)
         else:
-            e[:] = rows.reshape(-1)
+            copy(rows.reshape(-1), e)
         for i in range(len(rows)):
             flat = slice(i * n_classes, (i + 1) * n_classes)
             if from_logits and largest[start + i] == INF:
@@ -357,7 +358,8 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
                 outcomes[cells[k]] += 1
                 if noise:
                     residuals[cells[k]] += 1.0 - 2.0 * scales[i] * np.float64(e[k])
-    sums[0] += counts
+    for k in range(counts.size):
+        sums[0, k] += counts[k]
 
 
 @step
@@ -398,7 +400,7 @@ def _fill_class_gradients(values, weights, largest, confidence, grads, first_gra
             out[i] = 0
             continue
         # 1. g_k: start with the gradients of the first bin, which contains most probabilities.
-        slope[:] = first_grads
+        copy(first_grads, slope)
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)

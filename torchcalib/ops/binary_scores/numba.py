@@ -138,6 +138,23 @@ def _fill_cross_entropies_of_logits(z, t, out):
         out[k] = (share * one if share > 0 else 0.0) + ((1 - share) * zero if share < 1 else 0.0)
 
 
+@step
+def _fill_scores_of_shares(values, targets, has_shares, is_log, from_logits, out):
+    """Fill `out` with scores for floating targets, of which some are between 0 and 1 if `has_shares`."""
+    if not is_log and from_logits:
+        _fill_squares_of_logits(values, targets, out)
+    elif not is_log:
+        _fill_squares(values, targets, out)
+    elif has_shares and from_logits:
+        _fill_cross_entropies_of_logits(values, targets, out)
+    elif has_shares:
+        _fill_cross_entropies(values, targets, out)
+    elif from_logits:
+        _fill_log_losses_of_logits(values, targets, out)
+    else:
+        _fill_log_losses(values, targets, out)
+
+
 @lanes
 def _sum(x):
     total = 0.0
@@ -165,10 +182,11 @@ def _add(x, totals):
 
 
 @compiled_loop
-def _add_scores(x, t, labels, is_log, from_logits, buffer, narrow, totals):
+def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
-    `labels` are integer targets, equal to `t`, or None for floating targets. `buffer` is float64, `narrow` float32.
+    `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
+    is float64, `narrow` float32.
     """
     width = totals.size
     size = max(1, BLOCK // width) * width
@@ -176,32 +194,29 @@ def _add_scores(x, t, labels, is_log, from_logits, buffer, narrow, totals):
     number = x.dtype.type
     low, high = (number(-math.inf), number(math.inf)) if from_logits else (number(0), number(1))
     for start in range(0, x.size, size):
-        # 1. Checks. Targets are labels if none is between 0 and 1.
+        # 1. Checks. Floating targets are labels if none is between 0 and 1.
         values, targets = x[start : start + size], t[start : start + size]
         out = buffer[: values.size]
-        n_shares = 0 if labels is not None else _count_shares(targets)
+        n_shares = 0
         invalid = _count_outside(values, low, high) > 0
         if labels is not None:
             invalid |= all_bits(targets) & ~1 != 0
-        elif n_shares:
-            invalid |= _count_outside(targets, number(0), number(1)) > 0
+        if shares is not None:
+            n_shares = _count_shares(targets)
+            invalid |= n_shares > 0 and _count_outside(targets, number(0), number(1)) > 0
         if invalid:
             totals[:] = math.nan
             return
         # 2. Scores
-        if is_narrow:
+        if shares is not None:
+            _fill_scores_of_shares(values, targets, n_shares > 0, is_log, from_logits, out)
+        elif is_narrow:
             _fill_signed(values, targets, narrow[: values.size])
             _replace_by_log_losses(narrow[: values.size])
         elif not is_log and from_logits:
             _fill_squares_of_logits(values, targets, out)
-        elif not is_log and labels is not None:
-            _fill_squares_of_labels(values, targets, out)
         elif not is_log:
-            _fill_squares(values, targets, out)
-        elif n_shares and from_logits:
-            _fill_cross_entropies_of_logits(values, targets, out)
-        elif n_shares:
-            _fill_cross_entropies(values, targets, out)
+            _fill_squares_of_labels(values, targets, out)
         elif from_logits:
             _fill_log_losses_of_logits(values, targets, out)
         else:
@@ -214,7 +229,7 @@ def _add_scores(x, t, labels, is_log, from_logits, buffer, narrow, totals):
 
 
 @compiled_loop
-def _add_pieces(x, t, labels, is_log, from_logits, first, size, sums):
+def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
     """Add the scores of consecutive pieces, of which each has a row of `sums`; see `_add_scores`.
 
     A row of `x` has the values of one series, in pieces of `size` values. `first` is the number of the first piece.
@@ -224,8 +239,7 @@ def _add_pieces(x, t, labels, is_log, from_logits, first, size, sums):
     for i in range(len(sums)):
         row, piece = divmod(first + i, n_pieces)
         part = slice(piece * size, (piece + 1) * size)
-        piece_labels = None if labels is None else labels[row, part]
-        _add_scores(x[row, part], t[row, part], piece_labels, is_log, from_logits, buffer, narrow, sums[i])
+        _add_scores(x[row, part], t[row, part], labels, shares, is_log, from_logits, buffer, narrow, sums[i])
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
@@ -250,10 +264,10 @@ def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
     size = max(1, _PIECE // width) * width
     n_pieces = -(-x.shape[1] // size)
     sums = np.zeros((len(x) * n_pieces, width))
-    labels = None if t.dtype.kind == "f" else t
+    labels, shares = (None, t) if t.dtype.kind == "f" else (t, None)
 
     def add(begin: int, end: int) -> None:
-        _add_pieces(x, t, labels, kind == "log", from_logits, begin, size, sums[begin:end])
+        _add_pieces(x, t, labels, shares, kind == "log", from_logits, begin, size, sums[begin:end])
 
     in_threads(add, len(sums), x.size)
     return sums if n_pieces == 1 else sums.reshape(len(x), n_pieces, width).sum(1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import source_of
+from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.operation import is_plain
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -31,14 +31,15 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
 
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
-    source, keys = keyed(seed, streams)
+    source, keys = keyed(seed, streams, len(counters))
     found: Tensor = source.words(keys, counters)
     return found
 
 
-def keyed(seed: int, streams: Tensor) -> tuple[Any, Tensor]:
-    """Return the module that computes numbers of these streams, and the state of each generator, int64 `(R,)`."""
-    source = source_of("random", streams.device.type, torch.int64, "auto" if is_plain(streams) else "torch")
+def keyed(seed: int, streams: Tensor, n: int) -> tuple[Any, Tensor]:
+    """Return the module that computes n numbers of each stream, and the state of each generator, int64 `(R,)`."""
+    backend: Backend = "auto" if is_plain(streams) else "torch"
+    source = source_of("random", streams.device.type, torch.int64, n * len(streams), backend)
     keys = _mix(streams * _GOLDEN + seed)
     return source, _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
 
@@ -79,7 +80,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
         cumulative += term
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1
-    source, keys = keyed(seed, streams)
+    source, keys = keyed(seed, streams, len(counters))
     counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
     source.count_bounds(keys, counters, bounds, counts)
     return counts
@@ -87,7 +88,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
-    source, keys = keyed(seed, streams)
+    source, keys = keyed(seed, streams, n)
     counts = torch.empty(len(streams), n, dtype=dtype, device=streams.device)
     source.count_draws(keys, counts)
     return counts

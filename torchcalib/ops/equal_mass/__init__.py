@@ -23,7 +23,7 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int, *, backend: Backe
     """
     if backend == "auto" and score.shape[-1] >= _MAX_COUNT:
         backend = "torch"
-    sums, ends = source_of("equal_mass", "cpu", score.dtype, backend).sums_and_ends(score, label, n_bins)
+    sums, ends = source_of("equal_mass", "cpu", score.dtype, score.numel(), backend).sums_and_ends(score, label, n_bins)
     return sums, ends
 
 

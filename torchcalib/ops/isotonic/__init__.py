@@ -98,7 +98,7 @@ def block_starts(
     `weight` and `values` are the numbers of samples and positives in the order of the scores. `begins` is None if no
     scores are equal.
     """
-    chosen = choose(op, weight.device, backend)
+    chosen = choose(op, weight.device.type, weight.numel(), backend)
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
     if backend == "auto" and _may_overflow(weight, values):
@@ -174,7 +174,7 @@ def augmented_fits(
     Element i + 1 of the first result is the mean for scores from element i up to below the next score. Element i + 1 of
     the second result is the mean for scores above element i up to the next score.
     """
-    chosen = choose("augmented", n.device, backend)
+    chosen = choose("augmented", n.device.type, n.numel(), backend)
     if backend == "auto" and _may_overflow(n, n):
         chosen = "python"  # arbitrary precision
     if n.is_floating_point():  # in a sum that is not exact, the test sample of weight 1 would be lost

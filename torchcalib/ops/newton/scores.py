@@ -117,7 +117,7 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
     any_unused = value_if_available(unused.any())
     # Large input is converted in pieces by every iteration, without a float64 copy of all scores.
     if any_unused is False and scores.numel() > PIECE:
-        source: Any = source_of("moments", scores.device.type, scores.dtype, "auto")
+        source: Any = source_of("moments", scores.device.type, scores.dtype, scores.numel(), "auto")
         mean = source.row_means(scores, top)
         scale = _rms(mean)
         if value_if_available((scale <= LARGE_SCALE).all()):

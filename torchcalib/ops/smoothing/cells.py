@@ -16,31 +16,30 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import Noise, flatten_batch
-from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
+from torchcalib.ops.smoothing import chunked
 from torchcalib.ops.smoothing.formula import N_CELLS, cell_formula
 
 
-def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
+def cell_index(confidence: Tensor) -> Tensor:
     """Return the cell of every confidence, int64 in [0, `N_CELLS`): the number of grid nodes in (0, confidence].
 
     A node of several grids is counted once per grid, so cells between equal nodes stay empty. Rounding errors at a node
     do not matter, because linear rounding is continuous. NaN belongs to the first cell.
     """
-    index: Tensor = _cell_index.direct(confidence.detach(), backend)
+    index: Tensor = _cell_index.direct(confidence.detach())
     return index
 
 
 @operation(
-    "smoothing_cells(Tensor confidence, str backend) -> Tensor",
-    fake=lambda confidence, backend: torch.empty_like(confidence, dtype=torch.int64),  # noqa: ARG005
+    "smoothing_cells(Tensor confidence) -> Tensor",
+    fake=lambda confidence: torch.empty_like(confidence, dtype=torch.int64),
 )
-def _cell_index(confidence: Tensor, backend: Backend) -> Tensor:
+def _cell_index(confidence: Tensor) -> Tensor:
     index = torch.empty(confidence.shape, dtype=torch.int64, device=confidence.device)
     if index.numel():
-        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
-        source.cells(confidence.reshape(-1), index.view(-1))
+        chunked.cells(confidence.reshape(-1), index.view(-1))
     return index
 
 
@@ -51,7 +50,6 @@ def smoothing_sums(
     *,
     noise: Noise = "none",
     copies: bool = True,
-    backend: Backend = "auto",
 ) -> Tensor:
     """Return the sums of w, w p, w y, w p (1 - p), sampling variance (optional) and w p y, `(..., F, N_CELLS)`.
 
@@ -62,24 +60,23 @@ def smoothing_sums(
     the sampling variance are constants. Events with weight 0 have gradient 0.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
-    sums: Tensor = _sums(confidence, outcome, weights, noise, copies, backend=backend)
+    sums: Tensor = _sums(confidence, outcome, weights, noise, copies)
     return sums
 
 
 def _compute_sums(
-    backend: Backend, confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool
+    _: str, confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool
 ) -> Tensor:
     shape = (*confidence.shape[:-1], 5 + (noise != "none"), N_CELLS)
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
-        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
         flattened = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
-        source.sums(*flattened, noise, copies, sums.view(-1, *shape[-2:]))
+        chunked.sums(*flattened, noise, copies, sums.view(-1, *shape[-2:]))
     return sums
 
 
 def _gradient(
-    backend: Backend,
+    _: str,
     arguments: list[Any],
     results: tuple[Tensor, ...],  # noqa: ARG001
     needed: list[int],
@@ -91,11 +88,10 @@ def _gradient(
     confidence = arguments[0]
     slopes = torch.empty(confidence.shape, dtype=confidence.dtype, device=confidence.device)
     if confidence.numel():
-        source = source_of("smoothing", confidence.device.type, confidence.dtype, backend)
         # Only the sums of p, p (1 - p) and p y are differentiated in p; the sampling variance is a constant.
         upstream = grads[..., (1, 3, -1), :].reshape(-1, 3, N_CELLS)
         flattened = flatten_batch(confidence.shape[-1], *arguments[:3])
-        source.gradient(*flattened, upstream, slopes.view(-1, slopes.shape[-1]))
+        chunked.gradient(*flattened, upstream, slopes.view(-1, slopes.shape[-1]))
     return [slopes]
 
 

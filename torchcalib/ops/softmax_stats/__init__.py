@@ -76,7 +76,7 @@ def _forward(
     if not values.numel():
         scores = values.new_empty((*lead[:-1], _N_SCORES, lead[-1]), dtype=wide_dtype(values.device))
         return scores, values.new_empty(lead, dtype=torch.int64)
-    source = source_of("rows", values.device.type, values.dtype, backend)
+    source = source_of("rows", values.device.type, values.dtype, values.numel(), backend)
     if values.dim() == 2:
         scores, top = source.forward(values, target, from_logits, tolerance, detail)
         return scores, top
@@ -92,7 +92,7 @@ def _gradient(
 ) -> list[Tensor]:
     values, target, from_logits, _, detail = arguments
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    source = source_of("rows", values.device.type, values.dtype, backend)
+    source = source_of("rows", values.device.type, values.dtype, values.numel(), backend)
     scores, upstream = (x.detach().movedim(-2, 0).reshape(_N_SCORES, -1) for x in (results[0], grads))
     if detail != "entropy":  # undefined statistics have no gradient, but 0 times NaN is NaN
         scores = torch.cat((scores[:1], scores[1:3].masked_fill(upstream[1:3] == 0, 0), scores[3:]))
@@ -112,7 +112,7 @@ def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend:
     A label outside [0, C) belongs to other classes. Logits are float32 or float64, without gradient. `alpha` is a
     number in `wide_dtype`.
     """
-    found, top = source_of("rows", logits.device.type, logits.dtype, backend).sums(logits, alpha)
+    found, top = source_of("rows", logits.device.type, logits.dtype, logits.numel(), backend).sums(logits, alpha)
     known = (label >= 0) & (label < logits.shape[-1])
     own = logits.gather(-1, label.masked_fill(~known, 0).unsqueeze(-1)).squeeze(-1).masked_fill_(~known, torch.nan)
     at_label = torch.full(top.shape, torch.nan, dtype=found.dtype, device=found.device)

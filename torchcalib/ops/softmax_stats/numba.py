@@ -26,6 +26,7 @@ from torchcalib.ops.numba_math import (
     by_rows,
     clipped,
     compiled_loop,
+    copy,
     exp,
     fill_exps,
     fill_limits,
@@ -43,10 +44,10 @@ MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread
 
 
 @step
-def _extreme_bits(bits):
-    most, least = bits[0], bits[0]
-    for k in range(bits.size):
-        most, least = max(most, bits[k]), min(least, bits[k])
+def _extreme_bits(x):
+    most = least = bits_of(x[0])
+    for k in range(x.size):
+        most, least = max(most, bits_of(x[k])), min(least, bits_of(x[k]))
     return most, least
 
 
@@ -61,13 +62,13 @@ def _first_equal(x, value):
 
 
 @compiled_loop
-def _first_largest(row, bits):
+def _first_largest(row):
     """Return the index of the first maximum of a row; arbitrary for a row with NaN, whose sums are NaN.
 
-    The maximum is computed from `bits`, the row as integers, because the float maximum does not compile to vector
+    The maximum is computed from the bits of the entries, because the float maximum does not compile to vector
     instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
-    most, least = _extreme_bits(bits)
+    most, least = _extreme_bits(row)
     largest = float_of_bits(most if most >= 0 else least)
     for start in range(0, row.size, BLOCK):
         part = row[start : start + BLOCK]
@@ -127,13 +128,12 @@ def _probability_gradient(q, logs, b, c, out):
 def _forward_logits(values, target, scores, tops):
     """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
-    bits = bits_of(values)
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
         #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
         row, h = values[i], target[i]
-        top = _first_largest(row, bits[i])
+        top = _first_largest(row)
         largest = row[top]
         # 2. With d = x - m and e = exp d, the sums over the other classes of e (R), of e^2 (S) and of e d (P).
         rest, squares, product = 0.0, 0.0, 0.0  # sums that exclude the top entry, whose exp is 1
@@ -178,11 +178,11 @@ def _fill_sums(values, _, sums, tops, alpha, __):
     without a factor and Q.
     """
     n_rows, n_classes = values.shape
-    bits, factor = bits_of(values), values.dtype.type(alpha)
+    factor = values.dtype.type(alpha)
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
         row = values[i]
-        top = _first_largest(row, bits[i])
+        top = _first_largest(row)
         largest = row[top]
         tops[i], sums[:, i] = top, 0.0
         for start in range(0, n_classes, BLOCK):
@@ -287,7 +287,8 @@ def _forward_few_logits(values, target, scores, tops):
             for k in range(n_classes):
                 x[k, i] = values[start + i, k]
         # 2. Maximum m and first top class of each row.
-        largest[:], places[:] = x[0], 0
+        copy(x[0], largest)
+        places[:] = 0
         for k in range(1, n_classes):
             _update_maximum(x[k], k, largest, places)
         if _first_equal(largest, INF) < LANES:
@@ -345,7 +346,8 @@ def _forward_few_labels(values, target, scores, _):
             labels[i] = h if 0 <= h < n_classes else -1
             for k in range(n_classes):
                 x[k, i] = values[start + i, k]
-        largest[:], rest[:] = x[0], ZERO
+        copy(x[0], largest)
+        rest[:] = ZERO
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
         if _first_equal(largest, INF) < LANES:
@@ -357,7 +359,7 @@ def _forward_few_labels(values, target, scores, _):
         for i in range(LANES):
             shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else NAN
         _fill_log_probs(rest, shifts, log_probs)
-        scores[0, start : start + n] = log_probs[:n]
+        copy(log_probs[:n], scores[0, start : start + n])
 
 
 @lanes
@@ -373,12 +375,11 @@ def _count_negative(x):
 def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
     """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
-    bits = bits_of(values)
     buffer = np.zeros(BLOCK, values.dtype)
     for i in range(n_rows):
         row, h = values[i], target[i]
         # 1. Start the sums of q and q log q with the top entry.
-        top = _first_largest(row, bits[i])
+        top = _first_largest(row)
         q_top = np.float64(row[top])
         squares = 0.0  # without the top entry, whose square would round small squares to 0
         total = q_top

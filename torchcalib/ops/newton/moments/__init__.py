@@ -22,7 +22,7 @@ def nll_derivatives(p: LabelledScores, backend: Backend = "auto") -> Callable[[T
     """
     if p.top is None or p.w[..., 0].numel() > 1:  # few scores, or several fits, which share operations of torch
         return partial(derivatives_of, p)
-    source: Any = source_of("moments", p.scores.device.type, p.scores.dtype, backend)
+    source: Any = source_of("moments", p.scores.device.type, p.scores.dtype, p.scores.numel(), backend)
     return partial(source.derivatives_of, p)
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE, STOPPED
@@ -69,7 +68,6 @@ def fit_logistic_regression(
     target: Tensor,
     weights: Tensor,
     ridge: Sequence[float] | None = None,
-    backend: Backend = "auto",
 ) -> RegressionFit:
     """Fit P(y = 1) = sigmoid(intercept + coefficients * x) by maximum likelihood.
 
@@ -78,29 +76,29 @@ def fit_logistic_regression(
     the D coefficients.
     """
     factors = [0.0] * (x.shape[-2] + 1) if ridge is None else list(ridge)
-    return RegressionFit(*_fit(x, target, weights, factors, backend))
+    return RegressionFit(*_fit(x, target, weights, factors))
 
 
-def _empty_results(x: Tensor, target: Tensor, weights: Tensor, _: list[float], __: str) -> tuple[Tensor, ...]:
+def _empty_results(x: Tensor, target: Tensor, weights: Tensor, _: list[float]) -> tuple[Tensor, ...]:
     one = weights.new_empty(weights.shape[:-1], dtype=wide_dtype(weights.device))
     outcome = target.new_empty(one.shape, dtype=torch.int64)
     return one.new_empty((*one.shape, x.shape[-2])), one, one.clone(), one.clone(), outcome
 
 
 @operation(
-    "logistic_regression(Tensor x, Tensor target, Tensor weights, float[] ridge, str backend)"
+    "logistic_regression(Tensor x, Tensor target, Tensor weights, float[] ridge)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _empty_results,
 )
-def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> tuple[Tensor, ...]:
+def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float]) -> tuple[Tensor, ...]:
     """Fit `(..., D, N)` with any batch axes; return the fields of `RegressionFit`."""
     given = Samples.flattened(x, target, weights, sample_axis=-1)
     wide = wide_dtype(x.device)
-    fit = _solve(given.x.to(wide), given.target.to(wide), given.w.to(wide), ridge, backend)
+    fit = _solve(given.x.to(wide), given.target.to(wide), given.w.to(wide), ridge)
     return given.batch_axes_restored(fit)
 
 
-def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> RegressionFit:
+def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float]) -> RegressionFit:
     total = weights.sum(-1)
     w = weights / total.unsqueeze(-1)
     ones, zeros = (((weights > 0) & (target == k)).any(-1) for k in (1, 0))
@@ -112,8 +110,7 @@ def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backe
     # Start at the class frequency with all coefficients 0, where the Hessian is well conditioned.
     start = torch.zeros((*total.shape, triangle.shape[-1]), dtype=w.dtype, device=w.device)
     start[..., 0] = frequency.clamp(1e-12, 1 - 1e-12).logit() * triangle[..., 0, 0]
-    source = source_of("regression", x.device.type, x.dtype, backend)
-    found: RegressionMinimum = source.minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
+    found = _minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
     phi, nll, grad_norm, outcome = (t.transpose(0, 1) for t in found)
 
     theta = torch.linalg.solve_triangular(triangle, phi.unsqueeze(-1), upper=True).squeeze(-1)
@@ -163,7 +160,7 @@ def _orthonormal(x: Tensor, w: Tensor, ridge: list[float]) -> tuple[Tensor, Tens
     return torch.stack(remaining, -2), triangle, inverse.mT @ (factors.unsqueeze(-1) * inverse)
 
 
-def minimise(p: LogisticRegression, phi: Tensor, fixed: Tensor) -> RegressionMinimum:
+def _minimise(p: LogisticRegression, phi: Tensor, fixed: Tensor) -> RegressionMinimum:
     """Minimise the mean NLL plus penalty from `phi` `(S, R, K)`, which is the result where `fixed` `(S, R)` is True."""
     bound = separation_bound(p.w)
 

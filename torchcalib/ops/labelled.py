@@ -14,18 +14,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.operation import operation
 
+_BLOCK = 2**15  # number of predictions per pass, small enough for the cache
 
-def most_probable(p: Tensor, label: Tensor, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+
+def most_probable(p: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
     """Return max(p, 1 - p), float64, and whether the more probable outcome occurred, uint8, both `(..., M)`.
 
     `p` `(..., M)` is P(y=1), float32 or float64, and `label` is y. For p = 1/2, y = 0 counts as more probable. NaN in
     `p` gives NaN. There is no gradient.
     """
-    found: tuple[Tensor, Tensor] = source_of("labelled", "cpu", p.dtype, backend).confidences(p.detach(), label)
-    return found
+    confidence, correct = torch.empty(p.shape, dtype=torch.float64), torch.empty(p.shape, dtype=torch.bool)
+    columns = [x.detach().reshape(-1).numpy() for x in (p, label, confidence, correct)]
+    for start in range(0, p.numel(), _BLOCK):
+        given, labels, most, is_correct = (x[start : start + _BLOCK] for x in columns)
+        np.copyto(most, given)
+        np.equal(labels == 1, most > 0.5, out=is_correct)
+        np.maximum(most, 1 - most, out=most)
+    return confidence, correct.view(torch.uint8)
 
 
 @operation(
@@ -41,15 +48,10 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     Scores are float32 or float64. Tied scores are sorted by label. Missing scores (NaN) become numbers above 1.
     """
-    return sorted_by_keys(score, label)
-
-
-def sorted_by_keys(score: Tensor, label: Tensor, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `sort_labelled`."""
-    source = source_of("labelled", "cpu", score.dtype, backend)
-    keys = source.label_keys(score, label)
+    keys = label_keys(score, label)
     keys.numpy().sort(axis=-1)
-    score, label = source.split(keys, score.dtype)
+    label = keys.bitwise_and(1).to(torch.uint8)
+    score = keys.bitwise_right_shift_(1).view(score.dtype)
     ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype)
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
 
@@ -67,19 +69,7 @@ def label_keys(score: Tensor, label: Tensor) -> Tensor:
     return keys.bitwise_left_shift_(1).bitwise_or_(label.to(integer))  # faster than different dtypes
 
 
-def split(keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the scores and labels of `label_keys`. The scores are in the memory of the keys."""
-    label = keys.bitwise_and(1).to(torch.uint8)
-    return keys.bitwise_right_shift_(1).view(dtype), label
-
-
-def confidences(p: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `most_probable` in plain torch."""
-    p = p.double()
-    return torch.maximum(p, 1 - p), ((label == 1) == (p > 0.5)).to(torch.uint8)
-
-
-def risk_sums(score: Tensor, correct: Tensor, size: Tensor, *, backend: Backend = "auto") -> Tensor:
+def risk_sums(score: Tensor, correct: Tensor, size: Tensor) -> Tensor:
     """Return four sums over sorted samples, float64 `(..., 4)` on the CPU: S, R, G and A.
 
     `score` `(..., M)`, M >= 1, is ascending, and `size` `(...)` is the number of samples; further elements are ignored.
@@ -92,20 +82,27 @@ def risk_sums(score: Tensor, correct: Tensor, size: Tensor, *, backend: Backend 
     """
     rows = [x.reshape(-1, score.shape[-1]).numpy() for x in (score, correct)]
     sums = torch.empty((*size.shape, 4), dtype=torch.float64)
-    fill = source_of("labelled", "cpu", score.dtype, backend).fill_sums
     for scores, labels, n, into in zip(*rows, size.reshape(-1).tolist(), sums.view(-1, 4).numpy(), strict=True):
-        fill(scores[:n], labels[:n], into)
+        _fill_sums(scores[:n], labels[:n], into)
     return sums
 
 
-def fill_sums(score: np.ndarray, correct: np.ndarray, sums: np.ndarray) -> None:
-    """Compute `risk_sums` of one row in numpy."""
-    wrong, n = 1.0 - correct[::-1], len(score)
-    is_end = np.append(score[-1:0:-1] != score[-2::-1], [True] * (n > 0))
-    ends = np.concatenate(([0], np.flatnonzero(is_end) + 1))
-    errors = np.concatenate(([0.0], wrong.cumsum()))[ends]
-    ranks, sizes = np.arange(1, n + 1), np.diff(ends)
-    middle = (errors[1:] + errors[:-1]) / 2
-    up_to = errors[1:] if len(sizes) == n else np.interp(ranks, ends, errors)  # without ties, or with them
-    sums[0], sums[1] = errors[-1], (up_to / ranks).sum()
-    sums[2], sums[3] = (sizes * middle).sum(), ((sizes - np.diff(errors)) * middle).sum()
+def _fill_sums(score: np.ndarray, correct: np.ndarray, sums: np.ndarray) -> None:
+    """Compute `risk_sums` of one row."""
+    n = len(score)
+    errors = np.zeros(n + 1, np.int64)  # E_k without ties
+    np.cumsum(1 - correct[::-1], out=errors[1:])
+    ranks = np.arange(1.0, n + 1)
+    risk, generalized = np.divide(errors[1:], ranks, out=ranks).sum(), errors.sum() - errors[-1] / 2
+    tied = np.flatnonzero(score[1:] == score[:-1])
+    if tied.size:  # replace E_k in groups of equal scores, in which `wrong` of `size` samples are errors
+        starts = np.flatnonzero(np.diff(tied, prepend=-2) > 1)
+        size = np.diff(starts, append=tied.size) + 1
+        first = n - tied[starts] - size
+        before, wrong = errors[first], errors[first + size] - errors[first]
+        place = np.arange(1, size.sum() + 1) - np.repeat(size.cumsum() - size, size)
+        rank = np.repeat(first, size) + place
+        change = np.repeat(before, size) + place * np.repeat(wrong / size, size) - errors[rank]
+        risk += (change / rank).sum()
+        generalized += (size * before + wrong * (size + 1) / 2).sum() - errors[rank].sum()
+    sums[:] = errors[-1], risk, generalized, generalized - errors[-1] ** 2 / 2

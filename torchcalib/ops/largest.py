@@ -3,48 +3,41 @@
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import spread_infinite_logits
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import matrices
 
-_FEW = 32  # largest number of entries for the compiled loop, which inserts them one by one
 _CHUNK = 2**18  # entries of rows per chunk on the CPU: more would not fit into the cache
 _CHUNK_OFF_CPU = 2**24  # the same on other devices: larger chunks need fewer kernel launches
 
 
-def largest(
-    values: Tensor, target: Tensor, k: int, *, from_logits: bool, backend: Backend = "auto"
-) -> tuple[Tensor, Tensor]:
+def largest(values: Tensor, target: Tensor, k: int, *, from_logits: bool) -> tuple[Tensor, Tensor]:
     """Return the k largest entries of every row in descending order, and the rank of the label `(..., N)`.
 
     The rank is the number of larger entries, and equal ones with a lower index. It is C for a label outside [0, C), and
     undefined for a row with NaN, whose entries are NaN. Entries have the dtype of `values`, at least float32. In a row
-    with logits of +inf, these become 0 and all other logits -inf. Float64 on the CPU supports only "torch".
+    with logits of +inf, these become 0 and all other logits -inf.
 
     Gradient: in `values`, in forward and reverse mode and of any order; 0 in a row with NaN or +inf.
     """
-    entries, rank = _largest(values, target, k, from_logits, backend=backend)
+    entries, rank = _largest(values, target, k, from_logits)
     return entries, rank
 
 
-def _forward(backend: Backend, values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[Tensor, Tensor]:
+def _forward(_: str, values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[Tensor, Tensor]:
     values = values.detach()
     lead = values.shape[:-1]
     dtype = torch.promote_types(values.dtype, torch.float32)
     entries = torch.empty((k, lead.numel()), dtype=dtype, device=values.device)
     rank = torch.empty(lead, dtype=torch.int64, device=values.device)
-    if backend == "auto" and k > _FEW:
-        backend = "torch"
-    source = source_of("largest", values.device.type, values.dtype, backend)
     labels, ranks = target.reshape(-1), rank.view(-1)
     for rows, matrix in matrices(values):
-        source.fill(matrix, labels[rows], from_logits, entries[:, rows], ranks[rows])
+        _fill(matrix, labels[rows], from_logits, entries[:, rows], ranks[rows])
     return entries.view(k, *lead).movedim(0, -1), rank
 
 
-def fill(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
-    """Fill `entries` `(k, R)` and `rank` `(R,)` for rows `(R, C)` in plain torch, in chunks."""
+def _fill(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
+    """Fill `entries` `(k, R)` and `rank` `(R,)` for rows `(R, C)`, in chunks."""
     size = max(1, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
         rows = slice(start, start + size)

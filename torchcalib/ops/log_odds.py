@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import cpu, matrices
@@ -65,21 +64,20 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
     width = (n_classes,) if members is None else ()
     out = torch.empty((math.prod(lead), *width), dtype=wide_dtype(values.device), device=values.device)
     if members is not None and members.shape[-1] == 1 and values.is_cpu:
-        source: Any = source_of("log_odds", "cpu", values.dtype, "auto")
         classes = members.reshape(-1)
         for part, matrix in matrices(values.detach()):
-            out[part] = source.of_classes(matrix, classes[part])
+            out[part] = _of_classes(matrix, classes[part])
         return out.reshape(*lead)
     for rows, logits, own in _chunks(values, members):
         out[rows] = _of_logits(spread_infinite_logits(logits), own)
     return out.reshape(*lead, *width)
 
 
-def of_classes(values: Tensor, classes: Tensor) -> Tensor:
+def _of_classes(values: Tensor, classes: Tensor) -> Tensor:
     """Return the log-odds of a class for each row `(N, C)` on the CPU; see `log_odds`."""
     n, n_classes = values.shape
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
-        return of_classes(values.expand(2, -1), classes.expand(2))[:1]
+        return _of_classes(values.expand(2, -1), classes.expand(2))[:1]
     axis, blocks = cpu.class_axis(n_classes), cpu.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
     memory, out = np.empty(-(-n // len(blocks)) * n_classes + LANES), np.empty(n)
     with np.errstate(all="ignore"):
