@@ -40,8 +40,8 @@ SUBCLASSING = (
 )
 """Members that a new calibrator defines, which the page of the base class shows."""
 INTERNAL = {
-    "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "input_line", "layout", "limit",
-    "of_state", "publications", "setup", "state_key", "test_formula", "test_from",
+    "error_test", "extra_repr", "factory", "from_sample", "held", "input_line", "layout", "limit",
+    "of_state", "publications", "setup", "state_key", "test_from",
 }  # fmt: skip
 """Members for other modules of torchcalib."""
 
@@ -121,8 +121,8 @@ def completed(value: Any, doc: str) -> str:
     if "preds" in names and "Raises:" not in doc:
         doc = re.sub(r"^Returns:\n(?:(?: .*)?(?:\n|$))+", rf"\g<0>\n{RAISES}\n", doc, flags=re.MULTILINE)
     own = entries(doc)
-    # A metric class has the options of its factory.
-    known = shared_arguments() | entries(inspect.getdoc(getattr(value, "factory", None)) or "") | own
+    # A metric class has the options of its function.
+    known = shared_arguments() | entries(inspect.getdoc(getattr(value, "function", None)) or "") | own
     section = dict.fromkeys([*(known[name] for name in names if name in known), *own.values()])
     if not section:
         return doc
