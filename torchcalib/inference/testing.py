@@ -347,6 +347,7 @@ def _nulls_of(
 ) -> dict[str, _Null]:
     """Return the test statistic of the data and its null distribution for each test."""
     data = cells.with_gaps(cells.gap)
+    observed = {name: test.test_statistic(data) for name, test in tests.items()}
     tested = {test.test_statistic for test in tests.values()}
     values = {test.value for test in tests.values()}
     if isinstance(simulation, SignFlips):
@@ -355,7 +356,7 @@ def _nulls_of(
     else:
         of_tests = of_values = replicated(tested | values, simulation.statistics())
     return {
-        name: _Null(test.test_statistic(data), of_tests[test.test_statistic], of_values[test.value])
+        name: _Null(observed[name], of_tests[test.test_statistic], of_values[test.value])
         for name, test in tests.items()
     }
 
