@@ -4,8 +4,7 @@
     python -m benchmarks.first_seconds --rounds 1   another number of rounds; prints the table only
     python -m benchmarks.first_seconds --only audit calls whose name contains a text; prints the table only
 
-The folder of compiled code (`NUMBA_CACHE_DIR`) is filled by a round before the first, except for calls with an empty
-one. Run it on an idle machine. Times of first calls depend on the disk, and their ratios much less.
+A call before the first round compiles the code of Python and numba. "Nothing compiled" is an empty folder for numba. Run it on an idle machine. Times of first calls depend on the disk, and their ratios much less.
 """
 
 import argparse
@@ -80,16 +79,17 @@ def cases() -> dict[str, Case]:
 
 
 def seconds_of(case: Case, compiled: str) -> float:
-    """Return the seconds of a process that finds compiled code in a folder, or in an empty one."""
+    """Return the seconds of a process that finds compiled code in a folder."""
     with TemporaryDirectory() as empty:
         start = time.perf_counter()
-        run(case, empty if case.above else compiled)
+        run(case, compiled, numba=empty if case.above else compiled)
         return time.perf_counter() - start
 
 
-def run(case: Case, compiled: str, *options: str) -> str:
-    """Run a call with options of Python, and return what it writes to stderr."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": compiled}
+def run(case: Case, compiled: str, *options: str, numba: str = "") -> str:
+    """Run a call with options of Python, and return what it writes to stderr. Folders are those of compiled code."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled, "NUMBA_CACHE_DIR": numba or compiled}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run([sys.executable, *options, *case.call], env=environment, capture_output=True, text=True)
     if done.returncode != case.code:
         raise RuntimeError(f"`{' '.join(case.call)}` must return {case.code}, got {done.returncode}. {done.stderr}")

@@ -306,7 +306,7 @@ def test_studies_write_their_page_and_resume_from_their_record(processes, monkey
         study.run(given, 5, "third")
 
 
-def test_first_seconds_are_those_of_new_processes():
+def test_first_seconds_are_those_of_new_processes(tmp_path):
     """A case returns its exit code, and the table compares it with the goal; the page has the rows of its record."""
     cases = first_seconds.cases()
     name = "missing file"
@@ -315,7 +315,7 @@ def test_first_seconds_are_those_of_new_processes():
     assert 0 < record[name]["modules"] < 60
     assert not {"torch", "numpy"} & set(record[name]["imports"])
     with pytest.raises(RuntimeError, match="must return 0, got 2"):
-        first_seconds.run(cases[name]._replace(code=0), "")
+        first_seconds.run(cases[name]._replace(code=0), str(tmp_path))
     times = {
         first_seconds.TORCH: {"seconds": [1.0, 3.0, 2.0], "imports": {"torch": 2.0}, "modules": 0},
         "`ece` of a list": {"seconds": [2.4] * 3, "imports": {"torch": 2.0, "torchcalib": 0.1}, "modules": 31},
