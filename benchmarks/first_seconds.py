@@ -4,7 +4,8 @@
     python -m benchmarks.first_seconds --rounds 1   another number of rounds; prints the table only
     python -m benchmarks.first_seconds --only audit calls whose name contains a text; prints the table only
 
-A call before the first round compiles the code of Python and numba. "Nothing compiled" is an empty folder for numba. Run it on an idle machine. Times of first calls depend on the disk, and their ratios much less.
+A call before the first round compiles the code of Python and numba. "Nothing compiled" is an empty folder for numba.
+Run it on an idle machine. Times of first calls depend on the disk, and their ratios much less.
 """
 
 import argparse

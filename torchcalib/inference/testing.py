@@ -342,9 +342,7 @@ def _tested_batches(
         }
 
 
-def _nulls_of(
-    tests: Mapping[str, ErrorTest], cells: BinCells | RunCells, simulation: _Simulation
-) -> dict[str, _Null]:
+def _nulls_of(tests: Mapping[str, ErrorTest], cells: BinCells | RunCells, simulation: _Simulation) -> dict[str, _Null]:
     """Return the test statistic of the data and its null distribution for each test."""
     data = cells.with_gaps(cells.gap)
     observed = {name: test.test_statistic(data) for name, test in tests.items()}
