@@ -21,6 +21,7 @@ from benchmarks import (
     debiased,
     diagnosis,
     everyday,
+    first_seconds,
     gains,
     groups,
     interval_targets,
@@ -303,3 +304,28 @@ def test_studies_write_their_page_and_resume_from_their_record(processes, monkey
             study.with_results(PAGE, wrong)
     with pytest.raises(SystemExit, match="no cell with 'third' in its name"):
         study.run(given, 5, "third")
+
+
+def test_first_seconds_are_those_of_new_processes(tmp_path):
+    """A case returns its exit code, and the table compares it with the goal; the page has the rows of its record."""
+    cases = first_seconds.cases()
+    name = "missing file"
+    record = first_seconds.measured({name: cases[name]}, 1)
+    assert record[name]["seconds"][0] > 0
+    assert 0 < record[name]["modules"] < 60
+    assert not {"torch", "numpy"} & set(record[name]["imports"])
+    with pytest.raises(RuntimeError, match="must return 0, got 2"):
+        first_seconds.run(cases[name]._replace(code=0), str(tmp_path))
+    times = {
+        first_seconds.TORCH: {"seconds": [1.0, 3.0, 2.0], "imports": {"torch": 2.0}, "modules": 0},
+        "`ece` of a list": {"seconds": [2.4] * 3, "imports": {"torch": 2.0, "torchcalib": 0.1}, "modules": 31},
+        "`ece`, 50,000 x 1,000": {"seconds": [3.0], "imports": {}, "modules": 9},
+        "`ece`, 50,000 x 1,000, nothing compiled": {"seconds": [5.5], "imports": {}, "modules": 9},
+    }
+    _, ece, _, cold = first_seconds.rows({name: cases[name] for name in times}, times)
+    assert ece[1:] == ("2.4 s [2.4 s, 2.4 s]", "1.20", "1.3, 30 modules", "MISSED", 31, "torch 2.00, torchcalib 0.10")
+    assert cold[2:5] == ("2.50 s more", "3 s more", "met")
+    path = first_seconds.RESULTS / "first_seconds.json"
+    record = json.loads(path.read_text())
+    page = path.with_suffix(".md").read_text()
+    assert page == study.with_results(page, [first_seconds.rows(cases, record)])

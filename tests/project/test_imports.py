@@ -138,6 +138,59 @@ def test_report_does_not_import_the_compiler_of_torch_or_sympy():
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr + done.stdout
 
 
+PAGES = ("jinja2", "matplotlib", "torchcalib.plots", "torchcalib.reporting.render.html")
+NO_TORCH = ("torch", "torchcalib.core", "numpy", "pyarrow", "numba", "rich", *PAGES)
+COMPUTED = ("pandas", "sklearn", "torch._dynamo", "torch._inductor", "sympy", *PAGES)
+NEEDLESS = [  # a command, its exit code, and modules that it must not import; commands that need fewer modules first
+    ("--help", 0, NO_TORCH),
+    ("reprot x.csv", 2, NO_TORCH),
+    ("report x.csv --max-ece 1", 2, NO_TORCH),
+    ("report missing.csv", 2, NO_TORCH),
+    ("audit missing.jsonl", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
+    ("report unknown.csv", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
+    ("metric ece x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting", "torchcalib.calibration")),
+    ("check x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting.render")),
+    ("report x.csv --no-intervals --no-calibration", 0, COMPUTED),
+    ("audit log.jsonl --no-intervals --no-calibration", 0, COMPUTED),
+]
+RUN = """
+import contextlib, importlib.abc, io, json, os, sys
+import lightning_utilities.core.imports as found  # torchmetrics finds no optional package
+found.RequirementCache.__bool__ = lambda self: False
+
+class Refused(importlib.abc.MetaPathFinder):
+    names = ()
+    def find_spec(self, name, path=None, target=None):
+        if any(name == refused or name.startswith(refused + ".") for refused in self.names):
+            raise ModuleNotFoundError(f"needless import of {name}", name=name)
+
+refused = Refused()
+sys.meta_path.insert(0, refused)
+os.chdir(sys.argv[2])
+from torchcalib.cli import main
+for words, code, refused.names in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            returned = main(words.split())
+        except SystemExit as error:
+            returned = error.code
+    if returned != code or "needless" in errors.getvalue() or {*refused.names} & {*sys.modules}:
+        print(words, returned, errors.getvalue(), {*refused.names} & {*sys.modules})
+"""
+
+
+def test_commands_import_only_what_they_need(tmp_path):
+    rng = np.random.default_rng(0)
+    p = rng.uniform(size=40).round(3)
+    rows = [f"{q},{int(rng.uniform() < q)}" for q in p]
+    (tmp_path / "x.csv").write_text("\n".join(["prob,label", *rows]))
+    (tmp_path / "unknown.csv").write_text("colour,size\nred,3\n")
+    lines = [{"item_id": k, "gold": "yes", "probs": {"yes": q, "no": 1 - q}} for k, q in enumerate(p.tolist())]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = run_python("-c", RUN, json.dumps(NEEDLESS), tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_package_data_is_installed():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = ROOT / "torchcalib"

@@ -222,7 +222,10 @@ def test_exports(tmp_path):
     assert "(10 equal-width bins" in audit(tmp_path / "a.jsonl", n_bins=10, **QUICK).sentence
     content = json.loads(found.to_json())
     assert content["confidences"]["probabilities"]["report"]["schema_version"] == content["schema_version"]
-    written = found.save(tmp_path / "folder")
+    alone = found.save(tmp_path / "folder")
+    assert {path.name for path in alone} == {"audit.html", "audit.json"}
+    assert "probabilities_each.html" not in (tmp_path / "folder/audit.html").read_text()
+    written = found.save(tmp_path / "folder", pages=True)
     pages = {"audit.html", "audit.json", "probabilities.html", "probabilities_each.html"}
     assert {path.name for path in written} == pages
     page = (tmp_path / "folder/audit.html").read_text()

@@ -32,7 +32,7 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     written: tuple[Path, ...] = ()
     if arguments.out is not None:
         with working("writing the files"):
-            written = found.save(arguments.out)
+            written = found.save(arguments.out, pages=arguments.pages)
     if arguments.json:
         output(found.to_json())
     else:

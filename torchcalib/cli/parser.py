@@ -184,8 +184,9 @@ def _log(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="PATH",
-        help="write a file (.html, .json, .md, .tex), or a folder with all pages and audit.json",
+        help="write a file (.html, .json, .md, .tex), or a folder with audit.html and audit.json",
     )
+    parser.add_argument("--pages", action="store_true", help="add a page for each definition to the folder of --out")
 
 
 def _condition(parser: argparse.ArgumentParser) -> None:

@@ -492,7 +492,8 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
     flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
     for index in range(len(flat.n)):  # one batch element at a time limits the memory
         element = flat.map(itemgetter(index))
-        fits = Simulation(element, index, seed, n_replicates).compute(_recalibrated).sort(0).values
+        simulation = Simulation(element, index, seed, n_replicates)
+        fits = torch.cat([_recalibrated(some) for some in simulation.statistics()]).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
         low.append(fits[outside])
         high.append(fits[n_replicates - 1 - outside])

@@ -27,7 +27,7 @@ Reference:
     for the effective number of clusters and the corrections for small samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,18 +82,16 @@ class SignFlips:
         gaps = (self._signs @ self._centred).movedim(-2, 0) / self.cells.positive_n
         return gaps, (self._signs @ shares).movedim(-2, 0) / total.unsqueeze(-1)
 
-    def compute(self, metric: Callable[[Any], Tensor], *, centred: bool = False) -> Tensor:
-        """Return the metric of every replicate `(R, ...)`.
+    def statistics(self, *, centred: bool = False) -> Iterator[Any]:
+        """Yield the statistic of a part of the replicates `(r, ...)`.
 
         `centred` first subtracts the mean gap of up to 15 ranges of scores, and multiplies residuals by the CR2 factor.
         """
         residual = self._centred if centred else self._residual
-        found = []
         for signs in torch.split(self._signs, max(1, _AT_ONCE // max(1, self.cells.n.numel()))):
             # The gap of cell k is sum_g s_g e_gk / n_k for random signs s_g.
             gaps = (signs @ residual).movedim(-2, 0) / self.cells.positive_n
-            found.append(metric(self.cells.with_gaps(gaps)))
-        return torch.cat(found)
+            yield self.cells.with_gaps(gaps)
 
 
 def _blocks(cells: BinCells | RunCells, n_blocks: int) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ Reference:
     resampling).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -98,23 +98,18 @@ class LabelSimulation:
 
     def __init__(self, cells: BinCells | RunCells, rows: LabelRows, index: int, seed: int, n_replicates: int) -> None:
         self.cells, self.rows, self.index, self.seed, self.n_replicates = cells, rows, index, seed, n_replicates
-        self._kept: Tensor | None = None
 
-    def compute(self, metric: Callable[[Any], Tensor]) -> Tensor:
-        """Return the metric of every class in every replicate `(R, 1, C)`; see `Simulation.compute`."""
+    def statistics(self) -> Iterator[Any]:
+        """Yield the simulated statistic of a part of the replicates `(r, 1, C, ...)`; see `Simulation.statistics`."""
         cells, size = self.cells, self.cells.n.numel()
-        found = []
         for some in torch.split(torch.arange(self.n_replicates, device=cells.n.device), max(1, _MAX_SUMS // size)):
             for outcomes in torch.split(self._outcomes(some), max(1, _GAPS_AT_ONCE // size)):
                 gaps = (outcomes.to(cells.n.dtype) - cells.expected) / cells.positive_n
                 # The cells of a score near an edge may differ by rounding.
-                found.append(metric(cells.with_gaps(gaps.masked_fill(cells.n == 0, 0))))
-        return torch.cat(found)
+                yield cells.with_gaps(gaps.masked_fill(cells.n == 0, 0))
 
     def _outcomes(self, streams: Tensor) -> Tensor:
         """Return the sums of outcomes `(r, 1, C, K)` in the replicates with indices `streams`, `(r,)`."""
-        if self._kept is not None:
-            return self._kept
         rows, (_, n_classes, n_cells) = self.rows, self.cells.n.shape
         dtype = torch.int32 if rows.weights is None else rows.weights.dtype
         sums = torch.zeros(len(streams) * n_classes * n_cells, dtype=dtype, device=streams.device)
@@ -132,10 +127,7 @@ class LabelSimulation:
                 place = (cells.gather(-1, label) + chunk * (n_classes * n_cells)).flatten()
                 added = torch.ones((), dtype=dtype, device=sums.device) if weights is None else weights
                 sums.scatter_add_(0, place, added.expand(label.shape).reshape(-1))
-        sums = sums.reshape(len(streams), *self.cells.n.shape)
-        if len(streams) == self.n_replicates:
-            self._kept = sums
-        return sums
+        return sums.reshape(len(streams), *self.cells.n.shape)
 
     def _limits_and_cells(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the distribution functions times 2^32, int64 `(n, C - 1)`, and the cells of all classes `(n, C)`."""

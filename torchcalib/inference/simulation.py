@@ -7,7 +7,7 @@ d_k sqrt(V_k) / n_k (Broecker and Smith 2007).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -27,7 +27,10 @@ MAX_RUNS = 2**11
 
 _MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # limits of runs up to 694; the smallest normal float64 is exp(-708)
-MAX_DRAWN = 2**23  # largest number of random numbers in memory; if all fit, they are stored for the next metric
+Metric = Callable[[Any], Tensor]
+"""Function that computes values `(...)` from a statistic."""
+
+MAX_DRAWN = 2**23  # largest number of random numbers in memory
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
@@ -291,6 +294,15 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
     return log_of_ones - log_of_zeros
 
 
+def replicated(metrics: Collection[Metric], statistics: Iterable[Any]) -> dict[Metric, Tensor]:
+    """Return all replicates `(R, ...)` of each metric, from statistics of parts of the replicates.
+
+    The metrics of a part share what they compute from it, such as its sorted elements.
+    """
+    parts = [[metric(statistic) for metric in metrics] for statistic in statistics]
+    return {metric: torch.cat(values) for metric, *values in zip(metrics, *parts, strict=True)}
+
+
 class Simulation:
     """Simulation of R replicates of the outcomes in K cells (bins or runs) `(..., K)`.
 
@@ -300,25 +312,18 @@ class Simulation:
 
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
         self.cells, self.first, self.seed, self.n_replicates = cells, first, seed, n_replicates
-        self._keeps = n_replicates * cells.n.numel() <= MAX_DRAWN
-        self._kept: Tensor | None = None
 
-    def compute(self, metric: Callable[[Any], Tensor]) -> Tensor:
-        """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic; see `with_gaps`."""
+    def statistics(self) -> Iterator[Any]:
+        """Yield the simulated statistic of a part of the replicates `(r, ...)`; see `with_gaps`."""
         cells = self.cells
         streams = torch.arange(self.n_replicates, device=cells.n.device)
         size = max(1, cells.n.numel())
-        found = [
-            metric(cells.with_gaps(deviation * cells.variance.sqrt()))
-            for some in torch.split(streams, max(1, MAX_DRAWN // size))
-            for deviation in torch.split(self._deviations(some), max(1, _AT_ONCE // size))
-        ]
-        return torch.cat(found)
+        for some in torch.split(streams, max(1, MAX_DRAWN // size)):
+            for deviation in torch.split(self._deviations(some), max(1, _AT_ONCE // size)):
+                yield cells.with_gaps(deviation * cells.variance.sqrt())
 
     def _deviations(self, streams: Tensor) -> Tensor:
         """Return the standardised sums of outcomes `(r, ..., K)` for the replicates with indices `streams`, `(r,)`."""
-        if self._kept is not None:
-            return self._kept
         cells = self.cells
         # One random number for each replicate (stream), batch element and cell (counter)
         elements = torch.arange(self.first, self.first + math.prod(cells.n.shape[:-1]), device=streams.device)
@@ -326,7 +331,4 @@ class Simulation:
         words = random_words(self.seed, streams, counters.flatten())
         chance = ((words.to(cells.n.dtype) + 0.5) / 2**32).reshape(-1, *cells.n.shape)  # uniform in (0, 1)
         # Inverse transform sampling: the quantile of the standardised sum of outcomes
-        deviations = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
-        if self._keeps:
-            self._kept = deviations
-        return deviations
+        return deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)

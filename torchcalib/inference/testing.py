@@ -1,7 +1,7 @@
 """Calibration tests: null distribution of an error under perfect calibration, p-value and confidence interval."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import itemgetter
@@ -18,10 +18,9 @@ from torchcalib.display.words import in_one_line
 from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
 from torchcalib.inference.intervals import ErrorIntervals, IntervalKind, normal_quantile, replicated_interval
 from torchcalib.inference.labels import MAX_LABELS, LabelRows, LabelSimulation
-from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
+from torchcalib.inference.simulation import MAX_RUNS, BinCells, Metric, RunCells, Simulation, replicated
 
 Statistic = BinStats | RankedSample
-Metric = Callable[[Any], Tensor]
 
 _IN_CACHE = 2**16  # number of simulated values that are processed at a time, which fit in the cache
 
@@ -326,8 +325,9 @@ def _tested_batches(
                 flips = SignFlips(some, table[elements, classes], seed, n_replicates)
                 simulations.append(flips)
                 means.append(ClusteredMean.of_gaps(some, flips.table))
-            for name, test in tests.items():
-                nulls[name].append([_null_of(test, some, simulation) for simulation in simulations])
+            found = [_nulls_of(tests, some, simulation) for simulation in simulations]
+            for name in tests:
+                nulls[name].append([each[name] for each in found])
         effect = number = piece.n.new_ones(len(piece.n))
         if means:
             effect = torch.cat([mean.design_effect for mean in means], -1).mean(-1)
@@ -342,17 +342,21 @@ def _tested_batches(
         }
 
 
-def _null_of(
-    test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation | LabelSimulation | SignFlips
-) -> _Null:
-    """Return the test statistic of the data and its null distribution."""
-    observed = test.test_statistic(cells.with_gaps(cells.gap))
-    tested = values = simulation.compute(test.test_statistic)
+def _nulls_of(tests: Mapping[str, ErrorTest], cells: BinCells | RunCells, simulation: _Simulation) -> dict[str, _Null]:
+    """Return the test statistic of the data and its null distribution for each test."""
+    data = cells.with_gaps(cells.gap)
+    observed = {name: test.test_statistic(data) for name, test in tests.items()}
+    tested = {test.test_statistic for test in tests.values()}
+    values = {test.value for test in tests.values()}
     if isinstance(simulation, SignFlips):
-        values = simulation.compute(test.value, centred=True)
-    elif test.value is not test.test_statistic:
-        values = simulation.compute(test.value)
-    return _Null(observed, tested, values)
+        of_tests = replicated(tested, simulation.statistics())
+        of_values = replicated(values, simulation.statistics(centred=True))
+    else:
+        of_tests = of_values = replicated(tested | values, simulation.statistics())
+    return {
+        name: _Null(observed[name], of_tests[test.test_statistic], of_values[test.value])
+        for name, test in tests.items()
+    }
 
 
 class _Intervals:

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -34,6 +35,7 @@ from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
+from torchcalib.results.report import Report
 
 _BLOCK = 2**15  # answers that are added at once
 _MAX_SCORES = 2**20  # scores of options that are added at once
@@ -228,6 +230,14 @@ class _Definition:
     n_impossible: int = 0  # outcomes that occurred with the probability 0
     n_rounded: int = 0  # confidences with at most 2 decimals
     problem: str = ""  # reason why the scale of the confidences is ambiguous
+    digest: Any = field(default_factory=blake2b)  # of all rows, whose report is computed once for equal definitions
+
+    def update(self, preds: Tensor, target: Tensor, clusters: Tensor | None) -> None:
+        """Add rows to the report."""
+        self.builder.update(preds, target, clusters=clusters)
+        for each in (preds, target, clusters):
+            if each is not None:
+                self.digest.update(each.contiguous().numpy())
 
     def add(self, confidence: Tensor, correct: Tensor) -> None:
         """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
@@ -467,7 +477,7 @@ class AuditBuilder:
         self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
     ) -> None:
         definition = self._definition(source, event, task="confidence")
-        definition.builder.update(confidence, correct, clusters=clusters)
+        definition.update(confidence, correct, clusters)
         definition.add(confidence, correct)
         definition.n_impossible += int((confidence == (1 - correct)).sum())
 
@@ -500,7 +510,7 @@ class AuditBuilder:
         chosen = self._definition(
             source, "chosen", task="multiclass", num_classes=self.layout.width, from_logits=is_log
         )
-        chosen.builder.update(preds, target, clusters=questions if self.layout.repeats else None)
+        chosen.update(preds, target, questions if self.layout.repeats else None)
         self._keep(source, "chosen", block, rows, preds, target, is_log)
         confidence, top = probs.max(-1)
         chosen.add(confidence, (top == target).long())
@@ -510,7 +520,7 @@ class AuditBuilder:
         is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
         of_each = log_odds(scores)[held] if is_log else probs[held]
         # Options of a question are dependent: exactly one of them is right.
-        each.builder.update(of_each, is_right, clusters=questions.repeat_interleave(sizes))
+        each.update(of_each, is_right, questions.repeat_interleave(sizes))
         each.add(probs[held], is_right)
         each.n_impossible += int((of_each == torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)).sum())
 
@@ -528,10 +538,14 @@ class AuditBuilder:
         return self.definitions[source, event]
 
     def _audited(self) -> Iterator[AuditedConfidence]:
-        order = list(CONFIDENCES)
+        order, reports = list(CONFIDENCES), dict[tuple[str, bytes], Report]()
         for definition in sorted(self.definitions.values(), key=lambda each: order.index(each.source)):
             refusal = _refusal(definition)
-            report = None if refusal else definition.builder.report()
+            report = None
+            if not refusal:
+                # Log-probabilities per character and per byte are equal for ASCII text.
+                rows = str(definition.builder.settings), definition.digest.digest()
+                report = reports[rows] = reports.get(rows) or definition.builder.report()
             # The simulated outcomes are independent.
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
@@ -572,7 +586,8 @@ def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[_Options]:
 
 def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
     """Return the 95% quantile of ECE over simulated outcomes of a calibrated model; see `inference.simulation`."""
-    simulated = Simulation(BinCells.from_bins(b), 0, 0, n_replicates).compute(ece_from_bins)
+    simulation = Simulation(BinCells.from_bins(b), 0, 0, n_replicates)
+    simulated = torch.cat([ece_from_bins(some) for some in simulation.statistics()])
     # The smallest value that at most 5% of the replicates and the data itself reach
     return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
 

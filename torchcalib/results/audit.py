@@ -348,12 +348,13 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         """Return `to_dict()` as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def save(self, path: str | Path) -> tuple[Path, ...]:
+    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
 
         Args:
             path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
-                path is a folder for the page, the JSON file, and a page with the report of each definition.
+                path is a folder for the page and the JSON file.
+            pages: add a page with the report of each definition to the folder, which takes seconds.
 
         Returns:
             The paths of the written files.
@@ -370,7 +371,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         place = Path(path)
         if place.suffix.lower() not in writers:
             place.mkdir(parents=True, exist_ok=True)
-            return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self))
+            return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self, pages))
         place.parent.mkdir(parents=True, exist_ok=True)
         return (write_whole(place, writers[place.suffix.lower()]().encode()),)
 
@@ -432,8 +433,12 @@ class AuditComparison(Mapping[str, Comparison]):
         """Return `to_dict()` as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def save(self, path: str | Path) -> tuple[Path, ...]:
+    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
         """Write a folder with the audit of each log, a page for each comparison, and `audit.json`.
+
+        Args:
+            path: the folder.
+            pages: add a page with the report of each definition of each log.
 
         Raises:
             ImportError: if the extra `report` is not installed.
@@ -442,7 +447,7 @@ class AuditComparison(Mapping[str, Comparison]):
         place.mkdir(parents=True, exist_ok=True)
         written = write_all(place, above("torchcalib.reporting.render.html:comparison_files")(self))
         for k, audit in enumerate(self.audits.values(), 1):
-            written += audit.save(place / f"log_{k}")
+            written += audit.save(place / f"log_{k}", pages=pages)
         return written
 
 

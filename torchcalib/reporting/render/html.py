@@ -284,25 +284,27 @@ def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
 
 def render_audit(audit: Audit, with_links: bool = False) -> str:
     """Return an audit as a self-contained page, with links to the pages of `audit_files` if they are written too."""
+    drawn: dict[int, str] = {}  # definitions with equal rows share their report
     found = []
     with matplotlib_style.context("default"):
         for index, each in enumerate(audit.confidences):
             diagram = ""
             if each.report is not None:
                 label = f"Reliability diagram of the confidence: {each.name}."
-                diagram = both_themes(to_svg(reliability_diagram(each.report)), f"reliability-{index}", label)
+                key = id(each.report)
+                drawn[key] = drawn.get(key) or to_svg(reliability_diagram(each.report))
+                diagram = both_themes(drawn[key], f"reliability-{index}", label)
             page = _page_of(each) if with_links else ""
             found.append({"each": each, "diagram": diagram, "page": page})
-        has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
-        title = f"Audit of {audit.file}"
-        template = _template("audit.html.jinja")
-        return template.render(results=audit, title=title, definitions=found, has_gain=has_gain)
+    has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
+    template = _template("audit.html.jinja")
+    return template.render(results=audit, title=f"Audit of {audit.file}", definitions=found, has_gain=has_gain)
 
 
-def audit_files(audit: Audit) -> dict[str, bytes]:
-    """Return the JSON file, the page, and the page of the report of each definition, by file name."""
-    files = {"audit.json": audit.to_json().encode() + b"\n", "audit.html": render_audit(audit, True).encode()}
-    for each in audit.confidences:
+def audit_files(audit: Audit, pages: bool) -> dict[str, bytes]:
+    """Return the JSON file and the page by file name, and with `pages` that of the report of each definition."""
+    files = {"audit.json": audit.to_json().encode() + b"\n", "audit.html": render_audit(audit, pages).encode()}
+    for each in audit.confidences if pages else ():
         if each.report is not None:
             files[_page_of(each)] = render(each.report).encode()
     return files
