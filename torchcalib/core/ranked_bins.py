@@ -25,7 +25,6 @@ from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import end_of_ties, order_of, run_sums
-from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
 TestName = Literal["binomial", "t"]
@@ -111,6 +110,8 @@ class RankedBins(BinStats):
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
         """Return the number of samples `(..., B)` in each bin that the test rejects at significance level `alpha`."""
+        from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
+
         p, n = self.sample.confidence.detach(), self.n.detach().long()
         # Random signs of clusters give outcomes that are not whole numbers, and may be below 0 or above n.
         k = self.sums[..., 2, :].detach().round().long().clamp(min=0).minimum(n)

@@ -22,7 +22,6 @@ from torchcalib.core.arrays import (
 )
 from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import shown, warn
 from torchcalib.io.limits import MAX_NAME
@@ -144,6 +143,8 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
     """Return the identifiers of clusters, which may be integers or text: the same as those of a stream."""
+    from torchcalib.core.clusters import identifiers
+
     check_has_values("preds", preds)
     return per_sample("clusters", identifiers(clusters, preds.device), preds)
 

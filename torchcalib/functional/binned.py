@@ -6,7 +6,7 @@ Expected (ECE), adaptive (ACE), expected signed (ESCE), maximum (MCE) and root m
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -21,11 +21,13 @@ from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.estimator import Declaration, Estimator, metric_function, of_arrays
-from torchcalib.inference.intervals import IntervalKind
-from torchcalib.inference.labels import LabelRows
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
 from torchcalib.ops.isotonic import Ties
+
+if TYPE_CHECKING:  # imported by tests only: values do not need inference
+    from torchcalib.inference.intervals import IntervalKind
+    from torchcalib.inference.labels import LabelRows
+    from torchcalib.inference.testing import CalibrationTest, ErrorTest
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
     debiased: bool = False  # whether the formula requires `BinStats.gap_variance`
     depends_on_samples: bool = False  # whether the value depends on the samples in each bin, not only on their sums
     is_signed: bool = False  # whether the value is a mean that may be negative
-    interval: IntervalKind | None = None  # formula of the interval of the test; None for no interval
+    interval: "IntervalKind | None" = None  # formula of the interval of the test; None for no interval
     test_formula: Callable[[BinStats], Tensor] | None = None  # the statistic of the test, if it is not the value
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
@@ -61,21 +63,26 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
             sample = sample.with_event_ecd()
         return self.binning.from_sample(sample)
 
-    def error_test(self) -> ErrorTest:
+    def error_test(self) -> "ErrorTest":
         """Return the definition of the calibration test, for `run_error_tests`."""
+        from torchcalib.inference.testing import ErrorTest
+
         of_test = None if self.test_formula is None else partial(self.values, formula=self.test_formula)
         return ErrorTest(self.values, of_test, signed=self.is_signed, interval=self.interval)
 
-    def label_rows(self, p: Predictions) -> list[LabelRows] | None:
+    def label_rows(self, p: Predictions) -> "list[LabelRows] | None":
         """Return the rows of predictions, to simulate whole labels for an average over exclusive classes; else None."""
         is_average = self.averages and p.task == "multiclass"
         bins = self.accumulator
         return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
 
     def test_from(
-        self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
-    ) -> CalibrationTest:
+        self, statistic: BinStats | RankedSample, *, rows: "Sequence[LabelRows] | None" = None, **how: Any
+    ) -> "CalibrationTest":
         """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
+        from torchcalib.inference.labels import LabelRows
+        from torchcalib.inference.testing import run_error_test
+
         cancels = self.input_format.read_as == "multiclass"
         invalid = None
         if isinstance(statistic, RankedSample):
@@ -170,8 +177,10 @@ error_over_bins = partial(
 """What calibration errors over bins have in common."""
 
 
-def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
+def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[LabelRows] | None":
     """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
+    from torchcalib.inference.labels import LabelRows
+
     events = accumulator.events(p)
     absent = None if events.weights is None else ~(events.weights > 0)
     score = events.confidence if absent is None else events.confidence.masked_fill(absent, torch.nan)
