@@ -70,8 +70,8 @@ def _compute_sums(
     shape = (*confidence.shape[:-1], 5 + (noise != "none"), N_CELLS)
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
-        flattened: Any = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
-        chunked.sums(*flattened, noise, copies, sums.view(-1, *shape[-2:]))
+        p, y, w = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
+        chunked.sums(p, y, w, noise, copies, sums.view(-1, *shape[-2:]))  # type: ignore[arg-type]
     return sums
 
 
@@ -90,8 +90,8 @@ def _gradient(
     if confidence.numel():
         # Only the sums of p, p (1 - p) and p y are differentiated in p; the sampling variance is a constant.
         upstream = grads[..., (1, 3, -1), :].reshape(-1, 3, N_CELLS)
-        flattened: Any = flatten_batch(confidence.shape[-1], *arguments[:3])
-        chunked.gradient(*flattened, upstream, slopes.view(-1, slopes.shape[-1]))
+        p, y, w = flatten_batch(confidence.shape[-1], *arguments[:3])
+        chunked.gradient(p, y, w, upstream, slopes.view(-1, slopes.shape[-1]))  # type: ignore[arg-type]
     return [slopes]
 
 
