@@ -108,9 +108,8 @@ WRONG_OPTIONS = [
 ]
 
 
-# numba imports scipy without its subpackages, torchmetrics imports matplotlib, and pyarrow 18 imports pandas, if they
-# are installed.
-METRIC = {"numpy", "pyarrow", "torch", "torchmetrics", "numba", "scipy", "matplotlib", "pandas"}
+# torchmetrics imports scipy and matplotlib, and pyarrow 18 imports pandas, if they are installed.
+METRIC = {"numpy", "pyarrow", "torch", "torchmetrics", "scipy", "matplotlib", "pandas"}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def without(monkeypatch):
     def clear():
         dispatch._load.cache_clear()
         dispatch._best.cache_clear()
+        dispatch._best_module.cache_clear()
 
     yield take
     clear()

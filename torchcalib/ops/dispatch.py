@@ -174,7 +174,14 @@ def source_of(op: Op, device_type: str, dtype: torch.dtype, n_values: int, backe
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Use 'auto'."
             )
         backend = "torch"
+    if backend == "auto":
+        return _best_module(op, device_type, device_type != "cpu" or _pays(op, n_values))
     return implementation(op, choose(op, device_type, n_values, backend))
+
+
+@cache
+def _best_module(op: Op, device_type: str, is_compiled: bool) -> ModuleType:
+    return implementation(op, _best(op, device_type, is_compiled))
 
 
 def implementation(op: Op, backend: Backend) -> ModuleType:

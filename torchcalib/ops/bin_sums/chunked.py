@@ -106,11 +106,10 @@ def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     n_cells = sums.shape[1]
-    negative, positive = np.bincount(cell + n_cells * outcome.astype(np.int64), None, 2 * n_cells).reshape(2, n_cells)
-    counts = negative + positive
+    counts = np.bincount(cell, None, n_cells)
     sums[0] += counts
     sums[1] += np.bincount(cell, confidence, n_cells)
-    sums[2] += positive
+    sums[2] += np.bincount(cell, outcome, n_cells)
     if len(sums) > 3:  # weight 1 makes two of the sums of noise equal to others
         sums[3:5] += np.bincount(cell, confidence * (1 - confidence), n_cells)
         sums[5] += counts

@@ -70,9 +70,8 @@ def _compute_sums(
     shape = (*confidence.shape[:-1], 5 + (noise != "none"), N_CELLS)
     sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     if confidence.numel():
-        flat: list[Any] = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
-        p, y, w = flat
-        chunked.sums(p, y, w, noise, copies, sums.view(-1, *shape[-2:]))
+        p, y, w = flatten_batch(confidence.shape[-1], confidence, outcome, weights)
+        chunked.sums(p, y, w, noise, copies, sums.view(-1, *shape[-2:]))  # type: ignore[arg-type]
     return sums
 
 
@@ -91,9 +90,8 @@ def _gradient(
     if confidence.numel():
         # Only the sums of p, p (1 - p) and p y are differentiated in p; the sampling variance is a constant.
         upstream = grads[..., (1, 3, -1), :].reshape(-1, 3, N_CELLS)
-        flat: list[Any] = flatten_batch(confidence.shape[-1], *arguments[:3])
-        p, y, w = flat
-        chunked.gradient(p, y, w, upstream, slopes.view(-1, slopes.shape[-1]))
+        p, y, w = flatten_batch(confidence.shape[-1], *arguments[:3])
+        chunked.gradient(p, y, w, upstream, slopes.view(-1, slopes.shape[-1]))  # type: ignore[arg-type]
     return [slopes]
 
 
