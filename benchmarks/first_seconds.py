@@ -121,10 +121,10 @@ def measured(chosen: Mapping[str, Case], rounds: int) -> dict[str, Any]:
 
 
 def rows(chosen: Mapping[str, Case], record: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the rows of the table: time, ratio, goal and verdict, modules, and the packages that take the time."""
+    """Yield the rows of measured cases: time, ratio, goal and verdict, modules, and imports by package."""
     torch_time = median(record[TORCH]["seconds"])
-    for name, case in chosen.items():
-        found = record[name]
+    for name, found in record.items():
+        case = chosen[name]
         taken = median(found["seconds"])
         spread = f"{clock(taken)} [{clock(min(found['seconds']))}, {clock(max(found['seconds']))}]"
         value = taken - median(record[case.above]["seconds"]) if case.above else taken

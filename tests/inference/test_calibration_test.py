@@ -108,7 +108,7 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     whole = metric.test(**FEW)
     monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # one batch element at a time
     same(metric.test(**FEW), whole)
-    monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
+    monkeypatch.setattr(simulation, "GAPS_AT_ONCE", 40 * 40)
     monkeypatch.setattr(simulation, "MAX_DRAWN", 10 * 40)
     same(metric.test(**FEW), whole)
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from torchcalib.core.clusters import effective_number
 from torchcalib.inference.resampling import Weights
-from torchcalib.inference.simulation import BinCells, RunCells
+from torchcalib.inference.simulation import GAPS_AT_ONCE, BinCells, RunCells
 from torchcalib.ops.segments import cell_sums
 from torchcalib.special.bin_tests import t_critical
 
@@ -91,7 +91,8 @@ class SignFlips:
         for signs in torch.split(self._signs, max(1, _AT_ONCE // max(1, self.cells.n.numel()))):
             # The gap of cell k is sum_g s_g e_gk / n_k for random signs s_g.
             gaps = (signs @ residual).movedim(-2, 0) / self.cells.positive_n
-            yield self.cells.with_gaps(gaps)
+            for some in torch.split(gaps, max(1, GAPS_AT_ONCE // max(1, self.cells.n.numel()))):
+                yield self.cells.with_gaps(some)
 
 
 def _blocks(cells: BinCells | RunCells, n_blocks: int) -> tuple[Tensor, int]:

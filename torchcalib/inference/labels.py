@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.ranked import RankedSample
-from torchcalib.inference.simulation import BinCells, RunCells
+from torchcalib.inference.simulation import GAPS_AT_ONCE, BinCells, RunCells
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 
@@ -29,7 +29,6 @@ _MAX_ELEMENTS = 2**32  # offset between the random number counters of consecutiv
 _MAX_SUMS = 2**24  # simulated sums of outcomes in memory (64 MB); if all fit, they are stored for the next metric
 _AT_ONCE = 2**16  # labels that are drawn at a time, which fit in the cache
 _MAX_ENTRIES = 2**20  # entries of distribution functions in memory
-_GAPS_AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +102,7 @@ class LabelSimulation:
         """Yield the simulated statistic of a part of the replicates `(r, 1, C, ...)`; see `Simulation.statistics`."""
         cells, size = self.cells, self.cells.n.numel()
         for some in torch.split(torch.arange(self.n_replicates, device=cells.n.device), max(1, _MAX_SUMS // size)):
-            for outcomes in torch.split(self._outcomes(some), max(1, _GAPS_AT_ONCE // size)):
+            for outcomes in torch.split(self._outcomes(some), max(1, GAPS_AT_ONCE // size)):
                 gaps = (outcomes.to(cells.n.dtype) - cells.expected) / cells.positive_n
                 # The cells of a score near an edge may differ by rounding.
                 yield cells.with_gaps(gaps.masked_fill(cells.n == 0, 0))

@@ -22,16 +22,16 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.host_values import once
 from torchcalib.ops.sorting import end_of_ties, run_index, run_sums, sorted_columns
 
+Metric = Callable[[Any], Tensor]
+"""Function that computes values `(...)` from a statistic."""
+
 MAX_RUNS = 2**11
 """Largest number of runs into which a ranked sample is divided."""
 
 _MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # limits of runs up to 694; the smallest normal float64 is exp(-708)
-Metric = Callable[[Any], Tensor]
-"""Function that computes values `(...)` from a statistic."""
-
 MAX_DRAWN = 2**23  # largest number of random numbers in memory
-_AT_ONCE = 2**18  # simulated gaps per call of a metric
+GAPS_AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +319,7 @@ class Simulation:
         streams = torch.arange(self.n_replicates, device=cells.n.device)
         size = max(1, cells.n.numel())
         for some in torch.split(streams, max(1, MAX_DRAWN // size)):
-            for deviation in torch.split(self._deviations(some), max(1, _AT_ONCE // size)):
+            for deviation in torch.split(self._deviations(some), max(1, GAPS_AT_ONCE // size)):
                 yield cells.with_gaps(deviation * cells.variance.sqrt())
 
     def _deviations(self, streams: Tensor) -> Tensor:

@@ -545,7 +545,9 @@ class AuditBuilder:
             if not refusal:
                 # Log-probabilities per character and per byte are equal for ASCII text.
                 rows = str(definition.builder.settings), definition.digest.digest()
-                report = reports[rows] = reports.get(rows) or definition.builder.report()
+                if rows not in reports:
+                    reports[rows] = definition.builder.report()
+                report = reports[rows]
             # The simulated outcomes are independent.
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
