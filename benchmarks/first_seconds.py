@@ -97,14 +97,14 @@ def run(case: Case, compiled: str, *options: str, numba: str = "") -> str:
     return done.stderr
 
 
-def imports_of(case: Case, compiled: str) -> tuple[dict[str, float], int]:
-    """Return the seconds of imports by package, and the number of modules of torchcalib."""
-    seconds, n_own = Counter[str](), 0
+def imports_of(case: Case, compiled: str) -> tuple[Counter[str], int]:
+    """Return the microseconds of imports by package, and the number of modules of torchcalib."""
+    taken, n_own = Counter[str](), 0
     for line in re.finditer(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", run(case, compiled, "-X", "importtime")):
         package = line[2].partition(".")[0]
-        seconds[package] += int(line[1]) / 1e6
+        taken[package] += int(line[1])
         n_own += package == "torchcalib"
-    return dict(seconds), n_own
+    return taken, n_own
 
 
 def measured(chosen: Mapping[str, Case], rounds: int) -> dict[str, Any]:
@@ -112,8 +112,9 @@ def measured(chosen: Mapping[str, Case], rounds: int) -> dict[str, Any]:
     record: dict[str, Any] = {name: {"seconds": []} for name in chosen}
     with TemporaryDirectory() as compiled:
         for name, case in chosen.items():
-            imports, n_own = imports_of(case, compiled)  # which also fills the folder
-            record[name] |= {"imports": {key: round(s, 4) for key, s in imports.items() if s >= 0.03}, "modules": n_own}
+            run(case, compiled)  # compiles
+            imports, n_own = imports_of(case, compiled)
+            record[name] |= {"imports": {key: us / 1e6 for key, us in imports.most_common(5)}, "modules": n_own}
         for _ in range(rounds):
             for name, case in chosen.items():
                 record[name]["seconds"].append(round(seconds_of(case, compiled), 4))
@@ -122,9 +123,8 @@ def measured(chosen: Mapping[str, Case], rounds: int) -> dict[str, Any]:
 
 def rows(chosen: Mapping[str, Case], record: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the rows of measured cases: time, ratio, goal and verdict, modules, and imports by package."""
-    torch_time = median(record[TORCH]["seconds"])
     for name, found in record.items():
-        case = chosen[name]
+        case, torch_time = chosen[name], median(record[TORCH]["seconds"])
         taken = median(found["seconds"])
         spread = f"{clock(taken)} [{clock(min(found['seconds']))}, {clock(max(found['seconds']))}]"
         value = taken - median(record[case.above]["seconds"]) if case.above else taken
