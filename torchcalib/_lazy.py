@@ -1,14 +1,11 @@
 """Import public names at their first use, which makes `import torchcalib` faster."""
 
 import ast
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 
@@ -36,38 +33,6 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
         return found
 
     return names, import_name, lambda: names
-
-
-def defer_torchmetrics() -> None:
-    """Make `torchmetrics` importable without running its `__init__`, which then runs at the first use of a name in it.
-
-    It imports all metrics of torchmetrics, and scipy and transformers if they are installed, which takes longer than
-    importing torch. This package only requires the submodules that define `Metric` and `MetricCollection`. The module
-    in `sys.modules` is the same before and after. Nothing happens if torchmetrics is already imported.
-    """
-    spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
-    if spec is None or spec.loader is None:
-        return
-    package, run, lock = module_from_spec(spec), spec.loader.exec_module, RLock()
-
-    def import_name(name: str) -> Any:
-        with lock:
-            if vars(package).pop("__getattr__", None) is not None:
-                del package.__dir__
-                try:
-                    run(package)
-                except BaseException:
-                    package.__dict__.update(__getattr__=import_name, __dir__=names)
-                    raise
-        return getattr(package, name)
-
-    def names() -> list[str]:
-        import_name("__all__")
-        return dir(package)
-
-    package.__dict__.update(__getattr__=import_name, __dir__=names, _logger=logging.getLogger("torchmetrics"))
-    sys.modules["torchmetrics"] = package
-    import_module("torchmetrics.utilities")  # before `torchmetrics.metric`, which it imports
 
 
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations", "sklearn")

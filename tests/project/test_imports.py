@@ -104,24 +104,31 @@ def test_import_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
-DEFERRED = """
-import sys, torchcalib
-from torchcalib._lazy import defer_torchmetrics
-defer_torchmetrics()
-torchcalib.ECE
-assert not {"scipy", "transformers", "torchmetrics.functional", "torchmetrics.classification"} & set(sys.modules)
-import torchmetrics
-assert issubclass(torchcalib.ECE, torchmetrics.Metric)
-assert issubclass(torchcalib.CalibrationCollection, torchmetrics.MetricCollection)
-from torchmetrics import *
-assert "__getattr__" not in vars(torchmetrics)
-print(Accuracy(task="binary"), torchmetrics.utilities.data.dim_zero_cat.__name__)
+BLOCKED = """
+import sys
+sys.modules.update(dict.fromkeys(("torchmetrics", "matplotlib", "pandas", "numba", "rich", "scipy", "sklearn")))
+import torch, torchcalib
+from torchcalib.cli import main
+g = torch.Generator().manual_seed(0)
+logits = torch.randn(300, 3, generator=g)
+labels = torch.distributions.Categorical(logits=logits).sample()
+with open(sys.argv[1], "w") as file:
+    file.write("p,y\\n" + "".join(f"{k / 100},{int(k > 50)}\\n" for k in range(1, 100)))
+how = {"task": "multiclass", "from_logits": True}
+print(torchcalib.ece(logits, labels, **how).item() > 0)
+print(torchcalib.report(logits, labels, **how).n)
+print(len(torchcalib.compare({"a": logits, "b": 2 * logits}, labels, **how).lines) > 0)
+print(torchcalib.TemperatureScaling().fit(logits, labels).temperature > 0)
+print(torchcalib.losses.SoftBinnedECELoss(**how)(logits, labels) > 0)
+print(len(torchcalib.audit([{"id": k, "confidence": k, "correct": k > 50} for k in range(100)]).confidences) == 1)
+print(main(["check", sys.argv[1]]), main(["ece", sys.argv[1]]))
 """
 
 
-def test_torchmetrics_is_imported_completely_at_its_first_use():
-    done = run_python("-c", DEFERRED)
-    assert done.stdout.split() == ["BinaryAccuracy()", "dim_zero_cat"], done.stderr
+def test_all_but_classes_and_pages_need_no_other_package_than_torch(tmp_path):
+    done = run_python("-c", BLOCKED, tmp_path / "a.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == 5, done.stdout
 
 
 REPORT = """

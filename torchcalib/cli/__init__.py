@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
-from torchcalib._lazy import defer_torchmetrics
 from torchcalib.cli.inputs import check_places
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.options import check_counts
@@ -39,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if ranks.is_first:
                     check_places(arguments, command.places, paths)
                 with working("loading torch", shown=ranks.is_first), without_collection():
-                    defer_torchmetrics()
                     module = import_module(f"torchcalib.cli.{command.module}")
                     import_module("torchcalib.ops.threads").limit_threads()
             code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
