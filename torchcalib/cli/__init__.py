@@ -4,11 +4,9 @@ An error prints one line on stderr, `torchcalib: error: ...`, and returns exit c
 files are checked before the module of the command imports torch. Help and these errors are therefore fast.
 """
 
-import gc
 import io
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 
 from torchcalib.cli.inputs import check_places
@@ -37,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     command.open(arguments, paths)
                 if ranks.is_first:
                     check_places(arguments, command.places, paths)
-                with working("loading torch", shown=ranks.is_first), without_collection():
+                with working("loading torch", shown=ranks.is_first):
                     module = import_module(f"torchcalib.cli.{command.module}")
                     import_module("torchcalib.ops.threads").limit_threads()
             code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
@@ -46,20 +44,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return fail(line_of(error))
     return code or 0
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Import torch without garbage collection, which would search its million objects, now and in later collections.
-
-    A process that has imported it, and only calls `main`, keeps its settings.
-    """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -133,6 +133,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     diagram_of_classes: ClassVar[str | None]
     allows_clusters: ClassVar[bool]
 
+    estimator: Estimator[Any]
+    """Metric with its options, without a state."""
+
     takes_summary = False
     """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
 

@@ -3,7 +3,6 @@
 from copy import deepcopy
 from dataclasses import fields, replace
 from inspect import signature
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from torchcalib.functional.estimator import Declaration
@@ -42,9 +41,13 @@ class WrappedMetric(CalibrationMetric[S]):
         return self._wrapped[0]
 
 
+def _forwarded(name: str) -> property:
+    return property(lambda self: getattr(self.metric, name))  # a function, as TorchScript requires
+
+
 # A wrapper is what the wrapped metric is.
 for _name in (
     *(field.name for field in fields(Declaration)),
     *("is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),
 ):
-    type.__setattr__(WrappedMetric, _name, property(attrgetter(f"metric.{_name}")))
+    type.__setattr__(WrappedMetric, _name, _forwarded(_name))
