@@ -23,6 +23,7 @@ class KS(CalibrationMetric[RankedSample], function=ks):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = KS(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
@@ -39,6 +40,7 @@ class CORP(CalibrationMetric[RankedSample], function=corp):
         component: Field of `CORPDecomposition` that `compute` returns: `"mcb"`, `"dsc"`, `"unc"` or `"score"`.
 
     Example:
+        >>> import torch
         >>> metric = CORP(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]))
         >>> metric.compute()
@@ -58,6 +60,7 @@ class Cllr(CalibrationMetric[RankedSample], function=cllr):
     computes Cllr from sums.
 
     Example:
+        >>> import torch
         >>> metric = Cllr(task="binary", from_logits=True)
         >>> metric.update(torch.tensor([-2.0, 0.5, 3.0, 1.0]), torch.tensor([0, 1, 1, 0]))
         >>> metric.compute()
@@ -69,6 +72,7 @@ class ICI(CalibrationMetric[RankedSample], function=ici):
     """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
 
     Example:
+        >>> import torch
         >>> metric = ICI(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
         >>> metric.compute()
@@ -82,6 +86,7 @@ class ATB(CalibrationMetric[RankedSample], function=atb):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = ATB(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
@@ -98,6 +103,7 @@ class Cox(CalibrationMetric[RankedSample], function=cox):
         component: Field of `CoxCalibration` that `compute` returns.
 
     Example:
+        >>> import torch
         >>> metric = Cox(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
         >>> metric.compute()
@@ -118,6 +124,7 @@ class Spiegelhalter(CalibrationMetric[Sums], function=spiegelhalter):
     """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
 
     Example:
+        >>> import torch
         >>> metric = Spiegelhalter(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()

@@ -94,6 +94,7 @@ class TotalVariation(CalibrationMetric[ScoreSum], function=total_variation):
     """Streaming total variation distance between predictions and label distributions; see `total_variation`.
 
     Example:
+        >>> import torch
         >>> metric = TotalVariation(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
@@ -105,6 +106,7 @@ class KLDivergence(CalibrationMetric[ScoreSum], function=kl_divergence):
     """Streaming Kullback-Leibler (KL) divergence of predictions from label distributions; see `kl_divergence`.
 
     Example:
+        >>> import torch
         >>> metric = KLDivergence(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
@@ -116,6 +118,7 @@ class EntropyGap(CalibrationMetric[ScoreSum], function=entropy_gap):
     """Streaming mean entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
 
     Example:
+        >>> import torch
         >>> metric = EntropyGap(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
@@ -127,6 +130,7 @@ class SquaredDistance(CalibrationMetric[ScoreSum], function=squared_distance):
     """Streaming squared distance between predictions and label distributions; see `squared_distance`.
 
     Example:
+        >>> import torch
         >>> metric = SquaredDistance(task="multiclass")
         >>> metric.update(torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]]))
         >>> metric.compute()
@@ -138,6 +142,7 @@ class RankingScore(CalibrationMetric[ScoreSum], function=ranking_score):
     """Streaming human ranking calibration score (RankCS); see `ranking_score`.
 
     Example:
+        >>> import torch
         >>> metric = RankingScore(task="multiclass")
         >>> metric.update(torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([[8, 1, 1], [5, 4, 1]]))
         >>> metric.compute()
@@ -151,6 +156,7 @@ class BayesRisk(CalibrationMetric[ScoreSum], function=bayes_risk):
     """Streaming Bayes risk: mean cost of the optimal decisions under the predictions; see `bayes_risk`.
 
     Example:
+        >>> import torch
         >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0]))
         >>> metric.compute()
@@ -170,6 +176,7 @@ class BayesRiskArea(CalibrationMetric[ScoreSum], function=bayes_risk_area):
     """Streaming area under the Bayes risk curve: the proper score of a weight; see `bayes_risk_area`.
 
     Example:
+        >>> import torch
         >>> metric = BayesRiskArea(task="binary", weight="beta22")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()

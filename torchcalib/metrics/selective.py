@@ -39,6 +39,7 @@ class AURC(SelectiveMetric, function=aurc):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = AURC(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]))
         >>> metric.compute()
@@ -52,6 +53,7 @@ class EAURC(SelectiveMetric, function=eaurc):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = EAURC(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.9, 0.6, 0.7]), torch.tensor([0, 0, 1, 1]))
         >>> metric.compute()
@@ -65,6 +67,7 @@ class AUGRC(SelectiveMetric, function=augrc):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = AUGRC(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]))
         >>> metric.compute()
@@ -79,6 +82,7 @@ class CorrectnessAUROC(SelectiveMetric, function=correctness_auroc):
     `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = CorrectnessAUROC(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 1]))
         >>> metric.compute()
@@ -92,6 +96,7 @@ class RiskAtCoverage(SelectiveMetric, function=risk_at_coverage):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = RiskAtCoverage(task="binary", coverage=0.75)
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 0]))
         >>> metric.compute()
@@ -105,6 +110,7 @@ class AccuracyAtCoverage(SelectiveMetric, function=accuracy_at_coverage):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = AccuracyAtCoverage(task="binary", coverage=0.75)
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 0]))
         >>> metric.compute()
@@ -118,6 +124,7 @@ class CoverageAtRisk(SelectiveMetric, function=coverage_at_risk):
     The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
+        >>> import torch
         >>> metric = CoverageAtRisk(task="binary", risk=0.05)
         >>> metric.update(torch.tensor([0.2, 0.6, 0.9, 0.7]), torch.tensor([0, 0, 1, 0]))
         >>> metric.compute()

@@ -13,6 +13,7 @@ class SmECE(CalibrationMetric[SmoothingCells], function=smece):
     The value equals `smece` for all samples, up to rounding errors. `test` does not compute an interval.
 
     Example:
+        >>> import torch
         >>> metric = SmECE(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
