@@ -42,7 +42,7 @@ torchcalib.plots.reliability_diagram(metric).figure
 # This metric is the difference between the largest and the smallest gap.
 
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.functional.binned import binned
+from torchcalib.functional.binned import binned, error_over_bins
 from torchcalib.functional.estimator import metric_function
 from torchcalib.metrics.errors import BinnedMetric
 
@@ -52,7 +52,13 @@ def gap_range_from_bins(b):
     return b.gap.amax(-1) - b.gap.amin(-1)  # the gap of an empty bin is 0
 
 
-@metric_function
+@metric_function(
+    error_over_bins(
+        name="GapRange",
+        question="largest minus smallest gap over equal-width bins",
+        source="this example",
+    )
+)
 def gap_range(task=None, *, n_bins=15, mode=None, average="macro", **options):
     """Range of the gaps over bins."""
     return binned(
@@ -67,9 +73,6 @@ def gap_range(task=None, *, n_bins=15, mode=None, average="macro", **options):
 
 class GapRange(BinnedMetric, function=gap_range):
     """Streaming range of the gaps over bins."""
-
-    question = "largest minus smallest gap over equal-width bins"
-    source = "this example"
 
 
 print(gap_range(preds, target, task="binary", n_bins=10))

@@ -17,7 +17,7 @@ from oracles import input as slow
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.metrics.scores import ScoreMetric
+from torchcalib.functional.scores import ScoreEstimator
 
 QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
 in_full = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="long")
@@ -276,7 +276,7 @@ def value_or_error(call):
 
 
 def test_every_score_is_called():
-    scores = {case.cls for case in CASES if issubclass(case.cls, ScoreMetric)}
+    scores = {case.cls for case in CASES if isinstance(case.metric().estimator, ScoreEstimator)}
     assert scores <= {cls for _, cls, _ in KINDS}
 
 

@@ -14,8 +14,8 @@ from helpers.compare import close
 import torchcalib.functional as F
 from torchcalib.calibration import AffineScaling, score_divergence
 from torchcalib.core import predictions
+from torchcalib.functional import risk_curve
 from torchcalib.inference.resampling import Law, Weights
-from torchcalib.metrics import risk_curve
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.segments import bin_sums_of_replicates
 

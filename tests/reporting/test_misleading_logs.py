@@ -32,7 +32,7 @@ def read(log, scale=None, **options):
             break
         except module._ContradictedError as error:
             layout = error.layout
-    values = {key: (each.n, float(each.ece.compute())) for key, each in builder.definitions.items() if each.n}
+    values = {key: (each.n, float(each.bins.compute())) for key, each in builder.definitions.items() if each.n}
     return values, {key: module._refusal(each) for key, each in builder.definitions.items()}, builder.log.counts
 
 
