@@ -127,6 +127,17 @@ def test_probabilities_of_0_and_1_have_closed_form_scores_and_gradients(backend)
 
 
 @of_backends
+def test_first_of_several_maxima_is_the_top_class_also_beside_rows_of_nan(backend):
+    values, target = sample(600, 10, True)
+    values[3, [8, 9]], values[[5, 7]] = 20.0, torch.nan
+    found = rows(values, target, from_logits=True, backend=backend)
+    assert found.top[3] == 8
+    assert ((found.top >= 0) & (found.top < 10)).all()
+    others = ~values.isnan().any(1)
+    assert torch.equal(found.top[others], values[others].argmax(1))
+
+
+@of_backends
 @of_either_input
 def test_nan_and_invalid_labels_affect_only_their_row(backend, from_logits):
     nans = itertools.product(((700, 0), (700, 5), (700, 699), (10, 0), (10, 9)), (torch.nan, -torch.nan))

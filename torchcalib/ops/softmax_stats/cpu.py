@@ -228,10 +228,10 @@ def linear_gradient(values: Tensor, target: Tensor, scores: Tensor, top: Tensor,
 
 
 def _first_largest(x: Any, largest: Any) -> Any:
-    """Return the index of the first maximum `largest` of every column of `x` `(C, n)`, C <= 255; 0 for NaN."""
-    if x.size > _FEW_ENTRIES:
+    """Return the index of the first maximum `largest` of every column of `x` `(C, n)`, C <= 255; that of NaN if any."""
+    if x.size > _FEW_ENTRIES and not np.isnan(largest).any():
         is_top = x == largest
-        if np.count_nonzero(is_top) <= x.shape[1]:  # no ties
+        if np.count_nonzero(is_top) == x.shape[1]:  # no ties
             classes = np.arange(len(x), dtype=np.uint8)[:, np.newaxis]
             return np.add.reduce(is_top.view(np.uint8) * classes, 0, np.uint8).astype(np.int64)
     return x.argmax(0)
