@@ -24,7 +24,7 @@ from torchcalib.functional.estimator import Declaration, Estimator, metric_funct
 from torchcalib.io.errors import shown
 from torchcalib.ops.isotonic import Ties
 
-if TYPE_CHECKING:  # imported by tests only: values do not need inference
+if TYPE_CHECKING:  # only calibration tests import these modules: values do not need inference
     from torchcalib.inference.intervals import IntervalKind
     from torchcalib.inference.labels import LabelRows
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
@@ -144,7 +144,8 @@ def binned(
 
     `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
     `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
-    rejects soft targets, because the formula counts labels. `test` are fields of `BinnedEstimator` for its test.
+    rejects soft targets, because the formula counts labels. `test` contains the fields of
+    `BinnedEstimator` that define its calibration test.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
     equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
@@ -174,7 +175,7 @@ error_over_bins = partial(
     diagram="torchcalib.plots.reliability:reliability_diagram",
     diagram_of_classes="torchcalib.plots.classwise:classwise_reliability_diagrams",
 )
-"""What calibration errors over bins have in common."""
+"""Function that creates the declaration of a calibration error over bins."""
 
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[LabelRows] | None":

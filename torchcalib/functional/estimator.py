@@ -1,8 +1,8 @@
 """Common implementation of all metrics.
 
 An accumulator reduces predictions to a statistic (sums or samples), from which a formula computes the value. A factory
-converts the options of a metric to an `Estimator`. `metric_function` decorates it with what the metric is, its
-`Declaration`. The public function has the name and the docstring of the factory. The streaming class
+converts the options of a metric to an `Estimator`. `metric_function` makes it the public function, with the name and
+the docstring of the factory, and stores its metadata, a `Declaration`. The streaming class
 (`torchcalib.metrics.base.CalibrationMetric`) and reports use the same factory and declaration.
 """
 
@@ -54,7 +54,7 @@ Better = Literal["higher", "lower", "nearer to 0"]
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a metric is. Reports, comparisons, diagrams, pages, classes and tests read it."""
+    """Metadata of a metric, for reports, comparisons, diagrams, pages, classes and tests."""
 
     key: str = ""  # Key in reports; by default the name of the function
     name: str  # Display name

@@ -77,7 +77,7 @@ rank_based = partial(
     has_test=True,
     needs_whole_weights=True,
 )
-"""What rank-based calibration errors have in common."""
+"""Function that creates the declaration of a rank-based calibration error."""
 
 
 def no_average(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:

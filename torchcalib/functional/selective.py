@@ -163,7 +163,7 @@ of_selection = partial(
     diagram="torchcalib.plots.curves:risk_coverage_curve",
     diagram_of_classes="torchcalib.plots.curves:risk_coverage_curve",
 )
-"""What metrics of selective prediction have in common."""
+"""Function that creates the declaration of a metric of selective prediction."""
 
 
 @metric_function(

@@ -47,7 +47,7 @@ compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 @step
 def copy(x, out):
-    """Fill `out` with x. `out[:] = x` would take 3 s to compile, for the text of the error for different shapes."""
+    """Fill `out` with x. `out[:] = x` adds 3 s, because numba compiles the error text for different shapes, too."""
     for k in range(x.size):
         out[k] = x[k]
 

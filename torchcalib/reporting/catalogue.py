@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
     @property
     def declaration(self) -> Declaration:
-        """What the metric is with these options."""
+        """Declaration of the metric with these options."""
         return replace(declaration_of(self.function), **self.described)
 
 

@@ -354,7 +354,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Args:
             path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
                 path is a folder for the page and the JSON file.
-            pages: add a page with the report of each definition to the folder, which takes seconds.
+            pages: add a page with the report of each definition to the folder, which takes a few seconds.
 
         Returns:
             The paths of the written files.
