@@ -144,8 +144,8 @@ def binned(
 
     `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
     `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
-    rejects soft targets, because the formula counts labels. `test` contains the fields of
-    `BinnedEstimator` that define its calibration test.
+    rejects soft targets, because the formula counts labels. `test` contains the fields of `BinnedEstimator` that define
+    its calibration test.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
     equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
