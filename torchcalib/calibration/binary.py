@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -166,7 +166,6 @@ class BetaCalibration(_Curve):
         self.form = parameters
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
-        """Return the number of fitted parameters."""
         return len(self.form)
 
     def curve(self, s: Tensor) -> Tensor:
@@ -183,7 +182,7 @@ class BetaCalibration(_Curve):
         """
         if "b" not in self.form:  # a = b: log-odds a s + c
             line = self._increasing(s, target, weights)
-            return line.slope, line.slope, line.intercept, line.grad_norm, line.outcome
+            return line.coefficients, line.coefficients, line.intercept, line.grad_norm, line.outcome
         # a log p - b log(1 - p) = m s + d (v - 2 log 2), with m = (a + b) / 2, d = (a - b) / 2 and
         # v = -2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly differ by a constant only.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
@@ -216,7 +215,7 @@ class BetaCalibration(_Curve):
         fit = fit_logistic_regression(*both)
         return fit._replace(intercept=torch.zeros_like(fit.intercept))
 
-    def _increasing(self, x: Tensor, target: Tensor, weights: Tensor) -> "_Increasing":
+    def _increasing(self, x: Tensor, target: Tensor, weights: Tensor) -> RegressionFit:
         """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
         fit = self._regression(x.unsqueeze(-2), target, weights)
         # Without the feature, the optimal probability is the frequency of class 1, or 1/2 without intercept.
@@ -225,8 +224,8 @@ class BetaCalibration(_Curve):
         entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
         slope = fit.coefficients.squeeze(-1)
         at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
-        return _Increasing(
-            slope.clamp(min=0),
+        return RegressionFit(
+            slope.clamp(min=0),  # without the axis of features
             torch.where(at_zero, frequency.logit(), fit.intercept),
             torch.where(at_zero, entropy, fit.nll),
             fit.grad_norm.masked_fill(at_zero, 0),
@@ -293,7 +292,6 @@ class QuadraticScaling(_Curve):
         return a + (b + c * s) * s
 
     def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-        """Fit a, b and c; see `_Curve.fit_curve`."""
         fit = fit_logistic_regression(torch.stack((s, s.square()), -2), target, weights, (self.ridge, 0.0, self.ridge))
         return fit.intercept, *fit.coefficients.unbind(-1), fit.grad_norm, fit.outcome
 
@@ -305,13 +303,3 @@ def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
         return values
     p = values.clamp(_EPS, 1 - _EPS)
     return p.log() - torch.log1p(-p)
-
-
-class _Increasing(NamedTuple):
-    """Fits of P(y = 1) = sigmoid(intercept + slope x) with slope >= 0, `(R, S)` each; see `RegressionFit`."""
-
-    slope: Tensor
-    intercept: Tensor
-    nll: Tensor
-    grad_norm: Tensor
-    outcome: Tensor

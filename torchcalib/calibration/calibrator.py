@@ -178,8 +178,13 @@ class Calibrator(nn.Module, ABC):
         if self.declared_from_logits is not None:
             options = {"from_logits": self.declared_from_logits, **options}
         p = read_input(task, preds, target, options, hard_targets=whole, whole_weights=whole, needs_rows=False)
-        if _are_labels(p):
-            p = p.with_integer_labels()
+        if not (p.has_labels or p.n_annotators is not None or p.soft):
+            # Floating targets can be 0 or 1 in all rows of positive weight. `p.target` would be kept for the labels.
+            is_label = (p.input_target == 0) | (p.input_target == 1)
+            if p.zero_weight is not None:
+                is_label |= p.zero_weight
+            if value_if_available(is_label.all()) is True:
+                p = p.with_integer_labels()
         if p.task not in self.tasks:
             raise ValueError(
                 f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "
@@ -336,8 +341,8 @@ class Calibrator(nn.Module, ABC):
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
                 f"{low:.4g} to {high:.4g}. {percentages}Convert logits with softmax or sigmoid."
             )
-        has_classes = self.from_logits and self.task == "multiclass"
-        if has_classes and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):
+        is_multiclass = self.from_logits and self.task == "multiclass"
+        if is_multiclass and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):
             warn(
                 f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
                 "probabilities. Pass preds.log()."
@@ -463,24 +468,14 @@ _KIND = ("task", "from_logits", "class_axis", "positive_classes")
 """Attributes that describe the predictions of the fit."""
 
 
-def format_values(values: Tensor, most: int = 4) -> str:
+def format_values(values: Tensor) -> str:
     """Format a tensor for `repr`: the first values with 4 digits, or the shape if it has several axes."""
     if values.dim() > 1:
         return f"<{' x '.join(map(str, values.shape))}>"
     if not values.dim():
         return f"{float(values):.4g}"
-    numbers = [f"{value:.4g}" for value in values[:most].tolist()]
-    return f"[{', '.join(numbers)}{', ...' if len(values) > most else ''}]"
-
-
-def _are_labels(p: Predictions) -> bool:
-    """Return whether floating targets are 0 or 1 in all rows of positive weight; False if values cannot be read."""
-    if p.has_labels or p.n_annotators is not None or p.soft:
-        return False
-    is_label = (p.input_target == 0) | (p.input_target == 1)  # `p.target` would be kept for the integer labels
-    if p.zero_weight is not None:
-        is_label |= p.zero_weight
-    return value_if_available(is_label.all()) is True
+    numbers = [f"{value:.4g}" for value in values[:4].tolist()]
+    return f"[{', '.join(numbers)}{', ...' if len(values) > 4 else ''}]"
 
 
 def _by_class(p: Predictions, weights: Tensor | None) -> tuple[Predictions, Tensor]:

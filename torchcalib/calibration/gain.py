@@ -256,13 +256,16 @@ def expected_score(
         if priors is not None:
             shares = read_priors(priors, p.num_classes).to(shares).expand_as(shares)
         value = _combined(scores, shares)
-        value = value if normalize is None else value / _of_constant(function, p.task, shares)
+        if normalize is not None:  # by the expected score of the constant prediction of the class priors
+            constant = shares.unsqueeze(-2) if p.task == "multiclass" else shares[..., 1:]
+            of_constant = [_of_class(function, constant, k, p.task) for k in range(shares.shape[-1])]
+            value = value / _combined(torch.stack(of_constant, -1), shares)
         return _mean_of_labels(p, value).to(p.dtype)
 
     preds, target, task, options = flat_input(preds, target, task, options)
     if reference is not None:
         fitting = fitted(preds, target, task, reference, options)
-        return fitting.by_replicates(lambda p, values: expected(p, _classes_of(_calibrated(p, values))))
+        return fitting.by_replicates(lambda p, values: expected(p, _calibrated(p, values)[1]))
     if given := [name for name in options if name not in InputOptions.__annotations__]:
         raise ValueError(f"`{given[0]}` must be left out without a calibrator, got it. Pass reference=AffineScaling().")
     p = read_input(task, preds, target, input_options(options))
@@ -272,13 +275,6 @@ def expected_score(
         q = torch.stack((1 - p.target, p.target), -1)
     q = q.to(wide_dtype(q.device))
     return by_replicates(lambda p: expected(p, q), p, q.numel())
-
-
-def _of_constant(function: ScoreFunction, task: Task, priors: Tensor) -> Tensor:
-    """Return the expected score `(...)` of the constant prediction of the class priors `(..., C)`."""
-    constant = priors.unsqueeze(-2) if task == "multiclass" else priors[..., 1:]
-    scores = [_of_class(function, constant, k, task) for k in range(priors.shape[-1])]
-    return _combined(torch.stack(scores, -1), priors)
 
 
 class ScoreDivergence(NamedTuple):
@@ -344,8 +340,7 @@ def score_divergence(
     score_function(score)
 
     def divergence(p: Predictions, values: Tensor) -> Tensor:
-        after = _calibrated(p, values)
-        q = _classes_of(after)
+        after, q = _calibrated(p, values)
         if score == "brier":
             gap = _mean(p, _with_target(p, q).squared_error)
             return torch.stack((gap, gap + _mean(p, _variance(p, q))), -1)
@@ -357,16 +352,15 @@ def score_divergence(
     return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 
 
-def _calibrated(p: Predictions, values: Tensor) -> Predictions:
-    """Return the predictions with calibrated values, which may have leading axes of replicates."""
+def _calibrated(p: Predictions, values: Tensor) -> tuple[Predictions, Tensor]:
+    """Return the predictions with calibrated values, which may have leading axes of replicates.
+
+    Also return their class distributions `(..., N, C)`; P(y=0) and P(y=1) for binary and multi-label tasks.
+    """
     after = p.with_values(values.to(p.values.dtype))
     replicates = after.input_preds.shape[: after.input_preds.dim() - p.input_preds.dim()]
-    return replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
-
-
-def _classes_of(p: Predictions) -> Tensor:
-    """Return the predicted class distributions `(..., N, C)`; P(y=0) and P(y=1) for binary and multi-label tasks."""
-    return p.probs if p.task == "multiclass" else torch.stack((p.not_probs, p.probs), -1)
+    after = replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
+    return after, after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
 
 
 def _with_target(p: Predictions, q: Tensor) -> Predictions:

@@ -25,7 +25,6 @@ class _OfProbabilities(IsotonicCalibration):
     assigns_zero = False
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated probabilities, or their log-odds."""
         wide = values.to(wide_dtype(values.device))
         p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
         return inside(p).logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
@@ -86,7 +85,6 @@ class BayesianBinning(_OfProbabilities):
         self.prior_size, self.factor = prior_size, factor
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of steps as a clause; see `Calibrator.in_words`."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
         if self.rates.dim() > 1:
@@ -94,7 +92,6 @@ class BayesianBinning(_OfProbabilities):
         return f"a step function with {int((self.rates.diff() != 0).sum())} steps"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
         positives, n, wide, size = positives.long(), n.long(), score.dtype, size.unsqueeze(-1)
         n_elements = score.shape[-1]
@@ -218,17 +215,14 @@ class SplineCalibration(_OfProbabilities):
         self.n_knots = n_knots
 
     def shown_parameters(self) -> list[str]:
-        """Return nothing, because `settings` has the number of knots of the spline."""
-        return []
+        return []  # `settings` has the number of knots of the spline
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of knots of the spline as a clause; see `Calibrator.in_words`."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
         return f"the probability plus the slope of a spline with {self.n_knots} knots"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
         score, size = score.clamp(_EPS, 1 - _EPS), size.unsqueeze(-1)
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
@@ -242,7 +236,18 @@ class SplineCalibration(_OfProbabilities):
         first, after = torch.searchsorted(score, score), end_of_ties(score, place + 1)
         share = t.gather(-1, after) - t.gather(-1, first)
         half = share.masked_fill(after != place + 1, 0) / 2
-        s = _fitted_spline(t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half), self.n_knots)
+        n_rows = max(1, _PIECE // max(1, self.n_knots * t.shape[:-1].numel()))
+        pieces = [torch.split(x, n_rows, -1) for x in (t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half))]
+
+        matrix = t.new_zeros((*t.shape[:-1], self.n_knots, self.n_knots))
+        right = matrix[..., :1]
+        for piece, height, weight in zip(*pieces, strict=True):
+            values = _natural_spline(piece, self.n_knots)
+            weighted = (values * weight.unsqueeze(-1)).mT
+            matrix, right = matrix + weighted @ values, right + weighted @ height.unsqueeze(-1)
+        # The smallest solution of the normal equations, because few different scores determine no unique spline.
+        solution = torch.linalg.pinv(matrix, hermitian=True) @ right
+        s = torch.cat([(_natural_spline(piece, self.n_knots) @ solution).squeeze(-1) for piece in pieces[0]], -1)
         slope = (s.gather(-1, after) - s.gather(-1, first)) / share
         # Numbers of samples: for floating weights, those of Kish's effective number
         unit = 1.0 if p.copies else total / n.square().sum(-1, keepdim=True)
@@ -257,25 +262,6 @@ class SplineCalibration(_OfProbabilities):
             "rates": rates.gather(-1, used).masked_fill(empty, torch.nan),
             "converged": ~empty.squeeze(-1),
         }
-
-
-def _fitted_spline(t: Tensor, heights: Tensor, weights: Tensor, n_knots: int) -> Tensor:
-    """Return the values at t `(..., M)` of the spline that is fitted to `heights` with weights.
-
-    The basis functions are computed twice, in pieces, because they need K times the memory of t.
-    """
-    n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
-    pieces = [torch.split(x, n_rows, -1) for x in (t, heights, weights)]
-
-    matrix = t.new_zeros((*t.shape[:-1], n_knots, n_knots))
-    right = matrix[..., :1]
-    for piece, height, weight in zip(*pieces, strict=True):
-        values = _natural_spline(piece, n_knots)
-        weighted = (values * weight.unsqueeze(-1)).mT
-        matrix, right = matrix + weighted @ values, right + weighted @ height.unsqueeze(-1)
-    # The smallest solution of the normal equations, because few different scores determine no unique spline.
-    solution = torch.linalg.pinv(matrix, hermitian=True) @ right
-    return torch.cat([(_natural_spline(piece, n_knots) @ solution).squeeze(-1) for piece in pieces[0]], -1)
 
 
 def _natural_spline(t: Tensor, n_knots: int) -> Tensor:

@@ -116,7 +116,16 @@ def evaluate(
         >>> r.task, r.n
         ('multiclass', 32.0)
     """
-    _check_model(model)
+    if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
+            "Use torchcalib.Report.from_estimator(clf, X, y)."
+        )
+    if not callable(model):
+        raise TypeError(
+            f"`model` must be callable, got {type(model).__name__}. "
+            "Pass predictions to torchcalib.report(preds, target)."
+        )
     if not (cluster_by is None or isinstance(cluster_by, str)):
         raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {shown(cluster_by)}.")
     is_causal = task == "causal_lm"
@@ -229,20 +238,6 @@ def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Te
             f"{described(batch)}. Yield batches with this entry."
         )
     return identifiers(entries[cluster_by], preds.device)
-
-
-def _check_model(model: Any) -> None:
-    """Raise TypeError if a model is a scikit-learn classifier or not callable."""
-    if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
-            "Use torchcalib.Report.from_estimator(clf, X, y)."
-        )
-    if not callable(model):
-        raise TypeError(
-            f"`model` must be callable, got {type(model).__name__}. "
-            "Pass predictions to torchcalib.report(preds, target)."
-        )
 
 
 @contextmanager

@@ -147,7 +147,13 @@ class CalibrationMetrics:
         for name, given in (("logits", logits), ("labels", labels)):
             if not isinstance(given, Tensor):
                 raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}. {advice[name]}")
-        self._reset_in_a_new_evaluation()
+        state = GradientState()
+        loader = state.active_dataloader
+        times = sum(other is loader for other in state.dataloader_references)
+        before, times_before = self._active_loader
+        if (before() if before else None) is not loader or times != times_before:
+            self.reset()
+            self._active_loader = (None if loader is None else weakref.ref(loader), times)
         (rank, _), n_rows = rank_and_size(), len(labels)
         distinct = _n_distinct(n_rows, rank)
         device = logits.device
@@ -198,20 +204,6 @@ class CalibrationMetrics:
 
     def _members(self) -> list[CalibrationMetric[Any]]:
         return [metric for metric in self.metrics.values() if isinstance(metric, CalibrationMetric)]
-
-    def _reset_in_a_new_evaluation(self) -> None:
-        """Reset the metrics if the data loader is new, because the Trainer does not mark the start of an evaluation.
-
-        The active data loaders of Accelerate contain an interrupted one until garbage collection. They contain it twice
-        if it is iterated again.
-        """
-        state = GradientState()
-        loader = state.active_dataloader
-        times = sum(other is loader for other in state.dataloader_references)
-        before, times_before = self._active_loader
-        if (before() if before else None) is not loader or times != times_before:
-            self.reset()
-            self._active_loader = (None if loader is None else weakref.ref(loader), times)
 
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return views of the logits, and labels, with the shapes that the metrics require."""

@@ -323,22 +323,17 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axi
     """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get equal results."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
-        buffer = _gathered(buffer)
+        content = io.BytesIO()
+        torch.save(buffer.state(), content)
+        empty = PredictionBuffer(buffer.input_format)
+        parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
+        buffer = sum(map(empty.loaded, parts), start=empty)
     result: list[Any] = [_fitted(calibrator, buffer, class_axis) if rank == 0 else None]
     if n_ranks > 1:
         with waiting(_FIT):
             distributed.broadcast_object_list(result, src=0)
     fit: Fitted = result[0]
     return fit
-
-
-def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Gather the samples of all ranks. Return all of them on rank 0, and an empty buffer on other ranks."""
-    content = io.BytesIO()
-    torch.save(buffer.state(), content)
-    empty = PredictionBuffer(buffer.input_format)
-    parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
-    return sum(map(empty.loaded, parts), start=empty)
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:

@@ -166,7 +166,10 @@ class Partitions:
                 rows = dict(zip(files, parts, strict=True))
                 digest.add(rows)
                 self._update(builder, rows)
-            self._limit(builder)
+            # Apply the size limits of the whole table to a partition, because merging would apply them later.
+            if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
+                n = builder.source.shape[0]
+                builder.limit(*(math.ceil(size / n * max(n, self.n_rows)) for size in builder.held))
         if builder is None:
             return None
         builder.as_part(str(partition), digest.text)
@@ -256,12 +259,6 @@ class Partitions:
             return
         preds = {name: each.preds for name, each in rows.items()}
         builder.update(preds, first.target, weights=first.weights, clusters=first.clusters)
-
-    def _limit(self, builder: Any) -> None:
-        """Apply the size limits of the whole table to a partition, because merging would apply them later."""
-        if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
-            n = builder.source.shape[0]
-            builder.limit(*(math.ceil(size / n * max(n, self.n_rows)) for size in builder.held))
 
 
 class _Digest:

@@ -322,7 +322,13 @@ class AuditBuilder:
             self.n_answers += len(block)
         if not self.n_answers:
             raise InputError(self._no_answers())
-        self._check_swapped()
+        # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
+        scale = self.scales.get("reported")
+        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
+            raise InputError(
+                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
+                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
+            )
         if self.layout.repeats:
             found = list(self.samples.majorities(self.log.counts))
             if found:
@@ -350,15 +356,6 @@ class AuditBuilder:
             notes=tuple(self._notes()),
             published=None if benchmark is None else published(benchmark, *self.stated),
         )
-
-    def _check_swapped(self) -> None:
-        """Raise if confidences are 0 or 1 and outcomes are not, which are then probably swapped."""
-        scale = self.scales.get("reported")
-        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
-            raise InputError(
-                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
-                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
-            )
 
     def _no_answers(self) -> str:
         names = quoted(self.log.alternatives)
@@ -392,7 +389,16 @@ class AuditBuilder:
             scales={**known.scales, **self.scales},
         )
         if needed.width > _MAX_OPTIONS:
-            raise InputError(self._too_many_options(block))
+            n, row = next(
+                (n, row)
+                for scores in block.scores.values()
+                for n, row in zip(scores.sizes, scores.rows, strict=True)
+                if n > _MAX_OPTIONS
+            )
+            raise InputError(
+                f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
+                f"{shown(block.documents[row])}. Keep the options of the question only."
+            )
         is_contradicted = needed.width > known.width or any(
             self.scales[source].name != before.name for source, before in known.scales.items()
         )
@@ -400,18 +406,6 @@ class AuditBuilder:
             raise _ContradictedError(needed)
         self.layout = needed
         self.fewest = min([self.fewest or needed.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
-
-    def _too_many_options(self, block: Block) -> str:
-        n, row = next(
-            (n, row)
-            for scores in block.scores.values()
-            for n, row in zip(scores.sizes, scores.rows, strict=True)
-            if n > _MAX_OPTIONS
-        )
-        return (
-            f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
-            f"{shown(block.documents[row])}. Keep the options of the question only."
-        )
 
     def _add(self, block: Block) -> None:
         correct, truth = np.asarray(block.correct), np.asarray(block.truth)

@@ -66,7 +66,12 @@ def run_tests(data: Data, *, with_intervals: bool) -> tuple[dict[str, Calibratio
     elif with_intervals and data.samples:  # simulated outcomes of copies would be independent
         names = names_of(each for each in data.catalogue.ranked if each.is_error)
         notes.append(f"Noise floor and p of {names} are omitted: floating weights do not count samples.")
-    n_replicates = _number_of_replicates(data, ranked.values())
+    n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked.values()])
+    p = data.predictions
+    n_rows = 0 if p is None or data.task != "multiclass" or not p.has_labels else p.samples.numel()
+    n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
+    fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
+    n_replicates = next(fitting, _REPLICATES[-1])
     for mode in data.bins:
         found |= _test_binned(data, mode, n_replicates, notes)
         if mode in ranked:
@@ -114,16 +119,6 @@ class _Ranked(NamedTuple):
             max_runs=max_runs,
             n_cells=max((n_cells[each.has_fixed_bins] for each in tested), default=0),
         )
-
-
-def _number_of_replicates(data: Data, ranked: Iterable[_Ranked]) -> int:
-    """Return the number of replicates of all tests of a report."""
-    n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked])
-    p = data.predictions
-    n_rows = 0 if p is None or data.task != "multiclass" or not p.has_labels else p.samples.numel()
-    n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
-    fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
-    return next(fitting, _REPLICATES[-1])
 
 
 def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str]) -> dict[str, CalibrationTest]:

@@ -32,7 +32,6 @@ from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.core.arguments import Task, check_choice
 from torchcalib.core.arrays import as_tensor, is_foreign_array
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown, warn
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import CONVERGED, SEPARABLE
@@ -165,7 +164,18 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         p = calibrator.read(preds, target, task=task, options={"from_logits": from_logits, "weights": weights})
         fit = calibrator.fit_to(p)
         if from_logits and type(fit) is TemperatureScaling and bool(fit.outcome == SEPARABLE):
-            fit.alpha, fit.converged = _alpha_of_smoothed_labels(p), ~fit.converged
+            s = p.values.to(wide_dtype(p.values.device))
+            s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
+            s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
+            share = (w.sum() + 1) / (w.sum() + 2)
+            of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
+            of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
+            low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
+            for _ in range(100):  # bisection of log alpha
+                middle = (low + high) / 2
+                excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
+                low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
+            fit.alpha, fit.converged = torch.full_like(w[0], math.exp(middle)), ~fit.converged
             fit.outcome = torch.full_like(fit.outcome, CONVERGED)
         if is_fold:
             fit = with_warning(fit, p)
@@ -386,7 +396,14 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         else:
             splits = list(check_cv(self.cv, of_split, classifier=True).split(X, of_split, **of_splitter))
             if ensemble:
-                _check_test_parts(self.cv, splits)
+                n_rows = sum(len(test) for _, test in splits)
+                if n_rows < 2 * len(splits):
+                    kind = "LeaveOneOut" if isinstance(self.cv, LeaveOneOut) else f"Requesting {len(splits)}-fold"
+                    raise ValueError(
+                        f"`cv` must have at least 2 rows in a test part on average with ensemble=True, got {n_rows} in "
+                        f"{len(splits)} parts. {kind} cross-validation does not leave enough rows for each calibrator. Pass "
+                        "ensemble=False, or fewer folds."
+                    )
             method = self.response_method_
             folds = Parallel(n_jobs=self.n_jobs)(
                 delayed(_fit_fold)(clone(self.estimator), X, y, train, test, of_estimator, method)
@@ -575,38 +592,6 @@ def _checked_weights(sample_weight: Any, X: Any, preds: Tensor | None) -> Tensor
 def _is_array(x: Any) -> bool:
     """Return whether `x` is a tensor, or an array of another library with the array API."""
     return isinstance(x, Tensor) or is_foreign_array(x)
-
-
-def _check_test_parts(cv: Any, splits: list[Any]) -> None:
-    """Raise ValueError if test parts have too few rows for a calibrator each, as scikit-learn does."""
-    n_rows = sum(len(test) for _, test in splits)
-    if n_rows < 2 * len(splits):
-        kind = "LeaveOneOut" if isinstance(cv, LeaveOneOut) else f"Requesting {len(splits)}-fold"
-        raise ValueError(
-            f"`cv` must have at least 2 rows in a test part on average with ensemble=True, got {n_rows} in "
-            f"{len(splits)} parts. {kind} cross-validation does not leave enough rows for each calibrator. Pass "
-            "ensemble=False, or fewer folds."
-        )
-
-
-def _alpha_of_smoothed_labels(p: Predictions) -> Tensor:
-    """Return the factor alpha of separable scores with the smallest NLL for smoothed labels, a scalar.
-
-    By Laplace's rule of succession, the label has the probability (N + 1) / (N + 2), and the other classes share the
-    rest. The derivative of the NLL in alpha increases, and has a root, because each label has the largest score.
-    """
-    s = p.values.to(wide_dtype(p.values.device))
-    s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
-    s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
-    share = (w.sum() + 1) / (w.sum() + 2)
-    of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
-    of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
-    low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
-    for _ in range(100):  # bisection of log alpha
-        middle = (low + high) / 2
-        excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
-        low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
-    return torch.full_like(w[0], math.exp(middle))
 
 
 def _are_probabilities(preds: Tensor) -> bool:
