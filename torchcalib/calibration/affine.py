@@ -74,7 +74,6 @@ class _Affine(Calibrator):
 
     @property
     def temperature(self) -> Tensor:
-        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:

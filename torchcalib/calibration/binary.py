@@ -297,7 +297,6 @@ class QuadraticScaling(_Curve):
 
 
 def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
-    """Return log-odds in float64, from logits or from clipped probabilities."""
     values = values.to(wide_dtype(values.device))
     if from_logits:
         return values

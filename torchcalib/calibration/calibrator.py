@@ -391,7 +391,6 @@ class Calibrator(nn.Module, ABC):
             setattr(self, self.attribute_of.get(name, name), state[name])
 
     def _check_extra_state(self, state: Any) -> None:
-        """Raise unless `state` is an extra state of this class with valid values."""
         names = {"kind", *_KIND, *self.settings}
         if not isinstance(state, dict) or not names <= state.keys():
             raise ValueError(

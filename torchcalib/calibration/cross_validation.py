@@ -145,7 +145,32 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {shown(options.get(name))}.")
     if held_out is not None:
-        fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
+        if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
+            raise TypeError(
+                "`calibration` must be (preds, target) or (preds, target, weights), got "
+                f"{type(held_out).__name__}. Put the tensors into a tuple."
+            )
+        weights = held_out[2] if len(held_out) == 3 else None
+        given = input_options(options)
+        axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
+        given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
+        held = _checked(held_out[0], held_out[1], task, calibrator, given)
+        batch, own = p.target.shape[:-1], held.target.shape[:-1]
+        labels = p.task == "multilabel"
+        if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
+            raise ValueError(
+                f"`calibration` must have the classes of `preds` and its batch axes or none, got shape "
+                f"{tuple(held.values.shape)} for `preds` of shape {tuple(p.values.shape)}. Only the sample axis may "
+                "differ: it is the last one, or the one before the class axis. Pass data of the same model."
+            )
+        if held.replicates:
+            raise ValueError(
+                "`calibration` must have one weight per sample, got replicate axes "
+                f"{tuple(held.replicates)}. It is fitted once for all replicates: remove these axes."
+            )
+        if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
+            raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
+        fit = calibrator.fit_to(held)
         with_warning(fit, p)
         return Fitting(p, lambda p: [fit.calibrated(p.values, p.from_logits)], 1)
     if on_test:
@@ -194,38 +219,6 @@ def with_warning(fit: Calibrator, p: Predictions) -> Calibrator:
     if not p.replicates and value_if_available((fit.converged | no_data).all()) is False:
         fit.warn()
     return fit
-
-
-def _checked_held_out(
-    held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator, task: Task, options: CalibrationOptions
-) -> Predictions:
-    """Check the held-out data, and that their classes and leading axes match the predictions `p`."""
-    if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
-        raise TypeError(
-            "`calibration` must be (preds, target) or (preds, target, weights), got "
-            f"{type(held_out).__name__}. Put the tensors into a tuple."
-        )
-    weights = held_out[2] if len(held_out) == 3 else None
-    given = input_options(options)
-    axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
-    given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
-    held = _checked(held_out[0], held_out[1], task, calibrator, given)
-    batch, own = p.target.shape[:-1], held.target.shape[:-1]
-    labels = p.task == "multilabel"
-    if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
-        raise ValueError(
-            f"`calibration` must have the classes of `preds` and its batch axes or none, got shape "
-            f"{tuple(held.values.shape)} for `preds` of shape {tuple(p.values.shape)}. Only the sample axis may "
-            "differ: it is the last one, or the one before the class axis. Pass data of the same model."
-        )
-    if held.replicates:
-        raise ValueError(
-            f"`calibration` must have one weight per sample, got replicate axes {tuple(held.replicates)}. It is fitted "
-            "once for all replicates: remove these axes."
-        )
-    if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
-        raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
-    return held
 
 
 def input_options(options: CalibrationOptions) -> InputOptions:

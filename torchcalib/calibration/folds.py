@@ -127,7 +127,6 @@ def _shuffled_ranks(key: Tensor, seed: int) -> Tensor:
 def _grouped(
     target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int, is_stratified: bool
 ) -> Tensor:
-    """Return a fold per sample, equal within a group."""
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
     for labels, is_present, group in zip(*rows, strict=True):

@@ -388,7 +388,6 @@ def _mean_of_labels(p: Predictions, values: Tensor) -> Tensor:
 
 
 def _combined(scores: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum over classes of share times mean score, without classes of share 0."""
     return torch.where(shares == 0, 0, shares * scores).sum(-1)
 
 

@@ -30,7 +30,6 @@ class _OfProbabilities(IsotonicCalibration):
         return inside(p).logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
 
     def counts_of_probabilities(self, p: Predictions, weights: Tensor | None) -> tuple[Tensor, ...]:
-        """Return `sorted_counts` with probabilities in at least float32 as scores, whatever the predictions are."""
         p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
         score, *rest = sorted_counts(p, weights)
         return score.clamp(0, 1).to(wide_dtype(score.device)), *rest
@@ -116,8 +115,23 @@ class BayesianBinning(_OfProbabilities):
             cuts = torch.searchsorted(counted, cuts).minimum(size)
             ends = end_of_ties(score, cuts).minimum(size)
             starts = pad(ends, (1, 0))[..., :-1]
-            in_bins = [(x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)]
-            rate, log_evidence = self._model(in_bins[0], in_bins[1], edges, starts, ends)
+            n_of_bins, positives_of_bins = (
+                (x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)
+            )
+            middle_of_bins = (edges.gather(-1, starts) + edges.gather(-1, ends)) / 2
+            eps = torch.finfo(wide).eps
+            prior, middle_of_bins = self.prior_size / n_bins, middle_of_bins.clamp(eps, 1 - eps)
+            a, b = prior * middle_of_bins, prior * (1 - middle_of_bins)
+            rate = (positives_of_bins + a) / (n_of_bins + prior)
+            log_evidence = (
+                math.lgamma(prior)
+                - (n_of_bins + prior).lgamma()
+                + (positives_of_bins + a).lgamma()
+                - a.lgamma()
+                + (n_of_bins - positives_of_bins + b).lgamma()
+                - b.lgamma()
+            )
+            log_evidence = log_evidence.masked_fill(n_of_bins == 0, 0).sum(-1)  # empty bins have none
             is_model = (n_bins >= least) & (n_bins <= most)
             begins.append(starts)
             rates.append(rate)
@@ -135,25 +149,6 @@ class BayesianBinning(_OfProbabilities):
         knots = edges.repeat_interleave(2, -1)[..., 1:-1].masked_fill(empty, torch.nan)
         mean = mean.repeat_interleave(2, -1).masked_fill(empty, torch.nan)
         return {"knots": knots, "rates": mean, "converged": ~empty.squeeze(-1)}
-
-    def _model(
-        self, n: Tensor, positives: Tensor, edges: Tensor, starts: Tensor, ends: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the posterior means `(..., B)` and the log evidence `(...)` of a histogram; empty bins have none."""
-        middle = (edges.gather(-1, starts) + edges.gather(-1, ends)) / 2
-        eps = torch.finfo(middle.dtype).eps
-        middle = middle.clamp(eps, 1 - eps)
-        size = self.prior_size / n.shape[-1]
-        a, b = size * middle, size * (1 - middle)
-        log_evidence = (
-            math.lgamma(size)
-            - (n + size).lgamma()
-            + (positives + a).lgamma()
-            - a.lgamma()
-            + (n - positives + b).lgamma()
-            - b.lgamma()
-        )
-        return (positives + a) / (n + size), log_evidence.masked_fill(n == 0, 0).sum(-1)
 
 
 class SplineCalibration(_OfProbabilities):

@@ -214,7 +214,9 @@ def recommend(
     score_function(score)  # raises for an unknown score
     if math.isnan(worthwhile):
         raise ValueError("`worthwhile` must be a number of percent, got nan. Omit it for 5.")
-    used, before, after, obstacle = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate](), ""
+    # `func` is the function in a functools.partial
+    named = score if isinstance(score, str) else getattr(getattr(score, "func", score), "__name__", "score")
+    used, before, after, obstacle = named, torch.tensor(torch.nan), dict[str, Candidate](), ""
     for name, calibrator in zip(names, calibrators, strict=True):
         if isinstance(score, str):
             fitting = fitted(preds, target, task, calibrator, options)
@@ -229,8 +231,7 @@ def recommend(
         if before.dim() > n_axes:
             shape = tuple(before.shape)
             raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
-    is_infinite = used != _name_of_score(score)
-    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=is_infinite, obstacle=obstacle)
+    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=used != named, obstacle=obstacle)
 
 
 def _candidate(
@@ -329,12 +330,6 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     return found, tuple(notes)
 
 
-def _name_of_score(score: Score) -> str:
-    if isinstance(score, str):
-        return score
-    return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
-
-
 _LEAVE, _NONE = "Use the predictions as they are", "No calibrator is advised for this sample"
 
 
@@ -368,7 +363,6 @@ def _in_words(found: Recommendation, is_faulty: bool) -> str:
 
 
 def _compared(found: Recommendation) -> str:
-    """Return a clause on temperature scaling, or on the calibrator with the largest gain if it is recommended."""
     simple, name = TemperatureScaling.name, found.preferred
     if name != simple and simple in found.rcl:
         return f"; {simple} {_gains(found.rcl[simple])}"

@@ -229,7 +229,6 @@ class _Structured(_LogLinear):
 
     @property
     def temperature(self) -> Tensor:
-        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
     def n_parameters(self, num_classes: int) -> float:
@@ -476,7 +475,6 @@ class DirichletCalibration(_LogLinear):
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:
-    """Return the smallest and the largest value with their classes in words."""
     ends = []
     for k in (int(values.argmin()), int(values.argmax())):
         label = class_names[k] if k < len(class_names) else f"class {k}"

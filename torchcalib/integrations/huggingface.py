@@ -155,7 +155,11 @@ class CalibrationMetrics:
             self.reset()
             self._active_loader = (None if loader is None else weakref.ref(loader), times)
         (rank, _), n_rows = rank_and_size(), len(labels)
-        distinct = _n_distinct(n_rows, rank)
+        # `Accelerator.gather_for_metrics` concatenates the batches of all processes, and after the last one returns
+        # only the first `remainder` rows.
+        distinct = n_rows
+        if state.end_of_dataloader and state.remainder > 0:
+            distinct = min(max(int(state.remainder) - rank * n_rows, 0), n_rows)
         device = logits.device
         if any(metric.device != device for metric in self._members()):
             self.metrics.to(device)
@@ -222,17 +226,6 @@ class CalibrationMetrics:
             assert self._ignored is not None
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
         return logits, labels
-
-
-def _n_distinct(n_rows: int, rank: int) -> int:
-    """Return the number of rows in the batch of this process that `Accelerator.gather_for_metrics` does not drop.
-
-    It concatenates the batches of all processes, and after the last one returns only the first `remainder` rows.
-    """
-    state = GradientState()
-    if not state.end_of_dataloader or state.remainder <= 0:
-        return n_rows
-    return min(max(int(state.remainder) - rank * n_rows, 0), n_rows)
 
 
 def _n_rows_of(rank: int, stored: Any) -> int:

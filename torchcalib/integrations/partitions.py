@@ -165,7 +165,13 @@ class Partitions:
             for parts in zip(*(each.chunks(2 * PIECE_BYTES) for each in files.values()), strict=True):
                 rows = dict(zip(files, parts, strict=True))
                 digest.add(rows)
-                self._update(builder, rows)
+                parts_of_first = next(iter(rows.values()))
+                if self.systems:
+                    preds_of = {name: each.preds for name, each in rows.items()}
+                    others = {"weights": parts_of_first.weights, "clusters": parts_of_first.clusters}
+                    builder.update(preds_of, parts_of_first.target, **others)
+                else:
+                    builder.update(**vars(parts_of_first))
             # Apply the size limits of the whole table to a partition, because merging would apply them later.
             if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
                 n = builder.source.shape[0]
@@ -251,14 +257,6 @@ class Partitions:
             class_names=first.source.class_names or None,
             **self.settings,
         )
-
-    def _update(self, builder: Any, rows: Mapping[str, Rows]) -> None:
-        first = next(iter(rows.values()))
-        if not self.systems:
-            builder.update(**vars(first))
-            return
-        preds = {name: each.preds for name, each in rows.items()}
-        builder.update(preds, first.target, weights=first.weights, clusters=first.clusters)
 
 
 class _Digest:

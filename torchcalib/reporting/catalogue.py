@@ -354,18 +354,21 @@ def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str
         sharing = [member for member in members if member.statistic == name]
         statistic = statistics.get(name)
         if isinstance(statistic, RankedSample):
-
-            def of_piece(piece: RankedSample) -> Tensor:
-                shared = piece.sharing()
-                return torch.stack([member.of_piece(shared) for member in sharing], -1)
-
-            columns = by_pieces(of_piece, statistic)
-            if sharing[0].estimator.averages:
-                columns = columns.mean(statistic.score.dim() - 2)
-            found |= dict(zip([member.key for member in sharing], columns.unbind(-1), strict=True))
+            found |= _values_of_sample(sharing, statistic)
         elif statistic is not None:
             found |= {member.key: member.estimator.value(statistic) for member in sharing}
     return found
+
+
+def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, Tensor]:
+    def of_piece(piece: RankedSample) -> Tensor:
+        shared = piece.sharing()
+        return torch.stack([member.of_piece(shared) for member in members], -1)
+
+    columns = by_pieces(of_piece, sample)
+    if members[0].estimator.averages:
+        columns = columns.mean(sample.score.dim() - 2)
+    return dict(zip([member.key for member in members], columns.unbind(-1), strict=True))
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:

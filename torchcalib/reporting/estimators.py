@@ -32,8 +32,8 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
         for output, output_classes in zip([np.asarray(each) for each in probs], classes, strict=True):
             if not set(np.asarray(output_classes).tolist()) <= {0, 1}:
                 raise ValueError(
-                    f"`estimator` must have outputs 0 and 1 for a multi-label report, got classes {list(output_classes)}. "
-                    "Create one report for each output with torchcalib.report."
+                    "`estimator` must have outputs 0 and 1 for a multi-label report, got classes "
+                    f"{list(output_classes)}. Create one report for each output with torchcalib.report."
                 )
             column = np.flatnonzero(np.asarray(output_classes) == 1)
             columns.append(output[:, column[0]] if len(column) else np.zeros(len(output)))

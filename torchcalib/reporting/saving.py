@@ -140,9 +140,7 @@ def parts_of_ranks(builder: "ReportBuilder | None", process_group: Any = None) -
     parts = [builder] if builder is not None and rank == 0 else []
     try:
         states = (io.BytesIO(content) for content in received if content)
-        parts += [
-            ReportBuilder._of_saved(torch.load(state, map_location="cpu", weights_only=True)) for state in states
-        ]
+        parts += [ReportBuilder._of_saved(torch.load(state, map_location="cpu", weights_only=True)) for state in states]
     except Exception as error:
         problem = error
     exchanged(GATHER, (), process_group, problem=problem)

@@ -122,7 +122,6 @@ class _Ranked(NamedTuple):
 
 
 def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the errors over equal-width bins for one mode, and append to `notes`."""
     name, p = bins_of(mode), data.predictions
     b, average = data.bins[mode], mode == "classwise"
     over_classes = average and data.task == "multiclass"
@@ -140,7 +139,6 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
 def _test_ranked(
     data: Data, tests: _Ranked, mode: NamedMode, n_replicates: int, notes: list[str]
 ) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and append to `notes`."""
     sample = data.samples[mode]
     if tests.omitted:
         notes.append(
@@ -210,7 +208,17 @@ def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[lis
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
     fast: list[Member] = []
     notes = []
-    for name, members in _resampled(data).items():
+    sharing: dict[tuple[str, str], list[Member]] = defaultdict(list)
+    for member in data.members:
+        if not member.is_error:
+            sharing[member.group, member.statistic].append(member)
+    named = {}
+    for (group, _), members in sharing.items():
+        name = f"{listed([each.declaration.name for each in members])}, {group}"
+        if members[0].mode is None:
+            name = f"metrics of {group}" if group == SELECTIVE_GROUP else members[0].declaration.name
+        named[name] = members
+    for name, members in named.items():
         accumulator = data.catalogue.accumulators[members[0].statistic]
         n_events, limit = accumulator.n_events(p), MAX_RANKED if isinstance(accumulator, ExactSample) else MAX_EVENTS
         if n_events <= limit:
@@ -237,21 +245,6 @@ def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[lis
         why = "the value of some replicates is undefined" if n_clusters is None else "there are too few clusters"
         notes.append(f"Intervals of {listed(undefined)} are omitted: {why}.")
     return changed, notes
-
-
-def _resampled(data: Data) -> dict[str, list[Member]]:
-    """Return the metrics with a bootstrap interval, by their name in notes: all but calibration errors."""
-    sharing: dict[tuple[str, str], list[Member]] = defaultdict(list)
-    for member in data.members:
-        if not member.is_error:
-            sharing[member.group, member.statistic].append(member)
-    named = {}
-    for (group, _), members in sharing.items():
-        name = f"{listed([each.declaration.name for each in members])}, {group}"
-        if members[0].mode is None:
-            name = f"metrics of {group}" if group == SELECTIVE_GROUP else members[0].declaration.name
-        named[name] = members
-    return named
 
 
 @torch.no_grad()

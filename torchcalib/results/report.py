@@ -36,22 +36,6 @@ WORST_CLASSES = 10
 """Number of classes in the tables of a terminal, of a notebook and of `str`."""
 
 
-def _check_columns(names: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise TypeError unless arguments for a DataFrame with all columns are names of columns, and others are None."""
-    for name, value in names.items():
-        if not isinstance(value, str | None):
-            raise TypeError(
-                f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
-                "predictions and targets as separate arguments."
-            )
-    for name, value in others.items():
-        if value is not None:
-            raise TypeError(
-                f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
-                "predictions and targets as separate arguments."
-            )
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report(Results[float]):
     """Scores, calibration errors and bin tables of one set of predictions.
@@ -190,16 +174,31 @@ class Report(Results[float]):
             'binary'
         """
         weights = weights_from(options.pop("weights", None), sample_weight)
+        settings: dict[str, Any] = {
+            "n_bins": n_bins,
+            "right": right,
+            "safe_threshold": safe_threshold,
+            "with_calibration": with_calibration,
+            "with_intervals": with_intervals,
+        }
         if target is None and not is_frame(preds):
             raise TypeError(
                 "`target` must be given for predictions without columns, got None. Call report(preds, target), or "
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
-            _check_columns(
-                {"target": target, "weights": weights, "groups": groups, "clusters": clusters},
-                {"group_names": group_names, "class_axis": options.pop("class_axis", None)},
-            )
+            for name, value in {"target": target, "weights": weights, "groups": groups, "clusters": clusters}.items():
+                if not isinstance(value, str | None):
+                    raise TypeError(
+                        f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
+                        "predictions and targets as separate arguments."
+                    )
+            for name, value in {"group_names": group_names, "class_axis": options.pop("class_axis", None)}.items():
+                if value is not None:
+                    raise TypeError(
+                        f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
+                        "predictions and targets as separate arguments."
+                    )
             return cls._read(
                 (),
                 {
@@ -213,11 +212,7 @@ class Report(Results[float]):
                     "class_names": class_names,
                     "nan_policy": options.get("nan_policy", "raise"),
                 },
-                n_bins=n_bins,
-                right=right,
-                safe_threshold=safe_threshold,
-                with_calibration=with_calibration,
-                with_intervals=with_intervals,
+                **settings,
                 **options,
             )
         for name, value in (("weights", weights), ("groups", groups), ("clusters", clusters)):
@@ -240,11 +235,7 @@ class Report(Results[float]):
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=task if task == "confidence" else p.task,
             class_names=p.class_names,
-            n_bins=n_bins,
-            right=right,
-            safe_threshold=safe_threshold,
-            with_calibration=with_calibration,
-            with_intervals=with_intervals,
+            **settings,
             **options,
         )
         builder.update(
@@ -509,7 +500,6 @@ class Report(Results[float]):
         return size if is_complete else f"{size}, {count(self.n)} labelled entries"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
         words = [self.sentence, self.input_line]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]

@@ -201,7 +201,6 @@ def get_scorer_names() -> list[str]:
 
 @cache
 def _scorers() -> dict[str, tuple[Callable[..., float], int, dict[str, Any]]]:
-    """Return the score function, the sign and the arguments of each scorer, by name."""
     found: dict[str, tuple[Callable[..., float], int, dict[str, Any]]] = {}
     for norm in get_args(Norm):
         found[f"neg_{norm}_calibration_error"] = calibration_error, -1, {"norm": norm}
@@ -212,13 +211,9 @@ def _scorers() -> dict[str, tuple[Callable[..., float], int, dict[str, Any]]]:
         if not is_metric(function):
             continue
         better = declaration_of(function).better
-        if better is not None and _has_single_value(function):
+        if better is not None and (
+            signature(function).return_annotation is Tensor
+            and all(option.default is not Parameter.empty for option in options_of(factory_of(function))[1:])
+        ):
             found[prefix[better] + name] = ScoreFunction(function), 1 if better == "higher" else -1, {}
     return found
-
-
-def _has_single_value(function: Callable[..., Any]) -> bool:
-    """Return whether a metric function returns a tensor, and has no required options."""
-    return signature(function).return_annotation is Tensor and all(
-        option.default is not Parameter.empty for option in options_of(factory_of(function))[1:]
-    )

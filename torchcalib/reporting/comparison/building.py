@@ -512,7 +512,6 @@ class ComparisonBuilder(Builder):
 
 @contextmanager
 def _naming_system(name: str) -> Iterator[None]:
-    """Add the name of the system to errors about its input."""
     try:
         yield
     except (TypeError, ValueError) as error:

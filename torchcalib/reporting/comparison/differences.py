@@ -215,7 +215,6 @@ def _tested(
 
 
 def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: float | None) -> Difference:
-    """Return the result of a test as numbers, with its verdict."""
     if test is None:
         return Difference(float(_minus(values, better)), None, None, None, None, None, "not significant")
     interval = LineInterval(float(test.low), float(test.high))
