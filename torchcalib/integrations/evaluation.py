@@ -75,24 +75,12 @@ def evaluate(
             batch, and sets `task_is_inferred` in the report to True.
         from_logits: whether predictions are logits. None infers it from the name of the predictions, and raises an
             error if they have no name or an ambiguous one.
-        class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
         predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. It
             receives the batch on the device of the model.
         device: device of the model and the batches. A module is moved back afterwards. None selects the device of the
             first parameter.
         autocast: whether to run the model under `torch.autocast`; or the dtype to use there.
         progress: whether to show a progress bar, if stderr is a terminal and the package `rich` is installed.
-        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: whether to use bins `(a, b]` instead of `[a, b)`.
-        safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; see
-            `torchcalib.report`.
-        with_calibration: whether to estimate the improvement of the scores by fitted calibrators.
-        with_intervals: whether to compute 95% intervals, and the p-values and noise floors of rank-based errors.
-        ignore_index: integer label of rows to drop, as in `torch.nn.functional.cross_entropy`.
-        nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
-        positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.
-        class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
-            target. If both are possible, it is the class axis of the first batch.
         cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
             item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
             the clusters, such as `"patient"`. None treats samples as independent.

@@ -61,12 +61,7 @@ class CalibrationMetrics:
         metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates the negative log-likelihood
             (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration error (`ece`)
             and `accuracy`, with the other options.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         shift: whether the logits at position i predict the label at position i + 1.
-        from_logits: whether the model returns logits.
-        ignore_index: rows and tokens with this label are ignored.
-        num_classes: number of classes of a multi-class task, which is checked.
-        num_labels: number of labels, required for a multi-label task.
         **options: `positive_classes`, `class_axis`, `validate_args` and `nan_policy` of all metrics; see
             `torchcalib.functional.InputOptions`.
 

@@ -79,12 +79,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     `torchcalib.calibration.load_calibrator("last.ckpt")`.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: number of classes, required for a multi-class task.
         num_labels: number of labels, required for a multi-label task.
-        from_logits: whether predictions are logits.
-        ignore_index: rows with this target are ignored.
-        n_bins: number of equal-width bins in metrics and in the diagram.
         get: function `get(outputs, batch)` of the return value of `validation_step` and its batch, which returns
             `(preds, target)` or `(preds, target, weights)`. None finds tensors by their usual names; see
             `torchcalib.integrations.outputs.found_by`.

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -48,40 +48,24 @@ _LARGE = 0.1  # ECE that an evaluation should detect
 _LOW_SHARE = 0.5  # share of one confidence from which it is called a constant
 
 
-@overload
-def audit(
-    log: Any,
-    *,
-    select: str | None = ...,
-    scale: ScaleName | None = ...,
-    words: Mapping[str, float] | None = ...,
-    same: Callable[[str, str], bool] | None = ...,
-    as_published: str | None = ...,
-    n_bins: int = ...,
-    with_intervals: bool = ...,
-    with_calibration: bool = ...,
-    names: Sequence[str] | None = ...,
-) -> Audit: ...
+class AuditArguments(TypedDict, total=False):
+    """Arguments of `audit` by name."""
+
+    select: str | None
+    scale: ScaleName | None
+    words: Mapping[str, float] | None
+    same: Callable[[str, str], bool] | None
+    as_published: str | None
+    n_bins: int
+    with_intervals: bool
+    with_calibration: bool
+    names: Sequence[str] | None
 
 
 @overload
-def audit(
-    log: Any,
-    other: Any,
-    /,
-    *others: Any,
-    select: str | None = ...,
-    scale: ScaleName | None = ...,
-    words: Mapping[str, float] | None = ...,
-    same: Callable[[str, str], bool] | None = ...,
-    as_published: str | None = ...,
-    n_bins: int = ...,
-    with_intervals: bool = ...,
-    with_calibration: bool = ...,
-    names: Sequence[str] | None = ...,
-) -> AuditComparison: ...
-
-
+def audit(log: Any, **arguments: Unpack[AuditArguments]) -> Audit: ...
+@overload
+def audit(log: Any, other: Any, /, *others: Any, **arguments: Unpack[AuditArguments]) -> AuditComparison: ...
 def audit(
     log: Any,
     *others: Any,
@@ -116,9 +100,6 @@ def audit(
         same: function that returns True for two answers with the same meaning. None compares their texts.
         as_published: `"hle"`, `"browsecomp"` or `"browsecomp_plus"` adds the calibration error of stated confidences
             that this benchmark publishes. It stores 16 bytes for each answer.
-        n_bins: number of equal-width bins.
-        with_intervals: compute intervals, and p-values of rank-based errors.
-        with_calibration: compute the gains of calibrators.
         names: names of several logs; None for the names of their files.
 
     Returns:

@@ -71,7 +71,6 @@ class ReportBuilder(Builder):
     bootstrap intervals are omitted above 2^20 samples or 2^26 predicted values, because they need all predictions.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         source: origin of the predictions, such as file names, for the report.
         **options: see `torchcalib.reporting.options.BuilderOptionsDict`, without `weights`.
 
@@ -117,19 +116,12 @@ class ReportBuilder(Builder):
         """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
         Args:
-            preds: probabilities or logits; see `torchcalib.report`.
-            target: labels or soft targets.
-            weights: non-negative weight of each sample.
-            sample_weight: alias of `weights`, as in scikit-learn.
             groups: group of each sample: text, empty for no group, or a number, -1 for no group. Pass groups with all
                 batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
                 different clusters are treated as independent. Pass clusters with all batches or with none.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         check_has_values("preds", preds)

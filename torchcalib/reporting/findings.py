@@ -631,9 +631,34 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
             words = f"Probabilities are not spread correctly{temperature}; {_means(found)}.{_also(found)}"
             return words, "miscalibrated in the spread of probabilities"
         case "class bias":
-            return _class_bias(found, cause)
+            mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
+            if found.evidence is not None:
+                of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
+                mean, frequency, z = map(float, of_class)
+            high = "high" if mean > frequency else "low"
+            if not _sign(z):
+                words, badge = "Class frequencies differ from the mean probabilities of the classes.", "biased"
+            elif found.task == "binary":
+                words = f"P({found.name(1)}) is too {high}: {_means(found)}."
+                badge = f"biased towards {found.name(1 if mean > frequency else 0)}"
+            elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.gaps.z()):
+                words, badge = f"Probabilities are too {high}: {_means(found)}.", f"too {high} probabilities"
+            else:
+                words, badge = _bias_of(found.name(cause.which), mean, frequency)
+            return words + _also(found), badge
         case "label noise":
-            return _label_noise(found, cause)
+            gaps, is_high = found.gaps, found.is_high
+            n = float(gaps.n[is_high].sum())
+            mean = float((gaps.n * found.confidence_of_bins)[is_high].sum()) / n
+            frequency = mean + float((found.sides * gaps.total)[is_high].sum()) / n
+            what, outcome = "the probability of an outcome", "the frequency of this outcome"
+            if found.is_top_label:
+                what, outcome = "confidence", "accuracy"
+            words = (
+                f"Where {what} is at least {found.threshold:.0%}, its mean is {mean:.1%}, but {outcome} is "
+                f"{frequency:.1%}. Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
+            )
+            return words, "flatter than predicted at high confidence"
         case "bad class":
             name, over = found.name(cause.which), cause.value > 1
             if _sign(cause.gap) != (-1 if over else 1):
@@ -708,24 +733,6 @@ def _bias_of(name: str, mean: float, frequency: float) -> tuple[str, str]:
     return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
 
 
-def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
-    mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
-    if found.evidence is not None:
-        of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
-        mean, frequency, z = map(float, of_class)
-    high = "high" if mean > frequency else "low"
-    if not _sign(z):
-        words, badge = "Class frequencies differ from the mean probabilities of the classes.", "biased"
-    elif found.task == "binary":
-        words = f"P({found.name(1)}) is too {high}: {_means(found)}."
-        badge = f"biased towards {found.name(1 if mean > frequency else 0)}"
-    elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.gaps.z()):
-        words, badge = f"Probabilities are too {high}: {_means(found)}.", f"too {high} probabilities"
-    else:
-        words, badge = _bias_of(found.name(cause.which), mean, frequency)
-    return words + _also(found), badge
-
-
 def _most_labels(found: Findings) -> bool | None:
     """Return whether the probabilities of most labels are too high, False if too low; None if neither."""
     if found.evidence is None:
@@ -734,21 +741,6 @@ def _most_labels(found: Findings) -> bool | None:
     large = gap.abs() > gap.abs().max() / 3  # the signs of small gaps are sampling noise
     too_high, too_low = (float((large & (side * gap > 0)).double().mean()) for side in (1, -1))
     return True if too_high >= _MOST else False if too_low >= _MOST else None
-
-
-def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
-    gaps, high = found.gaps, found.is_high
-    n = float(gaps.n[high].sum())
-    mean = float((gaps.n * found.confidence_of_bins)[high].sum()) / n
-    frequency = mean + float((found.sides * gaps.total)[high].sum()) / n
-    what, outcome = "the probability of an outcome", "the frequency of this outcome"
-    if found.is_top_label:
-        what, outcome = "confidence", "accuracy"
-    words = (
-        f"Where {what} is at least {found.threshold:.0%}, its mean is {mean:.1%}, but {outcome} is {frequency:.1%}. "
-        f"Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
-    )
-    return words, "flatter than predicted at high confidence"
 
 
 def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:

@@ -141,28 +141,16 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`. `"confidence"` is a binary task in which predictions are
                 confidences in the predicted class or answer, and targets are 1 if it is correct. None infers the task
                 from the data and sets `task_is_inferred`.
-            class_names: names of the classes or labels in the order of the class axis; the negative class first if
-                binary.
-            n_bins: number of equal-width bins, and of equal-mass bins for ACE.
-            right: use bins `(a, b]` instead of `[a, b)`.
-            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
-                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
-            with_calibration: compute `calibration`.
-            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
                 contains the groups with the largest excess of ECE over its noise floor.
             group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
-            sample_weight: alias of `weights`, as in scikit-learn.
             **options: see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
         Returns:
             The report.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
 
         Example:
             >>> import torch, torchcalib
@@ -363,15 +351,6 @@ class Report(Results[float]):
             clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
             from_logits: whether predictions are logits; None infers it from their name.
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
-            class_names: names of the classes in the order of the class axis.
-            n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-            right: use bins `(a, b]` instead of `[a, b)`.
-            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
-                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
-            with_calibration: compute `calibration`.
-            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
-            ignore_index: rows with this target are dropped.
-            nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
 
         Returns:
             The report. `source` contains the names of the files and arrays.

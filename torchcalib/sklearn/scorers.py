@@ -58,7 +58,6 @@ def calibration_error(
             each label `(N, L)`. An array, a tensor on any device, or an array of a library with the array API.
         norm: `"l1"`, `"l2"` or `"max"`.
         squared: Return the square, for `norm="l2"` only.
-        n_bins: Number of bins.
         strategy: `"uniform"`: bins of equal width. `"quantile"`: bins with equal numbers of samples; weights must then
             be whole numbers.
         sample_weight: Weights `(N,)`.

@@ -105,19 +105,12 @@ def compare(
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
         task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
             the data and sets `task_is_inferred`.
-        class_names: names of the classes in the order of the class axis; the negative class first if binary.
-        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors and selective prediction use at most 199.
         seed: seed of the replicates, which are the same on every device.
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
             -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
-        sample_weight: alias of `weights`, as in scikit-learn.
-        ignore_index: rows with this target are dropped.
-        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
-        class_axis: axis of classes or labels; see `torchcalib.report`.
         clusters: cluster of each row, integers or strings, such as a patient or a document. Replicates resample
             clusters, because their rows may be dependent. For few clusters, intervals are moved outwards; see
             `torchcalib.inference.Interval`.
