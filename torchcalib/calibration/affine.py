@@ -66,12 +66,6 @@ class _Affine(Calibrator):
     with_bias: ClassVar[bool] = True
     lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
 
-    alpha: Tensor
-    beta: Tensor
-    absent: Tensor
-    outcome: Tensor
-    lost: Tensor
-
     @property
     def temperature(self) -> Tensor:
         return 1 / self.alpha
@@ -350,8 +344,6 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     largest_fit = 1, 2**25
     lost_consequence = "the fit of the temperature leaves them out."
     initial: ClassVar = {**TemperatureScaling.initial, "weights": [1.0, 0.0, 0.0]}
-
-    weights: Tensor
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         """Return 3: the temperature and two of the three weights, whose sum is 1."""

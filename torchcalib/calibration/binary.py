@@ -40,13 +40,6 @@ class _Curve(Calibrator):
     tasks = ("binary", "multilabel")
     contains_identity = True
 
-    a: Tensor
-    b: Tensor
-    c: Tensor
-    absent: Tensor
-    outcome: Tensor
-    lost: Tensor
-
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         return 3
 
@@ -244,12 +237,7 @@ class QuadraticScaling(_Curve):
 
     - **Separable data**: some parameters give every label a probability above 1/2, and no finite parameters are
       optimal. Predictions are then left unchanged, and `converged` is False.
-    - **All samples have the same class**: predictions are left unchanged. The likelihood would be largest for
-      probability 0 of the other class, which makes the log loss of new data infinite.
-    - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
-    - **No data**: calibrated predictions are NaN.
-
-    Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
+    - **A single class, infinite logits, no data, and probabilities of 0 and 1**: see `BetaCalibration`.
 
     Args:
         ridge: factor of the penalty a^2 + c^2, which is added to the mean NLL.
@@ -258,8 +246,7 @@ class QuadraticScaling(_Curve):
         a: constant term, of the batch shape of the fit `(...)`.
         b: coefficient of s, `(...)`.
         c: coefficient of s^2, `(...)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
-        lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
+        outcome, lost: see `BetaCalibration`.
 
     Raises:
         TypeError, ValueError: `ridge` is not a number of at least 0.

@@ -93,8 +93,6 @@ class Calibrator(nn.Module, ABC):
     from_logits: bool
     class_axis: int
     positive_classes: tuple[int, ...] | None
-    converged: Tensor
-    grad_norm: Tensor
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -428,14 +426,14 @@ class Calibrator(nn.Module, ABC):
         """
         return ""
 
-    def __getattr__(self, name: str) -> Any:
-        """Advise on methods that users of scikit-learn may look for. `hasattr` is False for them."""
+    def __getattr__(self, name: str) -> Tensor:
+        """Return a parameter. Advise on methods of scikit-learn, for which `hasattr` is False."""
         if name in ("transform", "fit_transform", "predict"):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}. "
                 "Call the fitted calibrator with predictions, or its method predict_proba."
             )
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[return-value]  # a calibrator has no modules
 
     # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.folds import FOLD_DEFAULTS, FoldOptions, folds_of
+from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.core.arguments import InputOptions, Task, check_flag, with_resolved_task
 from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.inputs import flattened, input_format_of
@@ -28,7 +28,7 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
     calibration: Sequence[Tensor] | None
 
 
-_OWN_OPTIONS = {*FOLD_DEFAULTS, "train_on_test", "calibration"}
+_OWN_OPTIONS = {*FoldOptions.__annotations__, "train_on_test", "calibration"}
 """Names of the options that are not input options."""
 
 
@@ -134,7 +134,7 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
     if on_test and held_out is not None:
         raise ValueError("`calibration` must be None with train_on_test=True, got both. Choose one to fit to.")
     if on_test or held_out is not None:
-        for name in FOLD_DEFAULTS:
+        for name in FoldOptions.__annotations__:
             if options.get(name) is not None:
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {shown(options.get(name))}.")

@@ -26,9 +26,6 @@ class FoldOptions(TypedDict, total=False):
     folds: Tensor | Literal["random", "stratified"] | None
 
 
-FOLD_DEFAULTS = {"n_folds": 5, "n_repeats": None, "seed": 0, "groups": None, "folds": None}
-
-
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     """Return the fold of each sample in S splits, int64 `(S, *)` for targets of shape `*`, and the number of folds."""
     n_folds, n_repeats, seed = options.get("n_folds", 5), options.get("n_repeats"), options.get("seed", 0)

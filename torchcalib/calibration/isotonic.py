@@ -51,9 +51,6 @@ class IsotonicCalibration(OneAgainstRest):
     assigns_zero: ClassVar[bool] = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
-    knots: Tensor
-    rates: Tensor
-
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         wide = wide_dtype(values.device)
         x = finite(values.to(wide))
@@ -195,10 +192,6 @@ class VennAbersCalibration(OneAgainstRest):
 
     name = "Venn-Abers calibration"
     initial: ClassVar = {"knots": [torch.nan], "lower": [torch.nan] * 2, "upper": [torch.nan] * 2}
-
-    knots: Tensor
-    lower: Tensor
-    upper: Tensor
 
     def predict_interval(self, preds: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1, the calibrated probabilities of y = 1 if the test sample had label 0 or 1.

@@ -129,8 +129,6 @@ class HistogramBinning(OneAgainstRest):
     initial: ClassVar = {"rate": [torch.nan]}
     no_data_remark = "there are no samples of positive weight: predictions are left unchanged."
 
-    rate: Tensor
-
     def __init__(
         self, n_bins: int = 15, right: bool = False, empty: Empty = "keep", *, from_logits: bool | None = None
     ) -> None:
@@ -198,9 +196,6 @@ class PlattScaling(OneAgainstRest):
 
     name = "Platt scaling"
     initial: ClassVar = {"coefficients": [0.0, 1.0], "outcome": CONVERGED}
-
-    coefficients: Tensor
-    outcome: Tensor
 
     def scores_of_classes(self, values: Tensor, from_logits: bool) -> Tensor:  # noqa: ARG002
         """Return the prediction for each class, `(..., C, N)`."""

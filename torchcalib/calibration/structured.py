@@ -33,9 +33,6 @@ class _MultiClass(Calibrator):
     problems: ClassVar[Mapping[int, str]]
     """Sentence for each outcome with a problem."""
 
-    bias: Tensor
-    outcome: Tensor
-
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         if task != "multiclass" or options.get("positive_classes") is not None:
             found = repr(task) if task != "multiclass" else "'multiclass' with `positive_classes`"
@@ -121,10 +118,6 @@ class VectorScaling(_MultiClass):
         ),
     }
 
-    scale: Tensor
-    absent: Tensor
-    lost: Tensor
-
     def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
         # Classes without samples get the mean scale and bias of the others. One class alone determines neither.
@@ -166,9 +159,6 @@ class _LogLinear(_MultiClass):
 
     full: ClassVar[bool]
     """Whether the weight is the buffer `matrix` instead of `scale`."""
-
-    scale: Tensor
-    matrix: Tensor
 
     @abstractmethod
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
@@ -218,9 +208,6 @@ class _Structured(_LogLinear):
         AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
         SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
     }
-
-    alpha: Tensor
-    smoothing: Tensor
 
     def __init__(self, penalty: float = 1.0, *, from_logits: bool | None = None) -> None:
         super().__init__(from_logits=from_logits)
@@ -338,12 +325,8 @@ class StructuredMatrixScaling(_Structured):
         penalty: factor of the penalty, positive; 1 as published.
 
     Attributes:
-        temperature: T, of the batch shape of the fit `(...)`.
-        alpha: 1 / T `(...)`.
-        smoothing: e `(...)`.
         matrix: W `(..., C, C)`; row k has the factors of the score of class k.
-        bias: bias b of each class `(..., C)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
+        temperature, alpha, smoothing, bias, outcome: see `StructuredVectorScaling`.
 
     Raises:
         TypeError, ValueError: for an invalid penalty.

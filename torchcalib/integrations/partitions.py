@@ -159,7 +159,17 @@ class Partitions:
             files = {name: self._opened(table, preds) for name, preds in names.items()}
             first = next(iter(files.values()))
             if builder is None:
-                builder = self._builder(files)
+                of_first: dict[str, Any] = {**self.settings}
+                if self.systems:
+                    of_first |= {
+                        "task": first.task_of_report,
+                        "from_logits": {name: each.source.from_logits for name, each in files.items()},
+                        "class_axis": -1,
+                        "class_names": first.source.class_names or None,
+                    }
+                    builder = ComparisonBuilder(tuple(files), **of_first)
+                else:
+                    builder = builder_for(first, **of_first)
             elif not self.systems:
                 builder.source += first.source  # raises an error for other columns or dtypes
             for parts in zip(*(each.chunks(2 * PIECE_BYTES) for each in files.values()), strict=True):
@@ -244,19 +254,6 @@ class Partitions:
                 "classes in the order of the predictions."
             )
         return files
-
-    def _builder(self, files: Mapping[str, PredictionFiles]) -> Any:
-        first = next(iter(files.values()))
-        if not self.systems:
-            return builder_for(first, **self.settings)
-        return ComparisonBuilder(
-            tuple(files),
-            task=first.task_of_report,
-            from_logits={name: each.source.from_logits for name, each in files.items()},
-            class_axis=-1,
-            class_names=first.source.class_names or None,
-            **self.settings,
-        )
 
 
 class _Digest:

@@ -656,7 +656,8 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
                 what, outcome = "confidence", "accuracy"
             words = (
                 f"Where {what} is at least {found.threshold:.0%}, its mean is {mean:.1%}, but {outcome} is "
-                f"{frequency:.1%}. Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
+                f"{frequency:.1%}. Label noise is one explanation: random labels for {percent(cause.value)} of the "
+                "samples."
             )
             return words, "flatter than predicted at high confidence"
         case "bad class":
@@ -677,7 +678,28 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
             mean = float((gaps.n * gaps.confidence)[gaps.n > 0].sum() / gaps.n.sum())
             return _bias_of(name, mean, mean + float(gaps.total.sum() / gaps.n.sum()))
         case "bad group":
-            return _bad_group(found, cause)
+            assert found.groups is not None  # the cause is only considered with groups
+            name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
+            is_slope = abs(cause.gap) < abs(cause.value)
+            of_outcome = is_slope and not found.is_top_label
+            mean, frequency, (lower, upper) = found.groups.gap_of(cause.which, confident=of_outcome)
+            if of_outcome:
+                means = (
+                    f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
+                )
+            else:
+                means = _means(found, (mean, frequency))
+            if is_slope:
+                what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
+            else:
+                score = "Confidence" if found.is_top_label else "The probability"
+                what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
+            n_groups = len(found.groups.names)
+            return (
+                f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points "
+                f"(95% interval {ends(100 * lower, 100 * upper)}, adjusted for the choice among {n_groups:,} groups).",
+                f"miscalibrated in group {name}",
+            )
         case "other classes":
             words = "Below the top label, classes with a higher probability are not more frequent."
             if not math.isinf(cause.value):
@@ -698,7 +720,17 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
                 f"frequency {cause.value:.1%}.",
                 f"miscalibrated for {label} where {predicted} is predicted",
             )
-    return _largest_gaps(found), "miscalibrated in some ranges"
+    table, gaps = found.table, found.gaps
+    in_errors = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
+    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < _Z), 0)
+    parts = []
+    for side, words in ((-1, "too high"), (1, "too low")):
+        index = int((side * gap).argmax())
+        if side * float(gap[index]) > 0:
+            parts.append(f"{words} between {float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}")
+    what = "confidence" if found.is_top_label else "the probability"
+    largest = f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."
+    return largest, "miscalibrated in some ranges"
 
 
 def _means(found: Findings, means: tuple[float, float] | None = None) -> str:
@@ -741,39 +773,3 @@ def _most_labels(found: Findings) -> bool | None:
     large = gap.abs() > gap.abs().max() / 3  # the signs of small gaps are sampling noise
     too_high, too_low = (float((large & (side * gap > 0)).double().mean()) for side in (1, -1))
     return True if too_high >= _MOST else False if too_low >= _MOST else None
-
-
-def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
-    assert found.groups is not None  # the cause is only considered with groups
-    name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
-    is_slope = abs(cause.gap) < abs(cause.value)
-    of_outcome = is_slope and not found.is_top_label
-    mean, frequency, (low, high) = found.groups.gap_of(cause.which, confident=of_outcome)
-    if of_outcome:
-        means = f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
-    else:
-        means = _means(found, (mean, frequency))
-    if is_slope:
-        what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
-    else:
-        score = "Confidence" if found.is_top_label else "The probability"
-        what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
-    n_groups = len(found.groups.names)
-    return (
-        f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "
-        f"{ends(100 * low, 100 * high)}, adjusted for the choice among {n_groups:,} groups).",
-        f"miscalibrated in group {name}",
-    )
-
-
-def _largest_gaps(found: Findings) -> str:
-    table, gaps = found.table, found.gaps
-    z = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
-    gap = (table.gap * table.share).masked_fill((table.n == 0) | (z.abs() < _Z), 0)
-    parts = []
-    for side, words in ((-1, "too high"), (1, "too low")):
-        index = int((side * gap).argmax())
-        if side * float(gap[index]) > 0:
-            parts.append(f"{words} between {float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}")
-    what = "confidence" if found.is_top_label else "the probability"
-    return f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."
