@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "torchcalib"
 FUNCTIONAL, STUB = PACKAGE / "functional/__init__.pyi", PACKAGE / "__init__.pyi"
-FLAT = "functional/__init__.pyi", "calibration/__init__.py", "inference/__init__.pyi", "plots/__init__.pyi"
+FLAT = "functional/__init__.pyi", "calibration/__init__.pyi", "inference/__init__.pyi", "plots/__init__.pyi"
 """Files of the namespaces whose functions, calibrators and diagrams can be imported from `torchcalib`. If two have a
 name in common, the first one counts."""
 DECORATORS = {"metric_function", "tuple_function", "declared"}

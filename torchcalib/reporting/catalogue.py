@@ -218,10 +218,6 @@ class Catalogue:
             return member.declaration.name
         return f"errors over equal-width bins, {member.group}"
 
-    def named(self, key: str) -> Member:
-        """Return the member with a key, such as `"ece/top_label"`."""
-        return next(member for member in self.members if member.key == key)
-
 
 def names_of(members: Iterable[Member]) -> str:
     """Return the names of rank-based metrics in a note; those of selective prediction are named together."""
