@@ -56,8 +56,8 @@ class _Choice:
     of_predictions: bool = True  # whether the values are predictions, not simulated or repeated ones; see `LARGE`
 
 
-# "rounds" and "torch" are tensor operations. For isotonic blocks, "triton" runs one sequential loop per row, and all
-# rows in parallel on the GPU; "numba" and "python" copy the input to the CPU and loop over the rows.
+# "rounds" and "torch" are tensor operations. For isotonic blocks, "numba" and "python" copy the input to the CPU and
+# loop over the rows.
 _CHOICES: dict[Op, _Choice] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
@@ -71,7 +71,7 @@ _CHOICES: dict[Op, _Choice] = {
     ),
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
     "pava_bc": _Choice(
-        "isotonic", ("numba", "python"), ("triton", "numba", "python"), saves=700, plain="formula", of_predictions=False
+        "isotonic", ("numba", "python"), ("numba", "python"), saves=700, plain="formula", of_predictions=False
     ),
     # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
     "augmented": _Choice(
