@@ -28,7 +28,6 @@ Op = Literal[
     "equal_mass",
     "binary_scores",
     "random",
-    "moments",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
@@ -85,8 +84,6 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), saves=10, plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",), saves=15),
-    # "numba" computes all moments of a row in one pass.
-    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), saves=10, plain=""),
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=5, plain="", of_predictions=False),
 }
