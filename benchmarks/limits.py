@@ -79,11 +79,6 @@ def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
         found = softmax_stats.rows(leaf, target, from_logits=from_logits)
         loss = found.log_prob.mean() + found.squared_error.mean()
         yield Kernel("rows", f"gradient of {name}", partial(backward, loss, leaf), 2 * n_bytes, n_exps * from_logits)
-    leaf = values.detach().requires_grad_()
-    loss = bin_sums.class_bins(leaf, target, None, rows, **given, **bins)[:, 1].square().sum()
-    yield Kernel(
-        "classes", "gradient of the bin sums of every class", partial(backward, loss, leaf), 2 * n_bytes, n_exps
-    )
 
 
 def backward(loss: Tensor, leaf: Tensor) -> Tensor:
