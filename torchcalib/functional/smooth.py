@@ -25,8 +25,7 @@ from torchcalib.io.errors import shown
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing import best_width, errors_of_replicates, smoothed_error, smoothed_frequency
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.formula import FINEST, LEVELS, N_CELLS
+from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
 _CHUNK = 2**22  # maximum number of values in memory for batch elements that are processed together
 

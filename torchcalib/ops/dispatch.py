@@ -30,7 +30,6 @@ Op = Literal[
     "equal_mass",
     "binary_scores",
     "random",
-    "moments",
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
@@ -58,8 +57,8 @@ class _Choice:
     of_predictions: bool = True  # whether the values are predictions, not simulated or repeated ones; see `LARGE`
 
 
-# "rounds" and "torch" are tensor operations. For isotonic blocks, "triton" runs one sequential loop per row, and all
-# rows in parallel on the GPU; "numba" and "python" copy the input to the CPU and loop over the rows.
+# "rounds" and "torch" are tensor operations. For isotonic blocks, "numba" and "python" copy the input to the CPU and
+# loop over the rows.
 _CHOICES: dict[Op, _Choice] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
@@ -73,7 +72,7 @@ _CHOICES: dict[Op, _Choice] = {
     ),
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
     "pava_bc": _Choice(
-        "isotonic", ("numba", "python"), ("triton", "numba", "python"), saves=700, plain="formula", of_predictions=False
+        "isotonic", ("numba", "python"), ("numba", "python"), saves=700, plain="formula", of_predictions=False
     ),
     # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
     "augmented": _Choice(
@@ -87,8 +86,6 @@ _CHOICES: dict[Op, _Choice] = {
     "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), saves=10, plain="", float32=True),
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",), saves=15),
-    # "numba" computes all moments of a row in one pass.
-    "moments": _Choice("newton.moments", ("numba", "torch"), ("torch",), saves=10, plain=""),
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=5, plain="", of_predictions=False),
 }

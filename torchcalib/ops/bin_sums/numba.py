@@ -25,7 +25,6 @@ from torchcalib.ops.numba_math import (
     F,
     all_bits,
     bin_of,
-    by_rows,
     compiled_loop,
     copy,
     exp64,
@@ -378,62 +377,6 @@ def _multiple(x, scale, out):
         out[k] = x[k] * scale
 
 
-@lanes
-def _dot(x, y):
-    total = ZERO
-    for k in range(x.size):
-        total += x[k] * y[k]
-    return total
-
-
-@step
-def _softmax_gradient(e, slope, mean, scale, out):
-    """Fill `out` with scale * e_k (slope_k - mean), the product of the softmax Jacobian and `slope`."""
-    for k in range(e.size):
-        out[k] = scale * e[k] * (slope[k] - mean)
-
-
-@compiled_loop
-def _fill_class_gradients(values, weights, largest, confidence, grads, first_grads, from_logits, edges, right, out):
-    """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
-
-    g_k is the entry of `grads`, the gradient in the sums of confidence `(C, B)`, for class k and the bin of q_k.
-    `first_grads` is a contiguous copy of `grads[:, 0]`. Other arguments are as for `_add_classes`.
-    """
-    n_rows, n_classes = values.shape
-    shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
-    w = 1.0
-    for i in range(n_rows):
-        if weights is not None:
-            w = weights[i]
-        if w == 0 or (from_logits and largest[i] == INF):
-            out[i] = 0
-            continue
-        # 1. g_k: start with the gradients of the first bin, which contains most probabilities.
-        copy(first_grads, slope)
-        mean = 0.0
-        scale = confidence[i] if from_logits else 1.0
-        low = F(BELOW_EDGE * edges[1] / scale)
-        for start in range(0, n_classes, BLOCK):
-            x = values[i, start : start + BLOCK]
-            part = e[start : start + BLOCK]
-            _proportional(x, largest[i], from_logits, shifted[: x.size], part)
-            # 2. Replace g_k where q_k >= 1/B, as in step 4 of `_add_classes`.
-            for begin in range(0, x.size, _PROBE):
-                if _count_at_least(part[begin : begin + _PROBE], low) > 0:
-                    for k in range(begin, min(begin + _PROBE, x.size)):
-                        if part[k] >= low:
-                            b = bin_of(scale * np.float64(part[k]), edges, right)
-                            slope[start + k] = grads[start + k, b]
-            # 3. sum_j q_j g_j: float32 within a block, float64 across blocks. The scale follows in step 4.
-            mean += _dot(part, slope[start : start + BLOCK])
-        # 4. w q_k (g_k - sum_j q_j g_j), or w g_k.
-        if from_logits:
-            _softmax_gradient(e, slope, F(mean * scale), F(w * scale), out[i])
-        else:
-            _multiple(slope, F(w), out[i])
-
-
 def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
     """Return the bin sums of events; arguments as for `chunked.event_sums`."""
     squared = events.weights is not None and not bins.copies
@@ -577,15 +520,6 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
-
-
-def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:  # noqa: ARG001
-    """Fill `out` with the gradient in `values`, for gradients in the sums of w q, as `chunked.class_gradient` does."""
-    values, from_logits, weights, top, confidence = rows
-    slopes = grads[:, 1].float().contiguous().numpy()
-    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-    options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
-    by_rows(_fill_class_gradients, values, columns, options, out)
 
 
 @cache
