@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.chunked import ClassRows, Events, store
+from torchcalib.ops.bin_sums import chunked
+from torchcalib.ops.bin_sums.chunked import ClassRows, Events
 from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.numba_math import (
     BLOCK,
@@ -191,23 +192,12 @@ def _add_below(x, low, scale, total):
 
 
 @step
-def _add_below_with_spread(x, low, scale, w, total, spread):
-    """Add w q to total[k] and w q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
-    factor = scale * w
+def _add_below_with_spread(x, low, scale, total, spread):
+    """Add q to total[k] and q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
     for k in range(x.size):
-        part = np.float64(ZERO if x[k] >= low else x[k])
-        total[k] += factor * part
-        q = scale * part
-        spread[k] += w * (q - q * q)
-
-
-@step
-def _add_weight_below(x, low, w, weight, square):
-    """Add w to weight[k] and w^2 to square[k] for every entry x[k] that is below `low` or NaN."""
-    for k in range(x.size):
-        part = 0.0 if x[k] >= low else w
-        weight[k] += part
-        square[k] += part * part
+        q = scale * np.float64(ZERO if x[k] >= low else x[k])
+        total[k] += q
+        spread[k] += q - q * q
 
 
 @step
@@ -222,25 +212,20 @@ def _proportional(x, largest, from_logits, shifted, out):
 
 
 @compiled_loop
-def _add_classes(values, target, weights, largest, confidence, from_logits, edges, right, first, sums):
-    """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
+def _add_classes(values, target, largest, confidence, from_logits, edges, right, first, sums):
+    """Add rows without weights to the bin sums of K consecutive classes, except for the count of the first bin.
 
     The classes are the columns of `values` from `first` on, and `target` is the label minus the number of the first
     class. `largest` is the largest entry of each row, and `confidence` the probability of its top class.
 
-    `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
-    the other sums of `chunked.store`.
+    `sums` `(F, B, K)` is updated in place. It has 1, q and y for probability q and outcome y. F > 3 adds the other sums
+    of `chunked.store`.
     """
     # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
     # rows are float64, because a class can have millions of rows.
     n_sums, _, n_classes = sums.shape
-    shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
-    w = 1.0
+    shifted, block = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(len(values)):
-        if weights is not None:
-            w = weights[i]
-            if w == 0:
-                continue
         # 1. q_k = scale e_k with e_k = exp(x_k - max x) and scale = max_k q_k. The threshold 1/B is divided by the
         #    scale once, instead of multiplying every entry. It is lowered by the rounding error of q.
         row = values[i]
@@ -255,14 +240,9 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
             # 3. Add probabilities in the first bin by vector instructions. Larger entries are replaced by 0 instead of
             #    skipped, because a branch would prevent them.
             if n_sums == 3:
-                _add_below(e, low, scale * w, sums[1, 0, columns])
+                _add_below(e, low, scale, sums[1, 0, columns])
             else:
-                _add_below_with_spread(e, low, scale, w, sums[1, 0, columns], sums[3, 0, columns])
-            if n_sums == 7:
-                _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[5, 0, columns])
-            if weights is not None:
-                square = sums[6, 0, columns] if n_sums == 7 else unused[: x.size]
-                _add_weight_below(e, low, w, sums[0, 0, columns], square)
+                _add_below_with_spread(e, low, scale, sums[1, 0, columns], sums[3, 0, columns])
             # 4. Add probabilities >= 1/B one by one. One comparison of a vector skips 64 entries without any.
             for begin in range(0, x.size, _PROBE):
                 part = e[begin : begin + _PROBE]
@@ -271,22 +251,18 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
                         if part[k] >= low:
                             value = scale * np.float64(part[k])
                             b = bin_of(value, edges, right)
-                            sums[0, b, start + begin + k] += w
-                            sums[1, b, start + begin + k] += w * value
+                            sums[0, b, start + begin + k] += 1
+                            sums[1, b, start + begin + k] += value
                             if n_sums > 3:
-                                spread = w * value * (1.0 - value)
-                                sums[3, b, start + begin + k] += spread
-                                if n_sums == 7:
-                                    sums[5, b, start + begin + k] += w * spread
-                                    sums[6, b, start + begin + k] += w * w
+                                sums[3, b, start + begin + k] += value * (1.0 - value)
             # 5. Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
                 value = scale * np.float64(e[label])
                 b = bin_of(value, edges, right)
-                sums[2, b, start + label] += w
+                sums[2, b, start + label] += 1
                 if n_sums > 3:  # (1 - q)^2 = q^2 + 1 - 2 q
-                    sums[4, b, start + label] += w * (1.0 - 2.0 * value)
+                    sums[4, b, start + label] += 1.0 - 2.0 * value
 
 
 @step
@@ -464,28 +440,30 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
-    if weights is None and n_classes <= _FEW_CLASSES:
+    if weights is not None:
+        chunked.class_sums(rows, target, bins, sums)
+        return
+    if n_classes <= _FEW_CLASSES:
         _sums_of_few_classes(rows, target, bins, sums)
         return
-    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 5)
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
-    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
+    columns = [x.numpy() for x in (_largest(values, top), confidence)]
     direct = values.dtype == torch.float32 and values.is_contiguous()
 
     def add(begin: int, end: int) -> None:
-        into = np.zeros((n_distinct, n_bins, end - begin))
+        into = np.zeros((min(n_sums, 5), n_bins, end - begin))
         n = len(values) if direct else max(1, CONVERTED // (end - begin))
         buffer = torch.empty(0 if direct else min(n, len(values)), end - begin, dtype=torch.float32)
         for start in range(0, len(values), n):
             part = values[start : start + n]
             x = part if direct else buffer[: len(part)].copy_(part[:, begin:end])
             chunk_labels = labels[start : start + n] - begin
-            chunk = [None if column is None else column[start : start + n] for column in columns]
+            chunk = [column[start : start + n] for column in columns]
             _add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
-        if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
-            into[0, 0] = len(values) - into[0, 1:].sum(0)
-        store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
+        # Number of rows in the first bin: all rows minus the rows in other bins
+        into[0, 0] = len(values) - into[0, 1:].sum(0)
+        chunked.store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
 
     in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
 
@@ -509,7 +487,7 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
             _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
-    store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
+    chunked.store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
 
 
 @cache

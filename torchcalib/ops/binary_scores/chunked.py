@@ -57,7 +57,7 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool,
 def _log_losses_of_labels(x: Tensor, label: Tensor) -> Tensor:
     """Return the log losses of probabilities, with a single logarithm for each value."""
     one = label == 1
-    # log u with u = p or 1 - p in float64. The rounding error of 1 - p is added as in `numba_math.log_of_complement`.
+    # log u with u = p or 1 - p in float64. With the rounding error c of 1 - p, it is log u + c.
     u = torch.where(one, x, 1 - x)
     error = (1 - u).sub_(x).masked_fill_(one, 0)
     return 0 - u.log_().add_(error)

@@ -3,8 +3,8 @@
 The method, for blocks of at most 1,024 values, which stay in the level-1 cache:
 
 1. Check the values and the targets of the block.
-2. Fill a buffer with float64 scores. Labels need one logarithm, of the probability of the outcome. Other targets need
-   two. Log losses of float32 logits and integer labels are float32, which doubles the entries of a vector.
+2. Fill a buffer with float64 scores: one logarithm, of the probability of the outcome. Log losses of float32 logits and
+   integer labels are float32, which doubles the entries of a vector.
 3. Add the buffer to the sums. Multi-label input `(N, L)` is read in the order of its memory, and has a sum per column.
 
 A branch for each value would prevent vector instructions. So each step is a loop without branches.
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.ops.binary_scores import chunked
 from torchcalib.ops.numba_math import (
     BLOCK,
     ONE,
@@ -31,7 +32,6 @@ from torchcalib.ops.numba_math import (
     log1p_of_fraction,
     log1p_of_fraction32,
     log64,
-    log_of_complement,
     step,
 )
 from torchcalib.ops.threads import in_threads
@@ -49,20 +49,11 @@ def _count_outside(x, low, high):
 
 
 @step
-def _count_shares(t):
-    """Return the number of targets that are neither 0 nor 1."""
-    count = np.int32(0)
-    for k in range(t.size):
-        count += np.int32(0) if (t[k] == 0) | (t[k] == 1) else np.int32(1)
-    return count
-
-
-@step
 def _fill_log_losses(p, t, out):
     """Fill `out` with -log of the probability of the labels `t`, for probabilities p."""
     for k in range(p.size):
         x, one = np.float64(p[k]), t[k] != 0
-        # log u with u = p or 1 - p, and the rounding error of 1 - p as in `log_of_complement`
+        # log u with u = p or 1 - p, and the rounding error of 1 - p as in `chunked`
         u = x if one else 1 - x
         error = 0.0 if one else (1 - u) - x
         out[k] = 0 - (log64(u) + error)
@@ -94,15 +85,7 @@ def _replace_by_log_losses(s):
 
 @step
 def _fill_squares(p, t, out):
-    """Fill `out` with (p - t)^2 for labels or other targets."""
-    for k in range(p.size):
-        d = np.float64(p[k]) - np.float64(t[k])
-        out[k] = d * d
-
-
-@step
-def _fill_squares_of_labels(p, t, out):
-    """Fill `out` with (p - t)^2 for integer labels: there are no vector instructions to convert them."""
+    """Fill `out` with (p - t)^2, without a conversion of the labels, for which there are no vector instructions."""
     for k in range(p.size):
         d = np.float64(p[k]) - (1.0 if t[k] != 0 else 0.0)
         out[k] = d * d
@@ -110,49 +93,12 @@ def _fill_squares_of_labels(p, t, out):
 
 @step
 def _fill_squares_of_logits(z, t, out):
-    """Fill `out` with ((1 - t) p - t (1 - p))^2, where p and 1 - p have the relative error of exp."""
+    """Fill `out` with the square of the probability of the other outcome, which has the relative error of exp."""
     for k in range(z.size):
-        x, share = np.float64(z[k]), np.float64(t[k])
+        x = np.float64(z[k])
         e = exp64(-abs(x))
-        rarer, other = e / (1 + e), 1 / (1 + e)
-        d = (1 - share) * (other if x > 0 else rarer) - share * (rarer if x > 0 else other)
+        d = (1.0 if (x > 0) == (t[k] == 0) else e) / (1 + e)
         out[k] = d * d
-
-
-@step
-def _fill_cross_entropies(p, t, out):
-    """Fill `out` with -t log p - (1 - t) log(1 - p), with 0 log 0 = 0."""
-    for k in range(p.size):
-        x, share = np.float64(p[k]), np.float64(t[k])
-        one, zero = log64(x), log_of_complement(x)
-        out[k] = 0 - (share * one if share > 0 else 0.0) - ((1 - share) * zero if share < 1 else 0.0)
-
-
-@step
-def _fill_cross_entropies_of_logits(z, t, out):
-    """Fill `out` with t log(1 + e^-z) + (1 - t) log(1 + e^z), where 0 times infinity is 0."""
-    for k in range(z.size):
-        x, share = np.float64(z[k]), np.float64(t[k])
-        rest = log1p_of_fraction(exp64(-abs(x)))
-        one, zero = max(-x, 0.0) + rest, max(x, 0.0) + rest
-        out[k] = (share * one if share > 0 else 0.0) + ((1 - share) * zero if share < 1 else 0.0)
-
-
-@step
-def _fill_scores_of_shares(values, targets, has_shares, is_log, from_logits, out):
-    """Fill `out` with scores for floating targets, of which some are between 0 and 1 if `has_shares`."""
-    if not is_log and from_logits:
-        _fill_squares_of_logits(values, targets, out)
-    elif not is_log:
-        _fill_squares(values, targets, out)
-    elif has_shares and from_logits:
-        _fill_cross_entropies_of_logits(values, targets, out)
-    elif has_shares:
-        _fill_cross_entropies(values, targets, out)
-    elif from_logits:
-        _fill_log_losses_of_logits(values, targets, out)
-    else:
-        _fill_log_losses(values, targets, out)
 
 
 @lanes
@@ -182,41 +128,30 @@ def _add(x, totals):
 
 
 @compiled_loop
-def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, totals):
+def _add_scores(x, t, is_log, from_logits, is_narrow, buffer, narrow, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
-    `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32.
+    `buffer` is float64, `narrow` float32, for log losses in float32 if `is_narrow`.
     """
     width = totals.size
     size = max(1, BLOCK // width) * width
-    is_narrow = is_log and from_logits and labels is not None and x.itemsize == narrow.itemsize
     number = x.dtype.type
     low, high = (number(-math.inf), number(math.inf)) if from_logits else (number(0), number(1))
     for start in range(0, x.size, size):
-        # 1. Checks. Floating targets are labels if none is between 0 and 1.
+        # 1. Checks
         values, targets = x[start : start + size], t[start : start + size]
         out = buffer[: values.size]
-        n_shares = 0
-        invalid = _count_outside(values, low, high) > 0
-        if labels is not None:
-            invalid |= all_bits(targets) & ~1 != 0
-        if shares is not None:
-            n_shares = _count_shares(targets)
-            invalid |= n_shares > 0 and _count_outside(targets, number(0), number(1)) > 0
-        if invalid:
+        if _count_outside(values, low, high) > 0 or all_bits(targets) & ~1 != 0:
             totals[:] = math.nan
             return
         # 2. Scores
-        if shares is not None:
-            _fill_scores_of_shares(values, targets, n_shares > 0, is_log, from_logits, out)
-        elif is_narrow:
+        if is_narrow:
             _fill_signed(values, targets, narrow[: values.size])
             _replace_by_log_losses(narrow[: values.size])
         elif not is_log and from_logits:
             _fill_squares_of_logits(values, targets, out)
         elif not is_log:
-            _fill_squares_of_labels(values, targets, out)
+            _fill_squares(values, targets, out)
         elif from_logits:
             _fill_log_losses_of_logits(values, targets, out)
         else:
@@ -229,7 +164,7 @@ def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, total
 
 
 @compiled_loop
-def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
+def _add_pieces(x, t, is_log, from_logits, is_narrow, first, size, sums):
     """Add the scores of consecutive pieces, of which each has a row of `sums`; see `_add_scores`.
 
     A row of `x` has the values of one series, in pieces of `size` values. `first` is the number of the first piece.
@@ -239,35 +174,40 @@ def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
     for i in range(len(sums)):
         row, piece = divmod(first + i, n_pieces)
         part = slice(piece * size, (piece + 1) * size)
-        _add_scores(x[row, part], t[row, part], labels, shares, is_log, from_logits, buffer, narrow, sums[i])
+        _add_scores(x[row, part], t[row, part], is_log, from_logits, is_narrow, buffer, narrow, sums[i])
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
-    """Return sums of scores; see `binary_scores.score_sums`."""
+    """Return sums of scores; see `binary_scores.score_sums`. Targets between 0 and 1 have no loop."""
     n = values.shape[-1]
+    is_narrow = kind == "log" and from_logits and not target.is_floating_point() and values.dtype != torch.float64
+    if target.is_floating_point():
+        if not bool(((target == 0) | (target == 1)).all()):
+            return chunked.score_sums(values, target, kind, from_logits)
+        target = target.long()
     # Multi-label input is a transposed view of rows with one value per label. Other input has one series per sum.
     is_transposed = values.dim() == 2 and len(values) > 1 and values.stride() == target.stride() == (1, len(values))
     width = len(values) if is_transposed else 1
     columns = (x.T if is_transposed else x for x in (values, target))
     x, t = (contiguous_array(column).reshape(-1, n * width) for column in columns)
-    return torch.from_numpy(_sums(x, t, width, kind, from_logits).reshape(values.shape[:-1]))
+    return torch.from_numpy(_sums(x, t, width, kind, from_logits, is_narrow).reshape(values.shape[:-1]))
 
 
 def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
     """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
     x, t = np.ascontiguousarray(values)[None], np.ascontiguousarray(target)[None]
-    return float(_sums(x, t, 1, kind, from_logits)[0, 0])
+    is_narrow = kind == "log" and from_logits and x.itemsize == 4
+    return float(_sums(x, t, 1, kind, from_logits, is_narrow)[0, 0])
 
 
-def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:
+def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool, is_narrow: bool) -> Any:
     """Return sums `(S, width)` of the scores of S series, whose values are rows of `x` and targets rows of `t`."""
     size = max(1, _PIECE // width) * width
     n_pieces = -(-x.shape[1] // size)
     sums = np.zeros((len(x) * n_pieces, width))
-    labels, shares = (None, t) if t.dtype.kind == "f" else (t, None)
 
     def add(begin: int, end: int) -> None:
-        _add_pieces(x, t, labels, shares, kind == "log", from_logits, begin, size, sums[begin:end])
+        _add_pieces(x, t, kind == "log", from_logits, is_narrow, begin, size, sums[begin:end])
 
     in_threads(add, len(sums), x.size)
     return sums if n_pieces == 1 else sums.reshape(len(x), n_pieces, width).sum(1)

@@ -37,6 +37,7 @@ from torchcalib.ops.numba_math import (
     log1p,
     step,
 )
+from torchcalib.ops.softmax_stats import chunked
 from torchcalib.ops.softmax_stats.formula import Detail
 from torchcalib.ops.threads import PER_THREAD
 
@@ -114,14 +115,6 @@ def _logit_gradient(shifted, exps, scale, a, b, c, out):
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
-
-
-@step
-def _probability_gradient(q, logs, b, c, out):
-    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `chunked.backward` defines b and c."""
-    for k in range(q.size):
-        slope = logs[k] + ONE if q[k] != ZERO else ZERO
-        out[k] = b * q[k] + c * slope
 
 
 @compiled_loop
@@ -521,37 +514,6 @@ def _backward_logits(values, target, scores, tops, grads, out):
             out[i, h] = q_h * (a + b * q_h + grad_entropy * shift) + at_label
 
 
-@compiled_loop
-def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
-    """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
-    n_rows, n_classes = values.shape
-    number = values.dtype.type
-    buffer = np.zeros(BLOCK, values.dtype)
-    for i in range(n_rows):
-        row, h = values[i], target[i]
-        grad_log, grad_square, grad_entropy, grad_confidence = grads[0, i], grads[1, i], grads[2, i], grads[3, i]
-        if grad_log == 0 and grad_square == 0 and grad_entropy == 0 and grad_confidence == 0:
-            out[i] = 0
-            continue
-        if not 0 <= h < n_classes:
-            out[i] = math.nan
-            continue
-        # 1. b q + c (log q + 1) for all classes. The logarithm is the larger part of the work, and often not needed.
-        for start in range(0, n_classes, BLOCK):
-            q = row[start : start + BLOCK]
-            logs = buffer[: q.size]
-            if grad_entropy != 0:
-                fill_logs(q, logs)
-            part = out[i, start : start + BLOCK]
-            _probability_gradient(q, logs, number(2 * grad_square), number(grad_entropy), part)
-        # 2. The terms of the label and of the top class, in float64.
-        q_h = np.float64(row[h])
-        out[i, h] = 2 * grad_square * (q_h - 1)
-        if q_h > 0:
-            out[i, h] += grad_log / q_h + grad_entropy * (math.log(q_h) + 1)
-        out[i, tops[i]] += grad_confidence
-
-
 # Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed
 _LOOPS: dict[tuple[bool, bool, bool], Callable[..., None]] = {
     (True, False, False): _forward_logits,
@@ -623,6 +585,8 @@ def summary(
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `chunked.backward` does."""
-    loop = _backward_logits if from_logits else _backward_probabilities
-    by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
+    """Fill `out` as `chunked.backward` does, which takes the gradient in probabilities."""
+    if from_logits:
+        by_rows(_backward_logits, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
+    else:
+        chunked.backward(values, target, from_logits, scores, top, grads, out)
