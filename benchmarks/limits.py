@@ -74,11 +74,10 @@ def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
     bins = {"n_bins": 15, "noise": True}
     call = partial(bin_sums.class_bins, values, target, None, rows, **given, **bins)
     yield Kernel("classes", "bin sums of every class", call, n_bytes, n_exps)
-    for name, given_values, from_logits in (("logits", values, True), ("probabilities", probs, False)):
-        leaf = given_values.detach().requires_grad_()
-        found = softmax_stats.rows(leaf, target, from_logits=from_logits)
-        loss = found.log_prob.mean() + found.squared_error.mean()
-        yield Kernel("rows", f"gradient of {name}", partial(backward, loss, leaf), 2 * n_bytes, n_exps * from_logits)
+    leaf = values.detach().requires_grad_()
+    found = softmax_stats.rows(leaf, target, **given)
+    loss = found.log_prob.mean() + found.squared_error.mean()
+    yield Kernel("rows", "gradient of logits", partial(backward, loss, leaf), 2 * n_bytes, n_exps)
 
 
 def backward(loss: Tensor, leaf: Tensor) -> Tensor:

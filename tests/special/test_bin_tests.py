@@ -12,8 +12,7 @@ from scipy.stats import binomtest
 
 from torchcalib.special import bin_tests as bins_module
 from torchcalib.special import binomial_test
-from torchcalib.special.bin_tests import rejected_in_bins
-from torchcalib.special.binomial import critical_values
+from torchcalib.special.binomial import critical_values, rejected_in_bins
 
 F64 = torch.float64
 

@@ -23,7 +23,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit
-from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, smoothed_log_probs
+from torchcalib.ops.newton.structured import fit_structured, fit_vector, smoothed_log_probs
 
 
 class _MultiClass(Calibrator):

@@ -23,8 +23,7 @@ from torchcalib.core.arguments import (
 from torchcalib.core.bins import root
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.functional.canonical import DirichletSettings
-from torchcalib.functional.kernel import KernelSettings
+from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel

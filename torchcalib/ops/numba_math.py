@@ -183,17 +183,6 @@ def log64(x):
 
 
 @step
-def log_of_complement(p):
-    """Return log(1 - p) for 0 <= p <= 1, with relative error below 1e-15.
-
-    With u = 1 - p in float64 and its rounding error c, it is log(u + c) = log u + c. c is 0 for p > 1/2, and otherwise
-    at most 1e-16.
-    """
-    u = 1 - p
-    return log64(u) + ((1 - u) - p)
-
-
-@step
 def log1p_of_fraction(x):
     """Return log(1 + x) for 0 <= x <= 1, with relative error below 1e-15.
 

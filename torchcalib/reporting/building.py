@@ -29,11 +29,10 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.gathering import exchanged
-from torchcalib.core.group_sums import ClusteredSumState, SumsByCluster, SumsByGroup
+from torchcalib.core.group_sums import ClusteredSumState, NamedGroupState, SumsByCluster, SumsByGroup
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
-from torchcalib.core.named_groups import NamedGroupState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
@@ -483,7 +482,7 @@ class ReportBuilder(Builder):
             kinds[name] = SumState(accumulator, shape)
             if isinstance(accumulator, EqualWidthBins):
                 kinds.setdefault(_GROUPS, NamedGroupState(accumulator, shape))  # the bins of the main mode
-                by_cluster = SumsByCluster.for_shape(accumulator, shape)
+                by_cluster = SumsByCluster(accumulator, num_clusters_for(shape))
                 is_main = kinds[_GROUPS].accumulator is accumulator
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))

@@ -29,7 +29,7 @@ from torchcalib.functional.estimator import (
     stream_factory_of,
 )
 from torchcalib.functional.proper_scores import accuracy, brier_score, ecd, nll
-from torchcalib.functional.ranked import RankedEstimator, corp, ks
+from torchcalib.functional.ranked import RankedEstimator, atb, corp, ks
 from torchcalib.functional.scores import ScoreEstimator
 from torchcalib.functional.selective import (
     SelectiveEstimator,
@@ -41,7 +41,6 @@ from torchcalib.functional.selective import (
     eaurc,
 )
 from torchcalib.functional.test_based import tce
-from torchcalib.functional.truthful import atb
 from torchcalib.inference.testing import ErrorTest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.results.lines import SELECTIVE_GROUP, Line

@@ -86,7 +86,7 @@ def smoothing_sums(
 def cell_formula(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> Tensor:
     """Return the result of `smoothing_sums` for tensors of equal shape, by differentiable operations."""
     wide = wide_dtype(confidence.device)
-    columns = _event_columns(confidence.to(wide), outcome.to(wide), weights, noise, copies)
+    columns = event_columns(confidence.to(wide), outcome.to(wide), weights, noise, copies)
     p = confidence.detach().to(wide).nan_to_num(0).clamp(0, 1)
     index = torch.stack([(p * m).long() for m in GRIDS]).sum(0).clamp(max=N_CELLS - 1)
     zeros = columns[0].new_zeros((*confidence.shape[:-1], N_CELLS))
@@ -94,7 +94,7 @@ def cell_formula(confidence: Tensor, outcome: Tensor, weights: Tensor | None, no
     return torch.stack([zeros.scatter_add(-1, index, column) for column in columns], -2)
 
 
-def _event_columns(p: Tensor, y: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> list[Tensor]:
+def event_columns(p: Tensor, y: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> list[Tensor]:
     """Return the 5 or 6 terms of `smoothing_sums` for every event, `(..., N)` each; tensors have dtype `wide_dtype`."""
     if weights is not None:
         absent = weights == 0
@@ -121,7 +121,7 @@ def _compute_sums(
     for element, totals in enumerate(sums.view(-1, *shape[-2:])):
         for p, y, w in _chunks(element, *given):
             index = _cells(p.to(wide))
-            for total, column in zip(totals, _event_columns(p.to(wide), y.to(wide), w, noise, copies), strict=True):
+            for total, column in zip(totals, event_columns(p.to(wide), y.to(wide), w, noise, copies), strict=True):
                 total.scatter_add_(0, index, column)
     return sums
 
