@@ -10,7 +10,7 @@ from helpers.binomial import ALPHAS, SPECIAL_P, tensor
 from oracles.binomial import scipy_p_value
 from scipy.stats import binomtest
 
-from torchcalib.special import bin_tests as bins_module
+from torchcalib.special import binomial as bins_module
 from torchcalib.special import binomial_test
 from torchcalib.special.binomial import critical_values, rejected_in_bins
 
