@@ -146,7 +146,12 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         """Copy the declaration of the function of the same metric to class attributes; None for a base class."""
         super().__init_subclass__(**kwargs)
-        _exclude_from_torchscript(cls)
+        # TorchScript ignores properties and annotated attributes.
+        bases = [vars(base) for base in cls.__mro__]
+        properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
+        annotated = {name for base in bases for name in base.get("__annotations__", {})}
+        cls.__jit_unused_properties__ = sorted(properties)
+        cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         own = vars(cls)
         if function is None:
             return
@@ -463,15 +468,6 @@ def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
         ),
     ]
     return [task.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *of_class, *options, *by_name, *of_init[1]]
-
-
-def _exclude_from_torchscript(cls: type[CalibrationMetric[Any]]) -> None:
-    """Exclude the properties and the annotated attributes of a class from TorchScript."""
-    bases = [vars(base) for base in cls.__mro__]
-    properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
-    annotated = {name for base in bases for name in base.get("__annotations__", {})}
-    cls.__jit_unused_properties__ = sorted(properties)
-    cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
 
 
 def _named(value: object) -> str:
