@@ -15,12 +15,12 @@ from torchcalib.ops.linear_softmax_stats.blocks import (
     Head,
     all_sums,
     first_class,
+    gradient,
     in_blocks,
     merge_all,
     of_all_ranks,
     sums_of_block,
 )
-from torchcalib.ops.linear_softmax_stats.gradient import gradient
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, Rows
 from torchcalib.ops.softmax_stats.chunked import first_largest
