@@ -10,8 +10,7 @@ import pytest
 from torchmetrics import Metric
 
 import torchcalib as tc
-from torchcalib.functional.estimator import Better
-from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
+from torchcalib.metrics.base import Better, CalibrationMetric, WrappedMetric
 
 OPTIONS = {tc.GCE: {"loss": lambda b: b.gap.abs()}}
 PUBLIC = [getattr(tc, name) for name in tc.__all__]
