@@ -64,6 +64,7 @@ class Declaration:
     perfect: float  # Value for a perfect predictor, which assigns probability 1 to every true class
     value_range: tuple[float, float] = (-math.inf, math.inf)  # Smallest and largest value for any options
     better: Better | None = "lower"  # Direction of better values; None if it depends on options
+    is_signed: bool = False  # Whether the value is a mean of outcome minus confidence, which may be negative
     # Norm over bins, unless it is an option: "l1", "l2", "max", or "mean" for a signed mean
     norm: str | None = None
     # Whether sampling noise increases the expected value. If so, compare the value with its noise floor.
@@ -71,6 +72,7 @@ class Declaration:
     stream_options: tuple[str, ...] = ()  # Options of a stream only, which are passed to `Estimator.streamed`
     has_test: bool = False  # Whether `Estimator.test_from` tests calibration
     needs_labels: bool = False  # Whether the metric with default options rejects soft targets
+    needs_whole_weights: bool = False  # Whether, with default options, it rejects weights that are not whole numbers
     # Function for `plot`, as "module:function": called with the metric, `ax` and `title`. None plots the value.
     diagram: str | None = None
     diagram_of_classes: str | None = None  # Like `diagram`, for a metric with one value per class

@@ -32,6 +32,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.functional.estimator import (
     FUNCTION_OPTIONS,
+    Better,
     Declaration,
     Estimator,
     declaration_of,
@@ -98,8 +99,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
     `torch.jit.script` can compile a module that contains a metric. The compiled module does not contain the metric.
 
-    A subclass names its function: `class ECE(BinnedMetric, function=ece)`. The fields of the `Declaration` of the
-    function, such as `name`, `unit` and `perfect`, are attributes of the class.
+    A subclass names its function, whose declaration has the metadata: `class ECE(BinnedMetric, function=ece)`.
 
     Args:
         num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
@@ -112,6 +112,26 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     full_state_update = False
     is_differentiable = True
     higher_is_better: bool | None = False
+
+    # Metadata from the `Declaration` of the function. `__init__` sets those attributes that depend on options.
+    key: ClassVar[str]
+    name: ClassVar[str]
+    question: ClassVar[str]
+    source: ClassVar[str]
+    unit: str
+    perfect: float
+    value_range: ClassVar[tuple[float, float]]
+    better: ClassVar[Better | None]
+    is_signed: ClassVar[bool]
+    norm: ClassVar[str | None]
+    noise_increases: ClassVar[bool]
+    stream_options: ClassVar[tuple[str, ...]]
+    has_test: ClassVar[bool]
+    needs_labels: ClassVar[bool]
+    needs_whole_weights: ClassVar[bool]
+    diagram: ClassVar[str | None]
+    diagram_of_classes: ClassVar[str | None]
+    allows_clusters: ClassVar[bool]
 
     estimator: Estimator[Any]
     """Metric with its options, without a state."""
@@ -130,7 +150,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         # TorchScript ignores properties and annotated attributes.
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
-        annotated = {name for base in (*bases, vars(Declaration)) for name in base.get("__annotations__", {})}
+        annotated = {name for base in bases for name in base.get("__annotations__", {})}
         cls.__jit_unused_properties__ = sorted(properties)
         cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         own = vars(cls)
@@ -433,7 +453,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
 def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
     """Return the parameters of a metric class: `task` by position, all other options by name."""
-    (task, *options), stream_options = stream_parameters(cls.factory), declaration_of(cls.function).stream_options
+    task, *options = stream_parameters(cls.factory)
     known = {p.name for p in options} | {"self", "task"}
     of_init = [
         [p for p in signature(init).parameters.values() if p.name not in known and p.kind == Parameter.KEYWORD_ONLY]
@@ -441,7 +461,7 @@ def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
     ]
     of_class = [] if cls.__init__ is CalibrationMetric.__init__ else of_init[0]
     by_name = [
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in stream_options),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options),
         *(
             Parameter(name, Parameter.KEYWORD_ONLY, default=default)
             for name, default in INPUT_DEFAULTS.items()
