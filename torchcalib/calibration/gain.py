@@ -96,7 +96,8 @@ def relative_calibration_loss(
     It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
     Args:
-        score, calibrator, **options: See `calibration_loss`.
+        score, calibrator: See `calibration_loss`.
+        **options: See `calibration_loss`.
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
@@ -289,7 +290,8 @@ def score_divergence(
     Args:
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`. It is called twice for each class.
-        calibrator, **options: See `calibration_loss`.
+        calibrator: See `calibration_loss`.
+        **options: See `calibration_loss`.
 
     Returns:
         A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
