@@ -3,18 +3,17 @@
 `backend="auto"` selects the first implementation that can be loaded. Any other backend raises if it cannot be loaded.
 
 Importing numba takes half a second, and compiling a loop that is not in numba's cache a few seconds more. "auto"
-therefore uses a compiled loop only where it pays: for predictions of at least `LARGE` values in one call; and for
-smaller calls of an operation once its loop would have saved `ENOUGH` nanoseconds in this process. An ECE of 10 classes
-reaches this after about 20,000 updates with 64 rows. The choice has no visible effect: both compute float32 rows in
-float64 (`rows_are_wide`). The environment variable TORCHCALIB_NUMBA replaces this rule: "always" uses compiled loops
-for every size, and "never" for none.
+therefore uses a compiled loop only where it pays: from the first call with predictions of at least `LARGE` values in
+this process; and for smaller calls of an operation once its loop would have saved `ENOUGH` nanoseconds. An ECE of 10
+classes reaches this after about 20,000 updates with 64 rows. The backends differ by rounding errors only. The
+environment variable TORCHCALIB_NUMBA replaces this rule: "always" uses compiled loops for every size, and "never" for
+none.
 """
 
 import importlib
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal
 
@@ -34,7 +33,7 @@ Op = Literal[
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 
-LARGE = 2**17  # number of values of predictions from which one call loads compiled code
+LARGE = 2**17  # number of values of predictions in one call that loads compiled code
 ENOUGH = 2_000_000_000  # nanoseconds: about the geometric mean of loading a loop from the cache and compiling several
 _PER_CALL = 100_000  # nanoseconds that a compiled loop saves for every call, whatever its size
 
@@ -89,6 +88,7 @@ _CHOICES: dict[Op, _Choice] = {
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
     "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=5, plain="", of_predictions=False),
 }
+_OF_PREDICTIONS = [op for op, choice in _CHOICES.items() if choice.of_predictions]
 _INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 
 
@@ -109,23 +109,13 @@ def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     return module, ""
 
 
-@cache
-def rows_are_wide() -> bool:
-    """Return whether plain torch computes float32 rows in float64 on the CPU, as compiled loops do for larger calls.
-
-    A value of small batches then equals that of one large call. Without numba there are no such loops, and float32
-    takes half the time.
-    """
-    return RULE != "never" and find_spec("numba") is not None
-
-
 def _pays(op: Op, n_values: int) -> bool:
     """Return whether a call with this number of values uses compiled code on the CPU, and count what it would save."""
     if RULE != "auto":
         return RULE == "always"
     choice = _CHOICES[op]
     if n_values >= LARGE and choice.of_predictions:
-        return True
+        _saved.update(dict.fromkeys(_OF_PREDICTIONS, ENOUGH))
     saved = _saved.get(op, 0)
     if saved < ENOUGH:
         saved = _saved[op] = saved + _PER_CALL + choice.saves * n_values

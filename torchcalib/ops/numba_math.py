@@ -5,7 +5,7 @@ separately and in a fixed order. So its result does not depend on its position o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -15,12 +15,12 @@ from numba import types
 from numba.extending import overload
 from torch import Tensor
 
-from torchcalib.ops.threads import PER_THREAD, in_threads
+from torchcalib.ops.threads import in_threads
 
 FEW_CLASSES = 48  # largest number of classes for which vector instructions span `LANES` rows instead of one row
 LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 BLOCK = 1024  # entries of a row per pass; three float32 arrays of this size fill a third of the level-1 cache
-CONVERTED = 2**15  # entries converted to float32 per copy; torch would use threads for larger copies
+CONVERTED = 2**16  # entries per copy of rows that are not contiguous float32 or float64; copies stay in the cache
 
 F = np.float32
 ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
@@ -340,6 +340,65 @@ def contiguous_array(x: Tensor) -> Any:
     return np.ascontiguousarray((x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy())
 
 
+@compiled_loop
+def _widen_bfloat16(bits, out):
+    """Fill `out` with the numbers of bfloat16 bits, which are the upper half of the bits of float32."""
+    for i in range(len(bits)):
+        x, y = bits[i], out[i]
+        for k in range(x.size):
+            y[k] = float_of_bits(np.int32(np.int32(x[k]) << 16))
+
+
+@compiled_loop
+def _widen_float16(bits, out):
+    """Fill `out` with the numbers of float16 bits: 1 of the sign, 5 of the exponent, and 10 of the significand.
+
+    At the places of float32, whose exponents are larger by 127 - 15, they are numbers divided by 2^112. The largest
+    exponent is that of infinity and NaN.
+    """
+    for i in range(len(bits)):
+        x, y = bits[i], out[i]
+        for k in range(x.size):
+            size = np.int32(np.int32(x[k] & 0x7FFF) << 13)
+            value = float_of_bits(size) * F(2.0**112)
+            limit = float_of_bits(np.int32(size | 0x7F800000))
+            value = limit if size >= 0x7C00 << 13 else value
+            y[k] = -value if x[k] < 0 else value
+
+
+_WIDEN = {torch.bfloat16: _widen_bfloat16, torch.float16: _widen_float16}
+
+
+def float_rows(values: Tensor) -> Callable[..., Iterator[tuple[slice, Any]]]:
+    """Return a function of a range of rows and of classes, which yields pieces of the rows and their slices.
+
+    Pieces are contiguous arrays of float64 for float64 `values` `(N, C)`, and otherwise of float32. Rows that need no
+    copy are one piece with all classes. Threads call the function: it uses no operators of torch, because each of those
+    releases the lock of the interpreter and waits for it.
+    """
+    widen = _WIDEN.get(values.dtype)
+    array = (values.view(torch.int16) if widen else values).numpy()
+    is_ready = widen is None and values.is_contiguous()
+
+    def pieces(begin: int, end: int, classes: slice = slice(None)) -> Iterator[tuple[slice, Any]]:
+        if is_ready:
+            yield slice(begin, end), array[begin:end]
+            return
+        part = array[begin:end, classes]
+        n = max(1, CONVERTED // max(1, part.shape[1]))
+        buffer = np.empty((min(n, len(part)), part.shape[1]), np.float32 if widen else array.dtype)
+        for start in range(0, len(part), n):
+            found = part[start : start + n]
+            rows = buffer[: len(found)]
+            if widen:
+                widen(found, rows)
+            else:
+                np.copyto(rows, found)
+            yield slice(begin + start, begin + start + len(found)), rows
+
+    return pieces
+
+
 def by_rows(
     loop: Callable[..., None],
     values: Tensor,
@@ -349,31 +408,23 @@ def by_rows(
 ) -> None:
     """Call `loop(rows, *columns, *options[, out])` on ranges of contiguous rows in several threads.
 
-    Rows are float64 for float64 `values`, and otherwise float32.
-
-    Its result must not depend on the division into ranges. `columns` are `(..., N)` or None, and are divided as the
-    rows. `out` `(N, C)` can have any floating dtype.
+    Rows are float64 for float64 `values`, and otherwise float32. The result of the loop must not depend on the division
+    into ranges. `columns` are `(..., N)` or None, and are divided as the rows. `out` `(N, C)` can have any floating
+    dtype.
     """
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    ready = values.dtype == dtype and values.is_contiguous()
-    direct = ready and (out is None or out.dtype == dtype)
-    if direct and values.numel() < PER_THREAD:
-        loop(values.numpy(), *columns, *options, *(() if out is None else (out.numpy(),)))
-        return
+    pieces = float_rows(values)
+    filled = None if out is None or out.dtype not in (torch.float32, torch.float64) else out.numpy()
 
     def run(begin: int, end: int) -> None:
-        n = end - begin if direct else max(1, CONVERTED // values.shape[-1])
-        buffer = torch.empty(0 if ready else min(n, end - begin), values.shape[-1], dtype=dtype)
-        for start in range(begin, end, n):
-            part = slice(start, min(start + n, end))
-            rows = values[part] if ready else buffer[: part.stop - start].copy_(values[part])
-            arguments = [rows.numpy(), *(None if x is None else x[..., part] for x in columns), *options]
+        for part, rows in pieces(begin, end):
+            arguments = [rows, *(None if x is None else x[..., part] for x in columns), *options]
             if out is None:
                 loop(*arguments)
+            elif filled is not None and filled.dtype == rows.dtype:
+                loop(*arguments, filled[part])
             else:
-                filled = out[part] if out.dtype == dtype else torch.empty_like(out[part], dtype=dtype)
-                loop(*arguments, filled.numpy())
-                if out.dtype != dtype:
-                    out[part] = filled
+                gradient = np.empty_like(rows)
+                loop(*arguments, gradient)
+                out[part] = torch.from_numpy(gradient)
 
     in_threads(run, len(values), values.numel())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-PER_THREAD = 2**18  # smallest number of input values per thread; fewer are not worth the start of a thread
+PER_THREAD = 2**16  # smallest number of input values per thread; fewer are not worth the start of a thread
 
 
 _QUOTAS = {  # files of a quota in microseconds, and of the period for which it holds, in control groups of Linux

@@ -19,17 +19,18 @@ from torchcalib.ops.bin_sums.chunked import ClassRows, Events, store
 from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.numba_math import (
     BLOCK,
-    CONVERTED,
     INF,
     ZERO,
     F,
     all_bits,
     bin_of,
+    clipped,
     compiled_loop,
     copy,
-    exp64,
+    exp,
     fill_exps,
     fill_limits,
+    float_rows,
     lanes,
     step,
 )
@@ -186,7 +187,7 @@ def _count_at_least(x, low):
 def _add_below(x, low, scale, total):
     """Add scale * x[k] to total[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
-        total[k] += scale * (0.0 if x[k] >= low else x[k])
+        total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
 
 
 @step
@@ -194,7 +195,7 @@ def _add_below_with_spread(x, low, scale, w, total, spread):
     """Add w q to total[k] and w q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
     factor = scale * w
     for k in range(x.size):
-        part = 0.0 if x[k] >= low else x[k]
+        part = np.float64(ZERO if x[k] >= low else x[k])
         total[k] += factor * part
         q = scale * part
         spread[k] += w * (q - q * q)
@@ -220,19 +221,6 @@ def _proportional(x, largest, from_logits, shifted, out):
         fill_exps(x, largest, shifted, out)
 
 
-@step
-def _fill_shares(x, largest, from_logits, out):
-    """Fill `out` with probabilities as `_proportional` does, in float64."""
-    if not from_logits:
-        copy(x, out)
-    elif largest == INF:
-        for k in range(x.size):
-            out[k] = (1.0 if x[k] == INF else 0.0) if x[k] == x[k] else np.nan
-    else:
-        for k in range(x.size):
-            out[k] = exp64(np.float64(x[k]) - np.float64(largest))
-
-
 @compiled_loop
 def _add_classes(values, target, weights, largest, confidence, from_logits, edges, right, first, sums):
     """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
@@ -243,8 +231,10 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
     `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
     the other sums of `chunked.store`.
     """
+    # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
+    # rows are float64, because a class can have millions of rows.
     n_sums, _, n_classes = sums.shape
-    block, unused = np.empty(BLOCK), np.empty(BLOCK)
+    shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
     w = 1.0
     for i in range(len(values)):
         if weights is not None:
@@ -255,12 +245,12 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
         #    scale once, instead of multiplying every entry. It is lowered by the rounding error of q.
         row = values[i]
         scale = confidence[i] if from_logits else 1.0
-        low = BELOW_EDGE * edges[1] / scale
+        low = F(BELOW_EDGE * edges[1] / scale)
         for start in range(0, n_classes, BLOCK):
             # 2. Entries e of a block, which stays in the level-1 cache for steps 3 to 5.
             x = row[first + start : first + min(start + BLOCK, n_classes)]
             e = block[: x.size]
-            _fill_shares(x, largest[i], from_logits, e)
+            _proportional(x, largest[i], from_logits, shifted[: x.size], e)
             columns = slice(start, start + BLOCK)
             # 3. Add probabilities in the first bin by vector instructions. Larger entries are replaced by 0 instead of
             #    skipped, because a branch would prevent them.
@@ -279,7 +269,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
                 if _count_at_least(part, low) > 0:
                     for k in range(part.size):
                         if part[k] >= low:
-                            value = scale * part[k]
+                            value = scale * np.float64(part[k])
                             b = bin_of(value, edges, right)
                             sums[0, b, start + begin + k] += w
                             sums[1, b, start + begin + k] += w * value
@@ -292,7 +282,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
             # 5. Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
-                value = scale * e[label]
+                value = scale * np.float64(e[label])
                 b = bin_of(value, edges, right)
                 sums[2, b, start + label] += w
                 if n_sums > 3:  # (1 - q)^2 = q^2 + 1 - 2 q
@@ -305,13 +295,13 @@ def _fill_shifted(x, largest, out):
     n_classes = x.shape[1]
     for i in range(len(x)):
         for k in range(n_classes):
-            out[i * n_classes + k] = np.float64(x[i, k]) - np.float64(largest[i])
+            out[i * n_classes + k] = clipped(x[i, k] - largest[i])
 
 
 @step
 def _replace_by_exps(x):
     for k in range(x.size):
-        x[k] = exp64(x[k])
+        x[k] = exp(x[k])
 
 
 @compiled_loop
@@ -326,7 +316,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
     n_bins = edges.size - 1
     size = max(1, BLOCK // n_classes)
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
-    shares, rounded = np.empty(size * n_classes), np.empty(size * n_classes, np.float32)
+    shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
     confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[-2], sums[-1]
     for i in range(first.size):
@@ -344,17 +334,17 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
         for i in range(len(rows)):
             flat = slice(i * n_classes, (i + 1) * n_classes)
             if from_logits and largest[start + i] == INF:
-                _fill_shares(rows[i], INF, True, e[flat])
-            _multiple(e[flat], scales[i], q[flat])
+                fill_limits(rows[i], q[flat], e[flat])
+            _multiple(e[flat], F(scales[i]), q[flat])
         # 2. Cells by vector instructions, and in float64 if a value is near an edge, as in `add_labels`.
         if _cells(q, n_bins, first, cells):
             for i in range(e.size):
-                cells[i] = first[i] + bin_of(scales[i // n_classes] * e[i], edges, right)
+                cells[i] = first[i] + bin_of(scales[i // n_classes] * np.float64(e[i]), edges, right)
         # 3. Additions
         for i in range(len(rows)):
             scale = scales[i]
             for k in range(i * n_classes, (i + 1) * n_classes):
-                cell, value = np.uintp(cells[k]), scale * e[k]
+                cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
                 counts[cell] += 1
                 confidences[cell] += value
                 if noise:
@@ -366,7 +356,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
                 k = i * n_classes + label
                 outcomes[cells[k]] += 1
                 if noise:
-                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * e[k]
+                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * np.float64(e[k])
     for k in range(counts.size):
         sums[0, k] += counts[k]
 
@@ -481,18 +471,14 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-    direct = values.dtype == torch.float32 and values.is_contiguous()
+    pieces = float_rows(values)
 
     def add(begin: int, end: int) -> None:
         into = np.zeros((n_distinct, n_bins, end - begin))
-        n = len(values) if direct else max(1, CONVERTED // (end - begin))
-        buffer = torch.empty(0 if direct else min(n, len(values)), end - begin, dtype=torch.float32)
-        for start in range(0, len(values), n):
-            part = values[start : start + n]
-            x = part if direct else buffer[: len(part)].copy_(part[:, begin:end])
-            chunk_labels = labels[start : start + n] - begin
-            chunk = [None if column is None else column[start : start + n] for column in columns]
-            _add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
+        for part, x in pieces(0, len(values), slice(begin, end)):
+            chunk = [None if column is None else column[part] for column in columns]
+            first = begin if x.shape[1] == n_classes else 0  # contiguous rows are not copied
+            _add_classes(x, labels[part] - begin, *chunk, from_logits, edges, right, first, into)
         if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
@@ -510,13 +496,13 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
     pieces = np.zeros((len(starts), min(n_sums, 5), n_cells))
     columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy()]
     options = from_logits, n_sums > 3, _edges(n_bins), bins.right
+    rows_of = float_rows(values)
 
     def add_pieces(begin: int, end: int) -> None:
         for piece in range(begin, end):
-            part = slice(starts[piece], starts[piece] + n_rows)
-            x = values[part].float().contiguous().numpy()
-            counts = np.zeros(n_cells, np.int64)
-            _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
+            for part, x in rows_of(starts[piece], min(starts[piece] + n_rows, len(values))):
+                counts = np.zeros(n_cells, np.int64)
+                _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
