@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-PER_THREAD = 2**16  # smallest number of input values per thread; fewer are not worth the start of a thread
+PER_RANGE = 2**17  # smallest number of input values per range; fewer are not worth the start of a thread
+_RANGES_PER_THREAD = 4
 
 
 _QUOTAS = {  # files of a quota in microseconds, and of the period for which it holds, in control groups of Linux
@@ -59,43 +59,37 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)  # a forked process has no worker threads
 
 
-def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
+def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_range: int = PER_RANGE) -> None:
     """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `n_threads()` threads.
 
-    Results must not depend on the ranges, and `work` must not call `in_threads`. A thread gets at least `PER_THREAD` of
+    Results must not depend on the ranges, and `work` must not call `in_threads`. A range has at least `per_range` of
     the `n_entries` input values. Errors of `work` are raised again after all threads have finished.
+
+    Each thread takes the next range when it has finished one. A thread that starts late, because other programs or the
+    waiting threads of torch use its CPU, thus leaves more ranges to the others.
     """
-    n_parts = min(n_threads(), max(1, n_entries // PER_THREAD), n)
-    if n_parts <= 1:
+    n_ranges = min(_RANGES_PER_THREAD * n_threads(), n_entries // per_range, n)
+    if n_threads() == 1 or n_ranges <= 1:
         work(0, n)
         return
+    ranges = iter([(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)])
     inference = torch.is_inference_mode_enabled()
 
-    def as_caller(begin: int, end: int) -> None:  # inference mode is thread-local
-        with torch.inference_mode(inference):
-            work(begin, end)
+    def work_on_ranges() -> None:
+        with torch.inference_mode(inference):  # it is thread-local
+            for begin, end in ranges:
+                work(begin, end)
 
-    cuts = [n * k // n_parts for k in range(n_parts + 1)]
-    futures = _submit(as_caller, cuts[1:])
-    try:
-        work(0, cuts[1])
-        # The calling thread runs the ranges that the pool did not accept.
-        if (begin := cuts[1 + len(futures)]) < n:
-            work(begin, n)
-    finally:  # wait even after an error, because the threads write to tensors of the caller
-        errors = [future.exception() for future in futures]
-    for error in filter(None, errors):
-        raise error
-
-
-def _submit(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
-    """Submit `work` for each range between consecutive cuts. Return fewer futures if the interpreter shuts down."""
     pool = _workers(n_threads() - 1)  # the calling thread is not in the pool
     futures: list[Future[None]] = []
     try:
-        for begin, end in pairwise(cuts):
-            futures.append(pool.submit(work, begin, end))
+        futures.extend(pool.submit(work_on_ranges) for _ in range(min(n_threads(), n_ranges) - 1))
     except RuntimeError as error:
-        if "shutdown" not in str(error):
+        if "shutdown" not in str(error):  # at the end of the interpreter, the calling thread does the rest
             raise
-    return futures
+    try:
+        work_on_ranges()
+    finally:  # wait even after an error, because the threads write to arrays of the caller
+        errors = [future.exception() for future in futures if not future.cancel()]
+    for error in filter(None, errors):
+        raise error

@@ -43,6 +43,7 @@ _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
 _COPIES = 8  # number of copies of the sums; a power of two
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are all added one by one
+_CLASSES_PER_RANGE = 256
 _PROBE = 64  # entries per group; a vector comparison skips groups without probabilities >= 1/B
 
 
@@ -483,7 +484,9 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
 
-    in_threads(add, n_classes, values.numel() if n_classes >= 2 * _PROBE else 0)
+    # Ranges of classes that are long enough for vector instructions
+    n_ranges = max(1, n_classes // _CLASSES_PER_RANGE)
+    in_threads(lambda k, end: add(n_classes * k // n_ranges, n_classes * end // n_ranges), n_ranges, values.numel())
 
 
 def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:

@@ -19,10 +19,12 @@ from torchcalib.ops.numba_math import (
     FEW_CLASSES,
     INF,
     LANES,
+    LOGITS_PER_RANGE,
     NAN,
     ONE,
     ZERO,
     bits_of,
+    borrowed,
     by_rows,
     clipped,
     compiled_loop,
@@ -38,7 +40,6 @@ from torchcalib.ops.numba_math import (
     step,
 )
 from torchcalib.ops.softmax_stats.formula import Detail
-from torchcalib.ops.threads import PER_THREAD
 
 MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread computes
 
@@ -127,6 +128,7 @@ def _probability_gradient(q, logs, b, c, out):
 @compiled_loop
 def _forward_logits(values, target, scores, tops):
     """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
+    values = borrowed(values)
     n_rows, n_classes = values.shape
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
     for i in range(n_rows):
@@ -374,6 +376,7 @@ def _count_negative(x):
 @compiled_loop
 def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
     """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
+    values = borrowed(values)
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, values.dtype)
     for i in range(n_rows):
@@ -486,6 +489,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
 @compiled_loop
 def _backward_logits(values, target, scores, tops, grads, out):
     """Fill `out` with the gradient in logits; see `chunked.backward` for the formula."""
+    values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
@@ -524,6 +528,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
 @compiled_loop
 def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
     """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
+    values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
     buffer = np.zeros(BLOCK, values.dtype)
@@ -601,7 +606,7 @@ def summary(
 ) -> tuple[Any, Any, list[float]] | None:
     """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
     n, n_classes = values.shape
-    if values.size < PER_THREAD:  # one thread, and no tensors, whose creation takes longer than the loop
+    if values.size < 2 * LOGITS_PER_RANGE:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
         options = () if from_logits else (tolerance, detail == "entropy")
