@@ -85,11 +85,21 @@ def test_small_calls_use_compiled_code_once_it_would_have_saved_enough(op, auto)
 
 
 @pytest.mark.skipif(not NUMBA, reason="numba is not installed")
-def test_one_call_loads_compiled_code_for_many_predictions_only(auto):
-    for op, choice in dispatch._CHOICES.items():
-        few, many = dispatch.LARGE - 1, dispatch.LARGE
-        assert dispatch.choose(op, "cpu", few) == choice.cpu[1]
-        assert dispatch.choose(op, "cpu", many) == choice.cpu[not choice.of_predictions]
+@pytest.mark.parametrize("op", dispatch._CHOICES)
+def test_one_call_loads_compiled_code_for_many_predictions_only(op, auto):
+    choice = dispatch._CHOICES[op]
+    assert dispatch.choose(op, "cpu", dispatch.LARGE - 1) == choice.cpu[1]
+    assert dispatch.choose(op, "cpu", dispatch.LARGE) == choice.cpu[not choice.of_predictions]
+
+
+@pytest.mark.skipif(not NUMBA, reason="numba is not installed")
+@pytest.mark.parametrize("op", dispatch._CHOICES)
+def test_after_a_large_call_all_sizes_use_loops_and_other_operations_use_them_sooner(op, auto):
+    choice = dispatch._CHOICES[op]
+    assert dispatch.choose("rows", "cpu", dispatch.LARGE) == "numba"
+    n_plain = 0 if choice.of_predictions else -(-dispatch.ENOUGH // 10 // (100_000 + 1_000 * choice.saves)) - 1
+    assert [dispatch.choose(op, "cpu", 1_000) for _ in range(n_plain)] == [choice.cpu[1]] * n_plain
+    assert dispatch.choose(op, "cpu", 1_000) == "numba"
 
 
 @pytest.mark.parametrize(("rule", "compiled"), [("always", True), ("never", False)])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 numba_math = pytest.importorskip("torchcalib.ops.numba_math", reason="needs numba")
 
@@ -44,3 +45,25 @@ def test_float64_functions_have_the_documented_precision():
     assert limits == [0, 0, 1]
     assert math.isnan(numba_math.exp64(math.nan))
     assert numba_math.log64(0.0) == numba_math.log_of_complement(1.0) == -math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_of_16_bits_are_read_as_torch_converts_them(dtype):
+    """All 2^16 numbers: signs, subnormal numbers, infinities and NaN. Rows are read in several pieces."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(-1, 64)
+    values = bits.view(dtype)
+    pieces = [(part, x.copy()) for part, x in numba_math.float_rows(values)(1, len(values))]
+    expected = values.float().numpy()
+    for part, x in pieces:
+        np.testing.assert_array_equal(x, expected[part])
+        assert (np.signbit(x) == np.signbit(expected[part]))[~np.isnan(x)].all()
+    assert [i for part, _ in pieces for i in range(part.start, part.stop)] == list(range(1, len(values)))
+
+
+def test_rows_in_another_layout_are_copied_in_pieces(monkeypatch):
+    monkeypatch.setattr(numba_math, "CONVERTED", 7)
+    values = torch.arange(60.0, dtype=torch.float64).view(3, 20).T
+    for classes in (slice(None), slice(1, 3)):
+        pieces = [x.copy() for _, x in numba_math.float_rows(values)(2, 17, classes)]
+        assert len(pieces) > 1
+        np.testing.assert_array_equal(np.concatenate(pieces), values[2:17, classes].numpy())

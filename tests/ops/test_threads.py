@@ -10,7 +10,6 @@ from torchcalib.ops import threads
 
 @pytest.fixture(autouse=True)
 def on_three_threads(monkeypatch):
-    monkeypatch.setattr(threads, "PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(threads, "_N_CPUS", 3)
 
@@ -18,7 +17,7 @@ def on_three_threads(monkeypatch):
 def test_threads_write_to_inference_tensors_of_the_caller():
     with torch.inference_mode():
         out = torch.zeros(10)
-        threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
+        threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10, 1)
     assert torch.equal(out, torch.ones(10))
 
 
@@ -37,7 +36,7 @@ def test_caller_does_the_work_if_the_executor_has_shut_down(taken, monkeypatch):
 
     done = []
     monkeypatch.setattr(threads, "_workers", Ending)
-    threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
+    threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10, 1)
     assert sorted(done) == list(range(10))
 
 
@@ -63,11 +62,40 @@ def test_threads_are_not_more_than_the_quota_of_the_container(files, expected, t
     assert threads.available_cpus(tmp_path) == expected
 
 
-def test_work_is_divided_among_as_many_threads_as_cpus(monkeypatch):
+@pytest.mark.parametrize(("n_cpus", "n_ranges"), [(1, 1), (2, 8), (8, 12)])
+def test_work_is_divided_into_four_ranges_for_each_thread(n_cpus, n_ranges, monkeypatch):
+    monkeypatch.setattr(threads, "_N_CPUS", n_cpus)
     ranges = []
-    for n_cpus in (1, 2, 8):
-        monkeypatch.setattr(threads, "_N_CPUS", n_cpus)
-        done = []
-        threads.in_threads(lambda begin, end, done=done: done.append((begin, end)), 12, 12)
-        ranges.append(sorted(done))
-    assert ranges == [[(0, 12)], [(0, 6), (6, 12)], [(0, 4), (4, 8), (8, 12)]]
+    threads.in_threads(lambda begin, end: ranges.append((begin, end)), 120, 120, 1)
+    assert sorted(ranges) == [(120 * k // n_ranges, 120 * (k + 1) // n_ranges) for k in range(n_ranges)]
+
+
+def test_few_values_are_one_range():
+    ranges = []
+    threads.in_threads(lambda begin, end: ranges.append((begin, end)), 120, 120, 61)
+    assert ranges == [(0, 120)]
+
+
+def test_caller_does_the_work_of_threads_that_do_not_start(monkeypatch):
+    monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", lambda _: None)
+    monkeypatch.setattr(threads, "_workers", ThreadPoolExecutor)
+    done = []
+    threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10, 1)
+    assert done == list(range(10))
+
+
+@pytest.mark.parametrize("failing", [0, 9])
+def test_errors_are_raised_after_all_threads_have_finished(failing):
+    running, done = [], []
+
+    def work(begin, end):
+        running.append(begin)
+        try:
+            if begin <= failing < end:
+                raise ZeroDivisionError
+        finally:
+            done.append(begin)
+
+    with pytest.raises(ZeroDivisionError):
+        threads.in_threads(work, 10, 10, 1)
+    assert sorted(running) == sorted(done)
