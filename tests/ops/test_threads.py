@@ -70,10 +70,11 @@ def test_work_is_divided_into_four_ranges_for_each_thread(n_cpus, n_ranges, monk
     assert sorted(ranges) == [(120 * k // n_ranges, 120 * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 
-def test_few_values_are_one_range():
+@pytest.mark.parametrize(("per_range", "n_ranges"), [(61, 1), (60, 2), (30, 3), (17, 6), (14, 6)])
+def test_fewer_values_are_fewer_ranges_and_as_many_for_each_of_three_threads(per_range, n_ranges):
     ranges = []
-    threads.in_threads(lambda begin, end: ranges.append((begin, end)), 120, 120, 61)
-    assert ranges == [(0, 120)]
+    threads.in_threads(lambda begin, end: ranges.append((begin, end)), 120, 120, per_range)
+    assert sorted(ranges) == [(120 * k // n_ranges, 120 * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 
 def test_caller_does_the_work_of_threads_that_do_not_start(monkeypatch):

@@ -68,10 +68,12 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_ran
     Each thread takes the next range when it has finished one. A thread that starts late, because other programs or the
     waiting threads of torch use its CPU, thus leaves more ranges to the others.
     """
-    n_ranges = min(_RANGES_PER_THREAD * n_threads(), n_entries // per_range, n)
-    if n_threads() == 1 or n_ranges <= 1:
+    threads = n_threads()
+    n_ranges = min(_RANGES_PER_THREAD * threads, n_entries // per_range, n)
+    if threads == 1 or n_ranges <= 1:
         work(0, n)
         return
+    n_ranges -= n_ranges % min(threads, n_ranges)  # as many for each thread
     ranges = iter([(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)])
     inference = torch.is_inference_mode_enabled()
 
@@ -80,10 +82,10 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_ran
             for begin, end in ranges:
                 work(begin, end)
 
-    pool = _workers(n_threads() - 1)  # the calling thread is not in the pool
+    pool = _workers(threads - 1)  # the calling thread is not in the pool
     futures: list[Future[None]] = []
     try:
-        futures.extend(pool.submit(work_on_ranges) for _ in range(min(n_threads(), n_ranges) - 1))
+        futures.extend(pool.submit(work_on_ranges) for _ in range(min(threads, n_ranges) - 1))
     except RuntimeError as error:
         if "shutdown" not in str(error):  # at the end of the interpreter, the calling thread does the rest
             raise
