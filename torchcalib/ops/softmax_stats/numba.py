@@ -449,6 +449,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
 
     Logarithms are computed by vector instructions that span 64 rows.
     """
+    values = borrowed(values)
     n_rows, n_classes = values.shape
     x = np.ones((n_classes, LANES), values.dtype)
     logs, entropies = _column(x), _column(x)
