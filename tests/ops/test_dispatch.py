@@ -94,10 +94,10 @@ def test_one_call_loads_compiled_code_for_many_predictions_only(op, auto):
 
 @pytest.mark.skipif(not NUMBA, reason="numba is not installed")
 @pytest.mark.parametrize("op", dispatch._CHOICES)
-def test_after_a_large_call_all_sizes_use_loops_and_other_operations_use_them_sooner(op, auto):
+def test_after_a_large_call_an_operation_uses_its_loop_for_any_size_and_others_use_theirs_sooner(op, auto):
     choice = dispatch._CHOICES[op]
     assert dispatch.choose("rows", "cpu", dispatch.LARGE) == "numba"
-    n_plain = 0 if choice.of_predictions else -(-dispatch.ENOUGH // 10 // (100_000 + 1_000 * choice.saves)) - 1
+    n_plain = 0 if op == "rows" else -(-dispatch.ENOUGH // 10 // (100_000 + 1_000 * choice.saves)) - 1
     assert [dispatch.choose(op, "cpu", 1_000) for _ in range(n_plain)] == [choice.cpu[1]] * n_plain
     assert dispatch.choose(op, "cpu", 1_000) == "numba"
 

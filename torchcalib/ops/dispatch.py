@@ -3,12 +3,11 @@
 `backend="auto"` selects the first implementation that can be loaded. Any other backend raises if it cannot be loaded.
 
 Importing numba takes half a second, and compiling a loop that is not in numba's cache a few seconds more. "auto"
-therefore uses compiled loops only where they pay. The first call in a process with predictions of at least `LARGE`
-values loads numba: from then on, operations on predictions use loops for every size. Before, and for other operations,
-a loop is used once it would have saved `ENOUGH` nanoseconds, or a tenth of it after numba was loaded. An ECE of 10
-classes reaches this after about 20,000 updates with 64 rows. The backends differ by rounding errors only. The
-environment variable TORCHCALIB_NUMBA replaces this rule: "always" uses compiled loops for every size, and "never" for
-none.
+therefore uses a compiled loop only where it pays: for an operation that was called with predictions of at least `LARGE`
+values in this process, from this call on for every size; and otherwise once the loop would have saved `ENOUGH`
+nanoseconds, or a tenth of it after numba was loaded. An ECE of 10 classes reaches this after about 20,000 updates with
+64 rows. The backends differ by rounding errors only. The environment variable TORCHCALIB_NUMBA replaces this rule:
+"always" uses compiled loops for every size, and "never" for none.
 """
 
 import importlib
@@ -117,8 +116,9 @@ def _pays(op: Op, n_values: int) -> bool:
     if saved >= ENOUGH:
         return True
     if n_values >= LARGE and choice.of_predictions:
-        for name, other in _CHOICES.items():  # numba is loaded, so that any other loop has to save only a tenth
-            _saved[name] = max(_saved.get(name, 0), ENOUGH if other.of_predictions else ENOUGH * 9 // 10)
+        for name in _CHOICES:  # numba is loaded, so that any other loop has to save only a tenth
+            _saved[name] = max(_saved.get(name, 0), ENOUGH * 9 // 10)
+        _saved[op] = ENOUGH
         return True
     _saved[op] = saved + _PER_CALL + choice.saves * n_values
     return _saved[op] >= ENOUGH
