@@ -14,6 +14,8 @@ is exact for int64 counts up to 3e9 samples, and for Python integers.
 from collections.abc import MutableSequence, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def pava(
     weight: Sequence[float],
@@ -142,6 +144,68 @@ def pava_bc(
             ends[last] = ends[j]
         count = last + 1
     return count
+
+
+def pava_bc_starts(weight: Any, values: Any, n_min: Any, n_max: Any, paper: bool) -> Any:
+    """Return True at the first element of each block of `pava_bc`, bool `(R, G)`, for int64 arrays of R rows.
+
+    A step adds one element to all rows, which is faster than `pava_bc` for many rows in Python. The stacks of finished
+    blocks have one column for each row. `n_min` and `n_max` are arrays `(R,)`.
+    """
+    n_rows, length = weight.shape
+    from_end = weight[:, ::-1].cumsum(1)[:, ::-1]
+    tail = ((from_end >= n_min[:, np.newaxis]).sum(1) - 1).clip(min=0)
+    size, total, start = np.zeros((3, length + 1, n_rows), np.int64)
+    # Number of finished blocks, weight and sum of the last of them, and weight, sum and start of the current block
+    count, last_w, last_s, w, s, begin = np.zeros((6, n_rows), np.int64)
+    for i, (v, y) in enumerate(zip(weight.T.copy(), values.T.copy(), strict=True)):
+        v, y = np.where(i < tail, (v, y), 0)
+        both = w + v
+        # 1. Push the current block if the element starts a new one. Elements of weight 0 change nothing.
+        starts = ((both > n_max) | (s * v < y * w)) & (both > n_min) & (v > 0) & (w > 0)
+        pushed = starts.nonzero()[0]
+        places = count[pushed], pushed
+        size[places], total[places], start[places] = w[pushed], s[pushed], begin[pushed]
+        last_w[pushed], last_s[pushed] = w[pushed], s[pushed]
+        w, s, begin = np.where(starts, v, both), np.where(starts, y, s + y), np.where(starts, i, begin)
+        count += starts
+        # 2. Merge the last two blocks as long as the rule requires it.
+        both = last_w + w
+        merged = ((both <= n_min) | ((both <= n_max) & (last_s * w >= s * last_w))) & ~starts & (v > 0) & (count > 0)
+        rows = merged.nonzero()[0]
+        while len(rows):
+            count[rows] -= 1
+            w[rows] += last_w[rows]
+            s[rows] += last_s[rows]
+            begin[rows] = start[count[rows], rows]
+            rows = rows[count[rows] > 0]
+            last_w[rows], last_s[rows] = (stack[count[rows] - 1, rows] for stack in (size, total))
+            both = last_w[rows] + w[rows]
+            rises = last_s[rows] * w[rows] < s[rows] * last_w[rows]
+            rows = rows[(both <= n_min[rows]) | ((both <= n_max[rows]) & ~rises)]
+    # 3. The current block ends where the final one begins. They are merged if `n_max` allows it.
+    final_w, final_s = (np.where(np.arange(length) >= tail[:, np.newaxis], x, 0).sum(1) for x in (weight, values))
+    columns = np.arange(n_rows)
+    for stack, column in ((size, w), (total, s), (start, begin)):
+        stack[count, columns] = column
+    count += w > 0
+    previous = size[count - 1, columns] if paper else n_min
+    joins = (count > 0) & (previous + final_w <= n_max)
+    count += ~joins
+    for stack, column in ((size, final_w), (total, final_s)):
+        stack[count - 1, columns] = np.where(joins, stack[count - 1, columns], 0) + column
+    start[count - 1, columns] = np.where(joins, start[count - 1, columns], tail)
+    # 4. Algorithm 3: merge neighbouring blocks of equal mean.
+    first = np.zeros((n_rows, length), np.bool_)
+    first[:, :1] = True
+    w, s = size[0], total[0]
+    for b in range(1, count.max(initial=0)):
+        differs = count > b
+        if paper:
+            differs &= s * size[b] != total[b] * w
+            w, s = np.where(differs, 0, w) + size[b], np.where(differs, 0, s) + total[b]
+        first[columns[differs], start[b][differs]] = True
+    return first
 
 
 def augmented(
