@@ -263,7 +263,6 @@ def ece(
         question="mean distance between frequency and confidence in equal-mass bins",
         source="Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343",
         norm="l1",
-        needs_whole_weights=True,
     )
 )
 def ace(
@@ -319,7 +318,6 @@ def esce_from_bins(b: BinStats) -> Tensor:
         source="Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II",
         value_range=(-1.0, 1.0),
         better="nearer to 0",
-        is_signed=True,
         norm="mean",
         noise_increases=False,
     )

@@ -48,7 +48,6 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
         unit="percent",
         value_range=(0.0, 100.0),
         needs_labels=True,
-        needs_whole_weights=True,
         diagram="torchcalib.plots.tce:tce_diagram",
     )
 )
@@ -222,7 +221,6 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
         source="Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343",
         unit="unit of the loss",
         value_range=(-math.inf, math.inf),
-        needs_whole_weights=True,
     )
 )
 def gce(
@@ -297,7 +295,6 @@ def estimation_error_from_bins(b: BinStats, distance: Distance, delta: float, no
         noise_increases=False,
         has_test=False,
         needs_labels=True,
-        needs_whole_weights=True,
     )
 )
 def estimation_error(
