@@ -34,13 +34,13 @@ from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.sums import SumsAccumulator
 from torchcalib.core.tasks import from_lists, in_own_order, inferred_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
 if TYPE_CHECKING:
+    from torchcalib.core.state import SampleState, SumState
     from torchcalib.inference.testing import CalibrationTest
 
 S = TypeVar("S")
@@ -197,8 +197,10 @@ class Estimator(Generic[S]):
         """
         raise NotImplementedError
 
-    def state_kind(self, batch_shape: tuple[int, ...] = ()) -> SumState[Any] | SampleState:
+    def state_kind(self, batch_shape: tuple[int, ...] = ()) -> "SumState[Any] | SampleState":
         """Return the operations on the state of a stream, for an estimator from `streamed`."""
+        from torchcalib.core.state import SampleState, SumState
+
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*batch_shape, *self.accumulator.leading_shape(task, num_classes))

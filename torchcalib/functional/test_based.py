@@ -23,14 +23,13 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.bins import Distance, Norm, TCETable, check_distance, estimation_errors, norm_over_bins
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName, Ties, Variant
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.binned import BinnedEstimator, binned, ece_from_bins, error_over_bins
 from torchcalib.functional.estimator import metric_function
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import largest
-from torchcalib.ops.isotonic import Ties, Variant
 
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:

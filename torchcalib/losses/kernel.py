@@ -20,12 +20,11 @@ from torchcalib.core.arguments import (
     task_of,
     with_resolved_task,
 )
-from torchcalib.core.bins import root
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
-from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.logs import root, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
 

@@ -141,10 +141,10 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`. `"confidence"` is a binary task in which predictions are
                 confidences in the predicted class or answer, and targets are 1 if it is correct. None infers the task
                 from the data and sets `task_is_inferred`.
-            class_names: names of the classes or labels in the order of the class axis; the negative class first if binary.
+            class_names: names of the classes or labels in the order of the class axis; the negative class first.
             n_bins: number of equal-width or equal-mass bins.
             right: bins are `(a, b]` instead of `[a, b)`.
-            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; None does not decide.
+            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; None for none.
             with_calibration: compute the cross-validated gains of calibrators.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then

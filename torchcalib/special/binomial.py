@@ -419,7 +419,7 @@ def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)  # the cache is filled in place, also outside of inference mode
-def _cache(alpha: float, device: torch.device) -> Tensor:
+def _cache(alpha: float, device: torch.device) -> Tensor:  # noqa: ARG001
     """Return the cache of `critical_values` for counts up to `_SMALL`, `(4, K)`; NaN if they are not yet computed.
 
     The index of (n, k) is n (n + 1) / 2 + k.

@@ -17,10 +17,7 @@ from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
-Ties = Literal["pool", "split"]
-Variant = Literal["code", "paper"]
-
-MANY = 64
+MANY = 128
 """Number of rows from which PAVA-BC in Python processes all rows at once, which takes as long as a loop over these."""
 _MAX_STEPS = 2**15  # longest row that is processed this way
 _AT_ONCE = 2**21  # number of elements that are processed at a time, which limits the memory
@@ -34,7 +31,7 @@ def block_ends(
     *,
     n_min: int | None = None,
     n_max: int | None = None,
-    variant: Variant = "code",
+    variant: Literal["code", "paper"] = "code",
     backend: Backend = "auto",
 ) -> Tensor:
     """Divide a sorted sample into the blocks of PAVA or PAVA-BC, and return the end of each block, int64 `(..., B)`.

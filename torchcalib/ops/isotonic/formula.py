@@ -155,56 +155,54 @@ def pava_bc_starts(weight: Any, values: Any, n_min: Any, n_max: Any, paper: bool
     n_rows, length = weight.shape
     from_end = weight[:, ::-1].cumsum(1)[:, ::-1]
     tail = ((from_end >= n_min[:, np.newaxis]).sum(1) - 1).clip(min=0)
-    size, total, start = np.zeros((3, length + 1, n_rows), np.int64)
-    # Number of finished blocks, weight and sum of the last of them, and weight, sum and start of the current block
-    count, last_w, last_s, w, s, begin = np.zeros((6, n_rows), np.int64)
-    for i, (v, y) in enumerate(zip(weight.T.copy(), values.T.copy(), strict=True)):
-        v, y = np.where(i < tail, (v, y), 0)
-        both = w + v
+    before_tail = np.where(np.arange(length) < tail[:, np.newaxis], (weight, values), 0)
+    # Weight, sum and start of all finished blocks, of the last of them, and of the current block
+    stack, last, current = (np.zeros((3, *shape, n_rows), np.int64) for shape in ((length + 1,), (), ()))
+    count, (w, s, start), (last_w, last_s, last_start) = np.zeros(n_rows, np.int64), current, last
+    for i, (v, y) in enumerate(before_tail.transpose(2, 0, 1).copy()):
         # 1. Push the current block if the element starts a new one. Elements of weight 0 change nothing.
-        starts = ((both > n_max) | (s * v < y * w)) & (both > n_min) & (v > 0) & (w > 0)
-        pushed = starts.nonzero()[0]
-        places = count[pushed], pushed
-        size[places], total[places], start[places] = w[pushed], s[pushed], begin[pushed]
-        last_w[pushed], last_s[pushed] = w[pushed], s[pushed]
-        w, s, begin = np.where(starts, v, both), np.where(starts, y, s + y), np.where(starts, i, begin)
+        both, is_given = w + v, v > 0
+        starts = ((both > n_max) | (s * v < y * w)) & (both > n_min) & is_given & (w > 0)
+        rows = starts.nonzero()[0]
+        stack[:, count[rows], rows] = last[:, rows] = current[:, rows]
+        current[:, rows] = 0
+        start[rows] = i
         count += starts
+        w += v
+        s += y
         # 2. Merge the last two blocks as long as the rule requires it.
         both = last_w + w
-        merged = ((both <= n_min) | ((both <= n_max) & (last_s * w >= s * last_w))) & ~starts & (v > 0) & (count > 0)
-        rows = merged.nonzero()[0]
+        merges = (both <= n_min) | ((both <= n_max) & (last_s * w >= s * last_w))
+        rows = (merges & is_given & ~starts & (count > 0)).nonzero()[0]
         while len(rows):
             count[rows] -= 1
             w[rows] += last_w[rows]
             s[rows] += last_s[rows]
-            begin[rows] = start[count[rows], rows]
+            start[rows] = last_start[rows]
             rows = rows[count[rows] > 0]
-            last_w[rows], last_s[rows] = (stack[count[rows] - 1, rows] for stack in (size, total))
-            both = last_w[rows] + w[rows]
-            rises = last_s[rows] * w[rows] < s[rows] * last_w[rows]
-            rows = rows[(both <= n_min[rows]) | ((both <= n_max[rows]) & ~rises)]
+            last[:, rows] = of_last = stack[:, count[rows] - 1, rows]
+            both = of_last[0] + w[rows]
+            merges = (both <= n_max[rows]) & (of_last[1] * w[rows] >= s[rows] * of_last[0])
+            rows = rows[merges | (both <= n_min[rows])]
     # 3. The current block ends where the final one begins. They are merged if `n_max` allows it.
-    final_w, final_s = (np.where(np.arange(length) >= tail[:, np.newaxis], x, 0).sum(1) for x in (weight, values))
     columns = np.arange(n_rows)
-    for stack, column in ((size, w), (total, s), (start, begin)):
-        stack[count, columns] = column
+    stack[:, count, columns] = current
     count += w > 0
-    previous = size[count - 1, columns] if paper else n_min
-    joins = (count > 0) & (previous + final_w <= n_max)
+    final = np.stack((*(np.stack((weight, values)) - before_tail).sum(2), tail))
+    previous = stack[0, count - 1, columns] if paper else n_min
+    joins = (count > 0) & (previous + final[0] <= n_max)
     count += ~joins
-    for stack, column in ((size, final_w), (total, final_s)):
-        stack[count - 1, columns] = np.where(joins, stack[count - 1, columns], 0) + column
-    start[count - 1, columns] = np.where(joins, start[count - 1, columns], tail)
+    stack[:, count - 1, columns] = np.where(joins, stack[:, count - 1, columns] + final * [[1], [1], [0]], final)
     # 4. Algorithm 3: merge neighbouring blocks of equal mean.
     first = np.zeros((n_rows, length), np.bool_)
     first[:, :1] = True
-    w, s = size[0], total[0]
+    w, s, _ = stack[:, 0]
     for b in range(1, count.max(initial=0)):
-        differs = count > b
+        (v, y, start), differs = stack[:, b], count > b
         if paper:
-            differs &= s * size[b] != total[b] * w
-            w, s = np.where(differs, 0, w) + size[b], np.where(differs, 0, s) + total[b]
-        first[columns[differs], start[b][differs]] = True
+            differs &= s * v != y * w
+            w, s = np.where(differs, 0, w) + v, np.where(differs, 0, s) + y
+        first[columns[differs], start[differs]] = True
     return first
 
 
