@@ -93,7 +93,8 @@ class LinearLogits(Tensor):
     def moments(self, target: Tensor, alpha: Tensor) -> "Moments":
         """Return the moments of the logits under softmax(alpha z), `(K, N)` for K values of alpha."""
         head = self.head._replace(temperature=1 / alpha)
-        return self.source.moments(self.hidden, target, head, vocab_group=self.vocab_group)
+        found: Moments = self.source.moments(self.hidden, target, head, vocab_group=self.vocab_group)
+        return found
 
     def written(self) -> Tensor:
         """Return the logits, for few rows."""

@@ -121,7 +121,7 @@ def block_starts(
             starts = _pava_rounds(*columns)
         else:
             of_rows = implementation(op, chosen).pava_bc_starts
-            parts = zip(*(x.long().split(max(1, _AT_ONCE // length)) for x in (*columns, *given)), strict=True)
+            parts = zip(*(torch.split(x.long(), max(1, _AT_ONCE // length)) for x in (*columns, *given)), strict=True)
             starts = torch.cat([torch.from_numpy(of_rows(*_arrays(*part), paper)) for part in parts])
             starts = starts.to(weight.device, non_blocking=True)
         return (starts if tied is None else starts.gather(-1, group) & tied).view(weight.shape)
