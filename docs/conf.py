@@ -1,14 +1,11 @@
 """Configuration of the documentation, built by `make docs`."""
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1])]  # extensions; benchmarks
-
-os.environ.setdefault("TORCHCALIB_DATA", str(Path(__file__).parents[2] / "shared" / "data"))  # of the examples
 
 import torchcalib  # noqa: E402
 

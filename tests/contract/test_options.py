@@ -163,7 +163,7 @@ def test_weights_must_be_whole_numbers_if_and_only_if_a_metric_counts_rows(case)
 @of_all
 def test_unknown_options_raise_an_error_that_names_them(name):
     """Options of all other functions and classes, and names of internal arguments."""
-    internal = {"binning", "from_bins", "input_format", "nonsense", "accumulator"}
+    internal = {"binning", "input_format", "nonsense", "accumulator"}
     unknown = (internal | {option for made in MADE for option in options_of(made)}) - set(options_of(name))
     call, wrong = call_of(name), []
     for option in unknown:

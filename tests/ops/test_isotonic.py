@@ -17,6 +17,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import ranked as oracle
 
+from torchcalib.ops.isotonic import MANY, block_ends
+
 of_pava = pytest.mark.parametrize("backend", PAVA_BACKENDS)
 STEPS = [("pava", backend) for backend in PAVA_BACKENDS]
 STEPS += [(variant, backend) for variant in VARIANTS for backend in PAVA_BC_BACKENDS]
@@ -149,3 +151,21 @@ def test_a_single_sample_forms_a_block_at_the_default_bounds():
 @of_pava
 def test_large_counts_are_exact(backend):
     assert_large_counts_are_exact("cpu", backend)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("bounds", [{}, {"n_min": 1, "n_max": 1}, {"n_min": 2, "n_max": 3}, {"n_min": 5, "n_max": 25}])
+def test_many_rows_at_once_have_the_blocks_of_single_rows(variant, bounds):
+    """With ties, elements of weight 0, rows of different sizes, and a row without samples."""
+    g = torch.Generator().manual_seed(0)
+    n = torch.randint(0, 4, (MANY, 40), generator=g) + torch.tensor([1, *[0] * 39])
+    n[-1] = 0 if not bounds else n[-1]
+    rises = torch.rand(n.shape, generator=g) < torch.linspace(0, 1, 40)
+    begins = torch.rand(n.shape, generator=g) < 0.7
+    begins[:, 0] = True
+    columns = begins, torch.where(rises, n, n // 2), n
+    how = {"variant": variant, "backend": "python", **bounds}
+    for row, found in enumerate(block_ends("pava_bc", *columns, **how)):
+        alone = block_ends("pava_bc", *(x[row : row + 1] for x in columns), **how)[0]
+        assert found[: len(alone)].tolist() == alone.tolist()
+        assert bool((found[len(alone) :] == 40).all())

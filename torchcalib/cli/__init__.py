@@ -14,7 +14,7 @@ from importlib import import_module
 
 from torchcalib.cli.inputs import check_places
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
-from torchcalib.cli.options import check_counts
+from torchcalib.cli.options import check_options
 from torchcalib.cli.parser import Command, make_parser
 from torchcalib.cli.ranks import joined
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings_in_one_line(), _fast_start(), joined() as ranks:
             with ranks.agreed():
                 command: Command = arguments.declared
-                check_counts(arguments)
+                check_options(arguments)
                 paths = command.find(arguments)
                 if ranks.n_ranks == 1:  # otherwise each rank opens its share of the files
                     command.open(arguments, paths)

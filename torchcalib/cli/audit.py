@@ -16,7 +16,7 @@ from torchcalib.reporting.render import terminal
 def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Read logs, and print and write the calibration under each definition of the confidence."""
     if arguments.out is not None:
-        check_pages()
+        check_pages(arguments.out)
     with computing("reading the log, and computing values and intervals"):
         found = audited(
             *paths,

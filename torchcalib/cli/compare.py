@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from torchcalib.cli.files import check_logits, check_pages, in_rows
-from torchcalib.cli.inputs import make_folder, opened_systems
+from torchcalib.cli.inputs import make_place, opened_systems
 from torchcalib.cli.messages import computing, output, working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.systems import System
@@ -21,8 +21,8 @@ from torchcalib.reporting.render import terminal
 def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:
-        check_pages()
-        make_folder(arguments.out)
+        check_pages(arguments.out)
+        make_place(arguments.out, [path for system in systems.values() for path in system.paths])
     files = opened_systems(arguments, systems)
     first = next(iter(files.values()))
     builder = ComparisonBuilder(

@@ -31,7 +31,7 @@ _N_TRAIN = 250  # number of training samples, small enough for over-fitting
 @on_first
 def demo(arguments: argparse.Namespace, _: Any) -> None:
     """Train the classifier, print its metrics after every epoch, and write a report on the validation data."""
-    check_pages()
+    check_pages(arguments.out)
     make_folder(arguments.out)
     digits = load_digits()
     inputs, labels = torch.from_numpy(digits.data / 16).float(), torch.from_numpy(digits.target).long()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import output, working
+from torchcalib.cli.options import is_file
 from torchcalib.core.events import Mode, NamedMode, TopK
 from torchcalib.core.mistakes import look_like_probabilities
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
@@ -74,9 +75,10 @@ def check_logits(arguments: argparse.Namespace, files: PredictionFiles, preds: T
         )
 
 
-def check_pages() -> None:
-    """Raise ImportError unless the packages for pages are installed."""
-    from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
+def check_pages(out: str) -> None:
+    """Raise ImportError unless the packages for the page among the results are installed."""
+    if not is_file(out) or out.lower().endswith(".html"):
+        from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from torchcalib.cli.options import is_file
 from torchcalib.cli.systems import System
 from torchcalib.io.opening import PredictionFiles, Unconverted, open_predictions, open_without_targets
 
@@ -65,10 +66,10 @@ def opened_to_convert(arguments: argparse.Namespace, paths: Sequence[Path]) -> U
 def check_places(arguments: argparse.Namespace, options: Sequence[str], inputs: Sequence[Path]) -> None:
     """Check that the files for results, which the options name, differ from the inputs, and can be written.
 
-    Unless --out is one of these files, it is a folder, which is created.
+    Unless --out is one of these files, it is a file by its ending, or a folder, which is created.
     """
     if options and "out" not in options and arguments.out is not None:
-        make_folder(arguments.out)
+        make_place(arguments.out, inputs)
     given = {option: Path(place) for option in options if (place := getattr(arguments, option)) is not None}
     for option, path in given.items():
         _check_place(f"--{option.replace('_', '-')}", path, inputs)
@@ -77,8 +78,16 @@ def check_places(arguments: argparse.Namespace, options: Sequence[str], inputs: 
         raise ValueError(f"{second} must not be the file of {first}, got {str(path)!r} for both. Name two files.")
 
 
+def make_place(out: str, inputs: Sequence[Path]) -> None:
+    """Check that a file for results can be written, or create the folder for them, unless it exists."""
+    if is_file(out):
+        _check_place("--out", Path(out), inputs)
+    else:
+        make_folder(out)
+
+
 def make_folder(out: str) -> None:
-    """Create the folder for results, unless it exists."""
+    """Create a folder for results, unless it exists."""
     if not out or (Path(out).exists() and not Path(out).is_dir()):
         raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
     Path(out).mkdir(parents=True, exist_ok=True)

@@ -65,8 +65,17 @@ def add_preds(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
 
 
-def check_counts(arguments: argparse.Namespace) -> None:
-    """Raise ValueError unless numbers of bins and epochs are at least 1."""
+def is_file(out: str | None) -> bool:
+    """Return whether --out names a single file, by its ending, instead of a folder."""
+    return out is not None and Path(out).suffix.lower() in (".html", ".json", ".md", ".tex") and not Path(out).is_dir()
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError unless numbers of bins and epochs are at least 1, and files for --out have a folder."""
+    for name in ("diagrams", "pages"):
+        if getattr(arguments, name, False) and (arguments.out is None or is_file(arguments.out)):
+            found = "none" if arguments.out is None else shown(arguments.out)
+            raise ValueError(f"`--out` must be a folder with --{name}, got {found}. Pass --out DIR, or omit --{name}.")
     for name in ("n_bins", "epochs"):
         if getattr(arguments, name, 1) < 1:
             found = getattr(arguments, name)
@@ -167,6 +176,13 @@ def add_clusters(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_out(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options for files of results, whose page is `name`.html."""
+    words = f"write a file (.html, .json, .md, .tex), or a folder with {name}.html and {name}.json"
+    parser.add_argument("--out", metavar="PATH", help=words)
+    add_diagrams(parser)
+
+
 def add_diagrams(parser: argparse.ArgumentParser) -> None:
     """Add the option for image files of the diagrams."""
     parser.add_argument(
@@ -176,8 +192,7 @@ def add_diagrams(parser: argparse.ArgumentParser) -> None:
 
 def add_results(parser: argparse.ArgumentParser) -> Any:
     """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
-    parser.add_argument("--out", metavar="DIR", help="write report.html and report.json to this folder")
-    add_diagrams(parser)
+    add_out(parser, "report")
     parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
     parser.add_argument(
         "--save-state",

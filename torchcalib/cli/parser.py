@@ -33,7 +33,8 @@ _REPORT_EXAMPLES = f"""examples:
 {options.NAMES}
 
 output:
-  The report is printed. --out DIR writes report.html (one page) and report.json (all values)."""
+  The report is printed. --out DIR writes report.html (one page) and report.json (all values), and --out PAGE.html the
+  page only."""
 
 _METRIC_EXAMPLES = """examples:
   torchcalib metric ece predictions.csv
@@ -127,8 +128,7 @@ def _systems(parser: argparse.ArgumentParser) -> None:
         help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
         "files); the default NAME is the file name",
     )
-    parser.add_argument("--out", metavar="DIR", help="write compare.html and compare.json to this folder")
-    options.add_diagrams(parser)
+    options.add_out(parser, "compare")
     parser.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
 
 
@@ -260,6 +260,8 @@ def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def _found_log(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    if len(arguments.logs) > 1 and options.is_file(arguments.out):
+        raise ValueError(f"`--out` must be a folder for several logs, got {arguments.out!r}. Name another one.")
     return tuple(map(Path, arguments.logs))
 
 

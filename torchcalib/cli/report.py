@@ -36,7 +36,7 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
     files: PredictionFiles | None = None  # this rank may have no files or rows
     with ranks.agreed():
         if ranks.is_first and arguments.out is not None:
-            check_pages()
+            check_pages(arguments.out)
         share = share_of(paths, ranks.rank, ranks.n_ranks)
         with working("opening the files", shown=ranks.is_first), suppress(NoSamplesError):
             files = opened(arguments, share) if share else None
@@ -60,7 +60,7 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
 def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Load and merge saved states one by one, then write and print one report."""
     if arguments.out is not None:
-        check_pages()
+        check_pages(arguments.out)
     with working("merging", len(paths)) as advance:
         whole = ReportBuilder.load(paths[0])
         for path in paths[1:]:

@@ -17,19 +17,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction, number, to_text
 from torchcalib.display.words import count, decimals, edges_in_words, percent
 from torchcalib.ops.count_moments import deviation_quantiles
-from torchcalib.ops.logs import xmul
-
-
-def root(x: Tensor) -> Tensor:
-    """Return sqrt(x), with gradient 0 at 0 instead of infinity."""
-    zero = x == 0
-    return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
-
-
-def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
-    """Return the edges `i / n_bins` of equal-width bins `(n_bins + 1,)`, with the dtype and device of `like`."""
-    return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
-
+from torchcalib.ops.logs import root, xmul
 
 Norm = Literal["l1", "l2", "max", "mean"]
 

@@ -6,14 +6,13 @@ The advice must never lead to a wrong result. If the cause is uncertain, the adv
 import torch
 from torch import Tensor
 
+from torchcalib.core.checks import MAX_LOGIT
+
 MAX_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
 USUAL_IGNORED = -100
 """Label of ignored rows in `torch.nn.functional.cross_entropy` and Hugging Face, in any fraction of the rows."""
-
-MAX_LOGIT = 30.0
-"""Largest plausible logit: the sigmoid of a larger one differs from 1 by less than 1e-13."""
 
 _MIN_VALUES = 8  # at least this many values, none negative, are probably not logits
 _MAX_DECIMALS = 4

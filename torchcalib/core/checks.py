@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
@@ -18,6 +17,9 @@ from torchcalib.ops.logs import wide_dtype
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 """Largest accepted distance from 1 of the sum of a row of probabilities, by dtype."""
+
+MAX_LOGIT = 30.0
+"""Largest plausible logit: the sigmoid of a larger one differs from 1 by less than 1e-13."""
 
 MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
 
@@ -196,6 +198,8 @@ class LabelRule(Rule):
         target = self.target
 
         def explain(rows: Tensor) -> str:
+            from torchcalib.core.causes import cause_of_labels
+
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
             return f"{rule} {cause_of_labels(self.target, rows, self.num_classes, self.absent)}"
 
@@ -298,6 +302,8 @@ class ProbabilityRule(Rule):
 
     def problems(self) -> list[Problem]:
         """Return the possible violations: NaN, values outside [0, 1], and rows that do not sum to 1."""
+        from torchcalib.core.causes import cause_of_sums, cause_of_values
+
         name, probs = self.name, self.probs
         low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
         outside = Problem(

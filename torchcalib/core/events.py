@@ -15,9 +15,6 @@ from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown
 from torchcalib.ops import logs
-from torchcalib.ops.labelled import most_probable
-from torchcalib.ops.largest import largest
-from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.operation import is_plain
 
 
@@ -103,6 +100,8 @@ def top_label(p: Predictions) -> Events:
 
 def top_k(p: Predictions, which: TopK) -> Events:
     """Return the events of a `TopK`."""
+    from torchcalib.ops.largest import largest
+
     k = which.k
     _check_k(p, which)
     if isinstance(p.input_preds, LinearLogits):
@@ -170,6 +169,8 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
     input, at least float32. Only multi-class logits are converted, to float64 log-odds; other logits are log-odds
     already. Outcomes are uint8 labels, or probabilities in the dtype of the scores.
     """
+    from torchcalib.ops.labelled import most_probable
+
     if p.task == "multiclass" and p.from_logits:
         score, outcome = _log_odds_of_classes(p, mode)
     elif p.task == "multiclass" and mode == "classwise":
@@ -197,6 +198,9 @@ def _is_simple(p: Predictions) -> bool:
 
 def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
     """Return the log-odds and outcomes of the events, each `(..., N)` or `(..., C, N)`, from multi-class logits."""
+    from torchcalib.ops.largest import largest
+    from torchcalib.ops.log_odds import log_odds
+
     if mode == "classwise":
         return log_odds(p.input_preds).transpose(-1, -2), _outcomes_of_classes(p)
     which = mode if isinstance(mode, TopK) else TopK(1)

@@ -1,14 +1,16 @@
 """Logits of hidden states and a linear head, such as that of a language model, which are never written to memory."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from torchcalib.ops import linear_softmax_stats
-from torchcalib.ops.linear_softmax_stats import Head, Moments
 from torchcalib.ops.softmax_stats import Detail, Rows
+
+if TYPE_CHECKING:
+    from torchcalib.ops.linear_softmax_stats import Head, Moments
 
 
 class LinearLogits(Tensor):
@@ -19,15 +21,17 @@ class LinearLogits(Tensor):
     """
 
     hidden: Tensor
-    head: Head
+    head: "Head"
     vocab_group: Any
+    source: Any  # module of the statistics, which other input does not import
 
     @classmethod
-    def of(cls, hidden: Tensor, head: Head, vocab_group: Any, num_classes: int) -> "LinearLogits":
+    def of(cls, hidden: Tensor, head: "Head", vocab_group: Any, num_classes: int) -> "LinearLogits":
         """Return the logits of hidden states, for a head with `num_classes` classes on all ranks of the group."""
         shape = (*hidden.shape[:-1], num_classes)
         made: LinearLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=hidden.dtype, device=hidden.device)
         made.hidden, made.head, made.vocab_group = hidden, head, vocab_group
+        made.source = import_module("torchcalib.ops.linear_softmax_stats")
         return made
 
     @classmethod
@@ -45,14 +49,14 @@ class LinearLogits(Tensor):
         On a GPU, the selection of rows would synchronise the device.
         """
         hidden, target = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
-        found = linear_softmax_stats.rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)
+        found = self.source.rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)
         return Rows(*(self._filled(x, absent) for x in found))
 
     def largest(self, k: int, absent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the k largest probabilities of each row and their classes `(..., N, k)`, without gradient."""
         self._check_constant("mode=TopK(k)")
         hidden = self._present(absent)
-        found = linear_softmax_stats.largest(hidden, self.head, k, vocab_group=self.vocab_group)
+        found = self.source.largest(hidden, self.head, k, vocab_group=self.vocab_group)
         probabilities, classes = (self._filled(x, absent) for x in found)
         return probabilities, classes
 
@@ -60,7 +64,7 @@ class LinearLogits(Tensor):
         """Return sums over bins of all probabilities of each row `(..., N, 3, B)`, without gradient."""
         self._check_constant("Full-ECE")
         hidden, labels = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
-        found = linear_softmax_stats.all_bins(
+        found = self.source.all_bins(
             hidden, labels, self.head, n_bins=n_bins, right=right, vocab_group=self.vocab_group
         )
         return self._filled(found, absent)
@@ -86,10 +90,11 @@ class LinearLogits(Tensor):
         zeros = torch.zeros(*absent.shape, *x.shape[1:], dtype=x.dtype)
         return zeros.masked_scatter((~absent).reshape(*absent.shape, *[1] * (x.dim() - 1)), x)
 
-    def moments(self, target: Tensor, alpha: Tensor) -> Moments:
+    def moments(self, target: Tensor, alpha: Tensor) -> "Moments":
         """Return the moments of the logits under softmax(alpha z), `(K, N)` for K values of alpha."""
         head = self.head._replace(temperature=1 / alpha)
-        return linear_softmax_stats.moments(self.hidden, target, head, vocab_group=self.vocab_group)
+        found: Moments = self.source.moments(self.hidden, target, head, vocab_group=self.vocab_group)
+        return found
 
     def written(self) -> Tensor:
         """Return the logits, for few rows."""
@@ -109,7 +114,7 @@ class LinearLogits(Tensor):
     def detach(self) -> "LinearLogits":
         """Return the same logits without gradients."""
         parts: Any = (x.detach() if isinstance(x, Tensor) else x for x in self.head)
-        return LinearLogits.of(self.hidden.detach(), Head(*parts), self.vocab_group, self.shape[-1])
+        return LinearLogits.of(self.hidden.detach(), type(self.head)(*parts), self.vocab_group, self.shape[-1])
 
     def masked_fill(self, mask: Tensor, _: Any) -> "LinearLogits":
         """Return logits in which the rows of a mask `(..., N, 1)` have valid values."""
@@ -223,6 +228,8 @@ def linear_logits(
         total = torch.tensor(num_classes, device=hidden.device)
         torch.distributed.all_reduce(total, group=vocab_group)
         num_classes = int(total)
+    from torchcalib.ops.linear_softmax_stats import Head
+
     return LinearLogits.of(hidden, Head(weight, bias, logit_scale, softcap, temperature), vocab_group, num_classes)
 
 

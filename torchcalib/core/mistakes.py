@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcalib.core.causes import MAX_LOGIT
-from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import warn

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.ops import logs, softmax_stats
-from torchcalib.ops.binary_scores import Kind, score_sums
 from torchcalib.ops.host_values import once, value_if_available
-from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.softmax_stats import Detail, Rows
+
+if TYPE_CHECKING:
+    from torchcalib.ops.binary_scores import Kind
 
 _FEW = 2**12  # largest number of probabilities whose logarithms take less time than a second call for the entropy
 
@@ -175,6 +176,8 @@ class Predictions:
         for k in classes:  # indexing with a list would synchronise a GPU
             inside[k] = True
         if self.from_logits:  # log-odds are accurate where probabilities round to 1
+            from torchcalib.ops.log_odds import log_ratio
+
             logits = self._wide(self.values)
             values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
             complement = None
@@ -295,7 +298,7 @@ class Predictions:
             return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()
 
-    def score_sum(self, kind: Kind) -> Tensor | None:
+    def score_sum(self, kind: "Kind") -> Tensor | None:
         """Return the sum over the samples of a score of binary or multi-label predictions, float64 `(...)`.
 
         "log" sums `cross_entropy`, "square" sums `squared_error`. None if a value is invalid, or if one pass cannot
@@ -306,6 +309,8 @@ class Predictions:
         if self.task == "multiclass" or not is_plain(self.input_preds, self.input_target):
             return None
         if ("sum", kind) not in self.computed:
+            from torchcalib.ops.binary_scores import score_sums
+
             sums = score_sums(self.input_preds, self.input_target, kind, from_logits=self.from_logits)
             self.computed["sum", kind] = None if bool(sums.isnan().any()) else sums
         found: Tensor | None = self.computed["sum", kind]

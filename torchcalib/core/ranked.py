@@ -18,7 +18,6 @@ from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_s
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
-from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import cell_sums
@@ -143,6 +142,8 @@ class RankedSample:
             )
             n = None if n is None else n.new_zeros((*n.shape[:-1], 1))
         if self.is_labelled and not stable:
+            from torchcalib.ops.labelled import sort_labelled
+
             score, positives, size = sort_labelled(score.contiguous(), positives.contiguous())
         else:
             score, positives, n, size = sorted_columns(score, positives, n)

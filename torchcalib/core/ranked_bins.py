@@ -8,24 +8,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.core.arguments import check_choice, check_count, check_flag, check_result
-from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
-from torchcalib.ops import isotonic
-from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.host_values import constant, once, value_if_available
-from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.segments import equal_width_edges
 from torchcalib.ops.sorting import end_of_ties, order_of, run_sums
 
+if TYPE_CHECKING:
+    from torchcalib.core.bins import BinTable, TCETable
+
+Ties = Literal["pool", "split"]
+Variant = Literal["code", "paper"]
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]
 TestName = Literal["binomial", "t"]
 Test = TestName | Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -145,12 +147,16 @@ class RankedBins(BinStats):
         at = p.gather(-1, place.clamp(0, p.shape[-1] - 1).flatten(-2)).reshape(place.shape)
         return at.masked_fill((self.n == 0).unsqueeze(-1), torch.nan)
 
-    def table(self) -> BinTable:
+    def table(self) -> "BinTable":
         """Return the statistics of the bins as a `BinTable`."""
+        from torchcalib.core.bins import BinTable
+
         return BinTable.from_bins(self, self.edges)
 
-    def test_table(self, alpha: float, test: Test) -> TCETable:
+    def test_table(self, alpha: float, test: Test) -> "TCETable":
         """Return the bins as a `TCETable`, with the samples that the test rejects at significance level `alpha`."""
+        from torchcalib.core.bins import BinTable, TCETable
+
         table = self.table()
         columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
@@ -231,6 +237,8 @@ class Binning:
             )
         is_long = sample.score.shape[-1] >= _MIN_PARTITIONED and sample.ecd is None
         if is_long and self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled:
+            from torchcalib.ops.equal_mass import equal_mass_sums
+
             sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
             return RankedBins(sums, sample.sorted, ends, None)
         ordered = sample.sorted(stable=self.ties == "split")
@@ -271,6 +279,8 @@ class Binning:
         return equal_width_edges(self.n_bins, like)
 
     def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
+        from torchcalib.ops import isotonic
+
         begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins
         positives = ordered.positives.detach().masked_fill(~ordered.counted, 0)
         positives = positives.long() if positives.is_floating_point() else positives

@@ -6,7 +6,7 @@ The sums of several batches or processes are added. Metrics with equal accumulat
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from torchcalib.core.batch_summary import BatchSummary
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
-from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
+
+if TYPE_CHECKING:
+    from torchcalib.ops.binary_scores import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +267,7 @@ class ScoreAccumulator:
     arguments: tuple[Hashable, ...]  # further arguments of `per_sample`
     by_class: bool  # Whether to sum separately for each true class. A soft target is weighted by its probabilities.
     # Name of the score in `Predictions.score_sum`, which computes the sum over all classes in one pass; or None
-    kind: Kind | None = field(default=None, compare=False)
+    kind: "Kind | None" = field(default=None, compare=False)
     # coefficients of the score of a label as a sum of the statistics in `BatchSummary.totals`; None for other scores
     of_statistics: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
 

@@ -20,11 +20,9 @@ from torchcalib.core.arrays import (
     names_of_outcomes,
     single_axis,
 )
-from torchcalib.core.causes import MAX_LOGIT
-from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import shown, warn
-from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import task_of_shapes
 from torchcalib.ops.host_values import value_if_available
 
@@ -158,6 +156,8 @@ def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
+    from torchcalib.io.limits import MAX_NAME
+
     longest = max(map(len, names), default=0)
     if longest > MAX_NAME:
         raise ValueError(

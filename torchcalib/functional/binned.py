@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag
-from torchcalib.core.bins import BinTable, equal_width_edges, root
 from torchcalib.core.event_sums import AllClassBins, EqualWidthBins
 from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Ties
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.estimator import Declaration, Estimator, metric_function, of_arrays
 from torchcalib.io.errors import shown
-from torchcalib.ops.isotonic import Ties
+from torchcalib.ops.logs import root
+from torchcalib.ops.segments import equal_width_edges
 
-if TYPE_CHECKING:  # only calibration tests import these modules: values do not need inference
+if TYPE_CHECKING:  # only tables and calibration tests import these modules: values do not need them
+    from torchcalib.core.bins import BinTable
     from torchcalib.inference.intervals import IntervalKind
     from torchcalib.inference.simulation import LabelRows
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
@@ -50,10 +51,12 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
             return by_pieces(lambda sample: from_bins(self.binning.from_sample(sample)), statistic)
         return from_bins(statistic)
 
-    def table(self, statistic: BinStats | RankedSample) -> BinTable:
+    def table(self, statistic: BinStats | RankedSample) -> "BinTable":
         """Return the table of bins for accumulated sums or samples."""
         if isinstance(statistic, RankedSample):
             return self.ranked_bins(statistic).table()
+        from torchcalib.core.bins import BinTable
+
         return BinTable.from_bins(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
     def ranked_bins(self, sample: RankedSample) -> RankedBins:
@@ -263,7 +266,6 @@ def ece(
         question="mean distance between frequency and confidence in equal-mass bins",
         source="Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343",
         norm="l1",
-        needs_whole_weights=True,
     )
 )
 def ace(
@@ -319,7 +321,6 @@ def esce_from_bins(b: BinStats) -> Tensor:
         source="Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II",
         value_range=(-1.0, 1.0),
         better="nearer to 0",
-        is_signed=True,
         norm="mean",
         noise_increases=False,
     )
@@ -477,7 +478,7 @@ def calibration_curve(
     mode: Mode | None = None,
     right: bool = False,
     **options: Unpack[InputOptions],
-) -> BinTable:
+) -> "BinTable":
     """Compute the calibration curve: a table of the frequency of the event and the mean confidence in each bin.
 
     The other columns are bin edges, number of samples, fraction of all samples (`share`) and gap (frequency -

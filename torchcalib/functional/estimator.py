@@ -34,13 +34,13 @@ from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.sums import SumsAccumulator
 from torchcalib.core.tasks import from_lists, in_own_order, inferred_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
 if TYPE_CHECKING:
+    from torchcalib.core.state import SampleState, SumState
     from torchcalib.inference.testing import CalibrationTest
 
 S = TypeVar("S")
@@ -64,7 +64,6 @@ class Declaration:
     perfect: float  # Value for a perfect predictor, which assigns probability 1 to every true class
     value_range: tuple[float, float] = (-math.inf, math.inf)  # Smallest and largest value for any options
     better: Better | None = "lower"  # Direction of better values; None if it depends on options
-    is_signed: bool = False  # Whether the value is a mean of outcome minus confidence, which may be negative
     # Norm over bins, unless it is an option: "l1", "l2", "max", or "mean" for a signed mean
     norm: str | None = None
     # Whether sampling noise increases the expected value. If so, compare the value with its noise floor.
@@ -72,7 +71,6 @@ class Declaration:
     stream_options: tuple[str, ...] = ()  # Options of a stream only, which are passed to `Estimator.streamed`
     has_test: bool = False  # Whether `Estimator.test_from` tests calibration
     needs_labels: bool = False  # Whether the metric with default options rejects soft targets
-    needs_whole_weights: bool = False  # Whether, with default options, it rejects weights that are not whole numbers
     # Function for `plot`, as "module:function": called with the metric, `ax` and `title`. None plots the value.
     diagram: str | None = None
     diagram_of_classes: str | None = None  # Like `diagram`, for a metric with one value per class
@@ -199,8 +197,10 @@ class Estimator(Generic[S]):
         """
         raise NotImplementedError
 
-    def state_kind(self, batch_shape: tuple[int, ...] = ()) -> SumState[Any] | SampleState:
+    def state_kind(self, batch_shape: tuple[int, ...] = ()) -> "SumState[Any] | SampleState":
         """Return the operations on the state of a stream, for an estimator from `streamed`."""
+        from torchcalib.core.state import SampleState, SumState
+
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*batch_shape, *self.accumulator.leading_shape(task, num_classes))
@@ -297,11 +297,11 @@ def is_metric(function: object) -> bool:
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
-    """Return what a metric is, from its function. Raise TypeError for a function without a declaration."""
+    """Return the declaration of a metric by its function. Raise TypeError for a function without one."""
     found = _METRICS[function].declaration if function in _METRICS else None
     if found is None:
         raise TypeError(
-            f"`function` must declare what the metric is, got {shown(function)}. Decorate it with "
+            f"`function` must have a declaration of its metric, got {shown(function)}. Decorate it with "
             "metric_function(Declaration(name=..., question=..., source=..., unit=..., perfect=...))."
         )
     return found

@@ -130,7 +130,6 @@ class KernelEstimator(Estimator[BlockStats]):
         unit="squared probability",
         perfect=0.0,
         value_range=(-2.0, 2.0),
-        needs_whole_weights=True,
         has_test=True,
         allows_clusters=False,
     )

@@ -77,7 +77,6 @@ rank_based = partial(
     noise_increases=True,
     stream_options=("resolution",),
     has_test=True,
-    needs_whole_weights=True,
 )
 """Function that creates the declaration of a rank-based calibration error."""
 
@@ -355,7 +354,6 @@ def cllr_from_sample(sample: RankedSample, component: CllrComponent) -> Tensor:
         value_range=(0.0, math.inf),
         stream_options=("resolution",),
         needs_labels=True,
-        needs_whole_weights=True,
     )
 )
 def cllr(

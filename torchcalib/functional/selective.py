@@ -374,7 +374,6 @@ of_selection = partial(
     value_range=(0.0, 1.0),
     stream_options=("resolution",),
     needs_labels=True,
-    needs_whole_weights=True,
     diagram="torchcalib.plots.curves:risk_coverage_curve",
     diagram_of_classes="torchcalib.plots.curves:risk_coverage_curve",
 )

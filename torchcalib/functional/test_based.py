@@ -23,14 +23,13 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.bins import Distance, Norm, TCETable, check_distance, estimation_errors, norm_over_bins
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName
+from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Test, TestName, Ties, Variant
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.binned import BinnedEstimator, binned, ece_from_bins, error_over_bins
 from torchcalib.functional.estimator import metric_function
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import largest
-from torchcalib.ops.isotonic import Ties, Variant
 
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
@@ -48,7 +47,6 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
         unit="percent",
         value_range=(0.0, 100.0),
         needs_labels=True,
-        needs_whole_weights=True,
         diagram="torchcalib.plots.tce:tce_diagram",
     )
 )
@@ -222,7 +220,6 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
         source="Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343",
         unit="unit of the loss",
         value_range=(-math.inf, math.inf),
-        needs_whole_weights=True,
     )
 )
 def gce(
@@ -297,7 +294,6 @@ def estimation_error_from_bins(b: BinStats, distance: Distance, delta: float, no
         noise_increases=False,
         has_test=False,
         needs_labels=True,
-        needs_whole_weights=True,
     )
 )
 def estimation_error(

@@ -88,6 +88,15 @@ def evaluate(
             for each sample, or a function of the batch and the target that returns them; see `groups` in
             `torchcalib.report`. The target of a causal language model is `(B, T - 1)`, shifted, and its groups may also
             be `(B,)`, one for each item.
+        class_names: names of the classes or labels in the order of the class axis; the negative class first if binary.
+        n_bins: number of equal-width or equal-mass bins.
+        right: bins are `(a, b]` instead of `[a, b)`.
+        safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; None does not decide.
+        with_calibration: compute the cross-validated gains of calibrators.
+        with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
+        ignore_index: rows with this target are ignored.
+        nan_policy: `"raise"` an error for rows with NaN, or `"drop"` and count them.
+        positive_classes, class_axis: see `torchcalib.functional.InputOptions`.
 
     Returns:
         The report; see `torchcalib.Report`.

@@ -44,6 +44,7 @@ class PenaltyLoss(nn.Module):
 
     Args:
         penalty: The calibration error and its settings.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         whole_weights: Require weights to be whole numbers.
         **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 

@@ -122,13 +122,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     perfect: float
     value_range: ClassVar[tuple[float, float]]
     better: ClassVar[Better | None]
-    is_signed: ClassVar[bool]
     norm: ClassVar[str | None]
     noise_increases: ClassVar[bool]
     stream_options: ClassVar[tuple[str, ...]]
     has_test: ClassVar[bool]
     needs_labels: ClassVar[bool]
-    needs_whole_weights: ClassVar[bool]
     diagram: ClassVar[str | None]
     diagram_of_classes: ClassVar[str | None]
     allows_clusters: ClassVar[bool]

@@ -41,6 +41,12 @@ def safe_log(x: Tensor) -> Tensor:
     return x.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
 
 
+def root(x: Tensor) -> Tensor:
+    """Return sqrt(x), with gradient 0 at 0 instead of infinity."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
 def xmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a * b with 0 * inf = 0. Gradient: finite where a and b are finite; 0 in `b` where a = 0."""
     return a * b.masked_fill(a == 0, 0)

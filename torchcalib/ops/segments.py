@@ -40,6 +40,11 @@ def with_same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple([t.expand(*batch, t.shape[-1]) for t in tensors])
 
 
+def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
+    """Return the edges `i / n_bins` of equal-width bins `(n_bins + 1,)`, with the dtype and device of `like`."""
+    return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
+
+
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
     """Sum F columns `(..., F, N)` over the samples of every cell `(..., N)`, giving `(..., F, K)`.
 

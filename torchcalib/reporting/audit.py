@@ -100,6 +100,9 @@ def audit(
         same: function that returns True for two answers with the same meaning. None compares their texts.
         as_published: `"hle"`, `"browsecomp"` or `"browsecomp_plus"` adds the calibration error of stated confidences
             that this benchmark publishes. It stores 16 bytes for each answer.
+        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error.
+        with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
+        with_calibration: compute the cross-validated gains of calibrators.
         names: names of several logs; None for the names of their files.
 
     Returns:

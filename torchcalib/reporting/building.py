@@ -70,6 +70,7 @@ class ReportBuilder(Builder):
     bootstrap intervals are omitted above 2^20 samples or 2^26 predicted values, because they need all predictions.
 
     Args:
+        task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`.
         source: origin of the predictions, such as file names, for the report.
         **options: see `torchcalib.reporting.options.BuilderOptionsDict`, without `weights`.
 

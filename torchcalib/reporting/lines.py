@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
+from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.clusters import Clusters
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum, kish_number
 from torchcalib.functional.scores import ScoreEstimator
+from torchcalib.ops.segments import equal_width_edges
 from torchcalib.reporting.catalogue import (
     BY_CLASS,
     Catalogue,

@@ -141,13 +141,21 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`. `"confidence"` is a binary task in which predictions are
                 confidences in the predicted class or answer, and targets are 1 if it is correct. None infers the task
                 from the data and sets `task_is_inferred`.
+            class_names: names of the classes or labels in the order of the class axis; the negative class first.
+            n_bins: number of equal-width or equal-mass bins.
+            right: bins are `(a, b]` instead of `[a, b)`.
+            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; None for none.
+            with_calibration: compute the cross-validated gains of calibrators.
+            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
                 contains the groups with the largest excess of ECE over its noise floor.
             group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
-            **options: see `torchcalib.functional.InputOptions`, without `batch_dims`.
+            sample_weight: alias of `weights`, as in scikit-learn.
+            **options: `from_logits`, `weights`, `ignore_index`, `nan_policy` and others of
+                `torchcalib.functional.InputOptions`, without `batch_dims`.
 
         Returns:
             The report.

@@ -319,8 +319,7 @@ def decide_ranges(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor |
     return accepts, rejects
 
 
-_SMALL = 127  # largest number of samples in a bin for which critical values are cached
-_MIN_BINS = 1000  # smallest number of bins for which the cache is used
+_SMALL = 511  # largest number of samples in a bin for which critical values are cached
 
 
 @torch.no_grad()
@@ -401,10 +400,17 @@ def count_rejected(
 
 
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` `(4, B)`, computed once for equal counts, which bootstrap replicates often have."""
+    """Return the `critical_values` `(4, B)`, computed once for equal counts, which replicates often have."""
     largest = int(n.max())
-    if largest <= _SMALL and len(n) >= _MIN_BINS:
-        return _small_critical_values(alpha).to(n.device)[:, n * (n + 1) // 2 + k]
+    if largest <= _SMALL:
+        index, cached = n * (n + 1) // 2 + k, _cache(alpha, n.device)
+        missing = cached[0].index_select(0, index).isnan().nonzero().squeeze(1)
+        if len(missing):
+            new, of_new = torch.unique(index.index_select(0, missing), return_inverse=True)
+            which = torch.empty_like(new).scatter(0, of_new, missing)  # one bin for each pair
+            found = critical_values(k[which], n[which], alpha)
+            cached[1:, new], cached[0, new] = found[1:], found[0]  # the tested row last, because of other threads
+        return cached.index_select(1, index)
     if largest >= 2**31 - 1:  # the pair (n, k) does not fit into one int64
         return critical_values(k, n, alpha)
     unique, index = torch.unique(n * (largest + 1) + k, return_inverse=True)
@@ -412,10 +418,14 @@ def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _small_critical_values(alpha: float) -> Tensor:
-    """Return the `critical_values` for all 0 <= k <= n <= 127, `(4, K)`. The index of (n, k) is n (n + 1) / 2 + k."""
-    k, n = torch.tensor([(k, n) for n in range(_SMALL + 1) for k in range(n + 1)]).T
-    return critical_values(k, n, alpha)
+@torch.inference_mode(False)  # the cache is filled in place, also outside of inference mode
+def _cache(alpha: float, device: torch.device) -> Tensor:  # noqa: ARG001
+    """Return the cache of `critical_values` for counts up to `_SMALL`, `(4, K)`; NaN if they are not yet computed.
+
+    The index of (n, k) is n (n + 1) / 2 + k.
+    """
+    size = (_SMALL + 1) * (_SMALL + 2) // 2
+    return torch.full((4, size), torch.nan, dtype=torch.float64, device=device)
 
 
 def _count_up_to(p: Tensor, limits: Tensor) -> Tensor:

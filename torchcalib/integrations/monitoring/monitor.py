@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, task_of
-from torchcalib.core.bins import BinTable, equal_width_edges
+from torchcalib.core.bins import BinTable
 from torchcalib.core.gathering import rank_and_size
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised
@@ -19,6 +19,7 @@ from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.errors import ECE, ESCE, MCE
 from torchcalib.metrics.scores import ECD, NLL, Accuracy, BrierScore
+from torchcalib.ops.segments import equal_width_edges
 from torchcalib.results.history import History, HistoryRow
 
 

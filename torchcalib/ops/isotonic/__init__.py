@@ -17,8 +17,10 @@ from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
-Ties = Literal["pool", "split"]
-Variant = Literal["code", "paper"]
+MANY = 128
+"""Number of rows from which PAVA-BC in Python processes all rows at once, which takes as long as a loop over these."""
+_MAX_STEPS = 2**15  # longest row that is processed this way
+_AT_ONCE = 2**21  # number of elements that are processed at a time, which limits the memory
 
 
 def block_ends(
@@ -29,7 +31,7 @@ def block_ends(
     *,
     n_min: int | None = None,
     n_max: int | None = None,
-    variant: Variant = "code",
+    variant: Literal["code", "paper"] = "code",
     backend: Backend = "auto",
 ) -> Tensor:
     """Divide a sorted sample into the blocks of PAVA or PAVA-BC, and return the end of each block, int64 `(..., B)`.
@@ -97,30 +99,36 @@ def block_starts(
     `weight` and `values` are the numbers of samples and positives in the order of the scores. `begins` is None if no
     scores are equal.
     """
-    chosen = choose(op, weight.device.type, weight.numel(), backend)
+    n_rows, length = weight.shape[:-1].numel(), weight.shape[-1]
+    are_many = op == "pava_bc" and n_rows >= MANY and length <= _MAX_STEPS
+    # Many rows take about as long as `MANY` of them without compiled code.
+    chosen = choose(op, weight.device.type, length * MANY if are_many else weight.numel(), backend)
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
-    if backend == "auto" and _may_overflow(weight, values):
-        chosen = "python"  # arbitrary precision
-    # Sum tied groups first, so that each group is one element.
-    if begins is not None and chosen == "rounds":
-        group = begins.cumsum(-1) - 1
-        n_groups = largest(group[..., -1:] + 1, bound=group.shape[-1])
-        kind = weight.dtype if weight.is_floating_point() else torch.int64
-        zeros = torch.zeros((*group.shape[:-1], n_groups), dtype=kind, device=group.device)
-        pooled = (zeros.scatter_add(-1, group, column.to(kind)) for column in (weight, values))
-        starts = block_starts(op, *pooled, backend, low, high, paper)
-        return starts.gather(-1, group) & begins  # type: ignore[no-any-return]
-    columns = [column.detach().reshape(weight.shape[:-1].numel(), -1) for column in (weight, values)]
-    bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
-    if chosen == "rounds":
-        return _pava_rounds(*columns).view(weight.shape)
+    if _may_overflow(weight, values):
+        chosen, are_many = "python" if backend == "auto" else chosen, False  # arbitrary precision
+    columns = [column.detach().reshape(n_rows, length) for column in (weight, values)]
+    given = [] if low is None or high is None else [low.flatten(), high.flatten()]
+    tied = None if begins is None else begins.reshape(n_rows, length)
+    if chosen == "rounds" or (are_many and chosen == "python"):
+        if tied is not None:  # sum tied groups first, so that each group is one element
+            group = tied.cumsum(-1) - 1
+            n_groups = largest(group[..., -1:] + 1, bound=length)
+            kind = weight.dtype if weight.is_floating_point() else torch.int64
+            zeros = torch.zeros((n_rows, n_groups), dtype=kind, device=group.device)
+            columns = [zeros.scatter_add(-1, group, column.to(kind)) for column in columns]
+        if chosen == "rounds":
+            starts = _pava_rounds(*columns)
+        else:
+            of_rows = implementation(op, chosen).pava_bc_starts
+            parts = zip(*(torch.split(x.long(), max(1, _AT_ONCE // length)) for x in (*columns, *given)), strict=True)
+            starts = torch.cat([torch.from_numpy(of_rows(*_arrays(*part), paper)) for part in parts])
+            starts = starts.to(weight.device, non_blocking=True)
+        return (starts if tied is None else starts.gather(-1, group) & tied).view(weight.shape)
     # Other backends loop over the rows on the CPU.
-    first = np.zeros(columns[0].shape, dtype=np.bool_)
-    tied = [] if begins is None else [begins.reshape(first.shape)]
-    given = _arrays(*columns, *bounds, *tied)
-    own_bounds = given[2:4] if bounds else [None, None]
-    arguments = [*given[:2], given[-1] if tied else None, *own_bounds, paper]
+    first = np.zeros((n_rows, length), dtype=np.bool_)
+    arrays = _arrays(*columns, *given, *([] if tied is None else [tied]))
+    arguments = [*arrays[:2], None if tied is None else arrays[-1], *(arrays[2:4] if given else [None, None]), paper]
     # The third and the last buffer, `start` and `ends`, contain indices.
     loop = implementation(op, chosen).starts_of_rows
     _call_loop(loop, chosen, arguments, [first], (True, True, False, True, True, False))

@@ -14,6 +14,8 @@ is exact for int64 counts up to 3e9 samples, and for Python integers.
 from collections.abc import MutableSequence, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def pava(
     weight: Sequence[float],
@@ -142,6 +144,66 @@ def pava_bc(
             ends[last] = ends[j]
         count = last + 1
     return count
+
+
+def pava_bc_starts(weight: Any, values: Any, n_min: Any, n_max: Any, paper: bool) -> Any:
+    """Return True at the first element of each block of `pava_bc`, bool `(R, G)`, for int64 arrays of R rows.
+
+    A step adds one element to all rows, which is faster than `pava_bc` for many rows in Python. The stacks of finished
+    blocks have one column for each row. `n_min` and `n_max` are arrays `(R,)`.
+    """
+    n_rows, length = weight.shape
+    from_end = weight[:, ::-1].cumsum(1)[:, ::-1]
+    tail = ((from_end >= n_min[:, np.newaxis]).sum(1) - 1).clip(min=0)
+    before_tail = np.where(np.arange(length) < tail[:, np.newaxis], (weight, values), 0)
+    # Weight, sum and start of all finished blocks, of the last of them, and of the current block
+    stack, last, current = (np.zeros((3, *shape, n_rows), np.int64) for shape in ((length + 1,), (), ()))
+    count, (w, s, start), (last_w, last_s, last_start) = np.zeros(n_rows, np.int64), current, last
+    for i, (v, y) in enumerate(before_tail.transpose(2, 0, 1).copy()):
+        # 1. Push the current block if the element starts a new one. Elements of weight 0 change nothing.
+        both, is_given = w + v, v > 0
+        starts = ((both > n_max) | (s * v < y * w)) & (both > n_min) & is_given & (w > 0)
+        rows = starts.nonzero()[0]
+        stack[:, count[rows], rows] = last[:, rows] = current[:, rows]
+        current[:, rows] = 0
+        start[rows] = i
+        count += starts
+        w += v
+        s += y
+        # 2. Merge the last two blocks as long as the rule requires it.
+        both = last_w + w
+        merges = (both <= n_min) | ((both <= n_max) & (last_s * w >= s * last_w))
+        rows = (merges & is_given & ~starts & (count > 0)).nonzero()[0]
+        while len(rows):
+            count[rows] -= 1
+            w[rows] += last_w[rows]
+            s[rows] += last_s[rows]
+            start[rows] = last_start[rows]
+            rows = rows[count[rows] > 0]
+            last[:, rows] = of_last = stack[:, count[rows] - 1, rows]
+            both = of_last[0] + w[rows]
+            merges = (both <= n_max[rows]) & (of_last[1] * w[rows] >= s[rows] * of_last[0])
+            rows = rows[merges | (both <= n_min[rows])]
+    # 3. The current block ends where the final one begins. They are merged if `n_max` allows it.
+    columns = np.arange(n_rows)
+    stack[:, count, columns] = current
+    count += w > 0
+    final = np.stack((*(np.stack((weight, values)) - before_tail).sum(2), tail))
+    previous = stack[0, count - 1, columns] if paper else n_min
+    joins = (count > 0) & (previous + final[0] <= n_max)
+    count += ~joins
+    stack[:, count - 1, columns] = np.where(joins, stack[:, count - 1, columns] + final * [[1], [1], [0]], final)
+    # 4. Algorithm 3: merge neighbouring blocks of equal mean.
+    first = np.zeros((n_rows, length), np.bool_)
+    first[:, :1] = True
+    w, s, _ = stack[:, 0]
+    for b in range(1, count.max(initial=0)):
+        (v, y, start), differs = stack[:, b], count > b
+        if paper:
+            differs &= s * v != y * w
+            w, s = np.where(differs, 0, w) + v, np.where(differs, 0, s) + y
+        first[columns[differs], start[differs]] = True
+    return first
 
 
 def augmented(

@@ -105,6 +105,9 @@ def compare(
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
         task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
             the data and sets `task_is_inferred`.
+        class_names: names of the classes or labels in the order of the class axis; the negative class first if binary.
+        n_bins: number of equal-width or equal-mass bins.
+        right: bins are `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors and selective prediction use at most 199.
         seed: seed of the replicates, which are the same on every device.
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only

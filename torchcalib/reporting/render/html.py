@@ -284,22 +284,26 @@ def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
 
 
 def render_audit(audit: Audit, with_links: bool = False) -> str:
-    """Return an audit as a self-contained page, with links to the pages of `audit_files` if they are written too."""
-    drawn: dict[int, str] = {}  # definitions with equal rows share their report
-    found = []
-    with matplotlib_style.context("default"):
-        for index, each in enumerate(audit.confidences):
-            diagram = ""
-            if each.report is not None:
-                label = f"Reliability diagram of the confidence: {each.name}."
-                key = id(each.report)
-                drawn[key] = drawn.get(key) or to_svg(reliability_diagram(each.report))
-                diagram = both_themes(drawn[key], f"reliability-{index}", label)
-            page = _page_of(each) if with_links else ""
-            found.append({"each": each, "diagram": diagram, "page": page})
+    """Return an audit as a self-contained page, with the reliability diagram of the first definition with a report.
+
+    `with_links` adds links to the pages of `audit_files`, which have the diagrams of all definitions.
+    """
+    found = [{"each": each, "page": _page_of(each) if with_links else ""} for each in audit.confidences]
+    main = next((each for each in audit.confidences if each.report is not None), None)
+    diagram = ""
+    if main is not None:
+        with matplotlib_style.context("default"):
+            svg = to_svg(reliability_diagram(main.report))
+        diagram = both_themes(svg, "reliability", f"Reliability diagram of the confidence: {main.name}, {main.event}.")
     has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
-    template = _template("audit.html.jinja")
-    return template.render(results=audit, title=f"Audit of {audit.file}", definitions=found, has_gain=has_gain)
+    return _template("audit.html.jinja").render(
+        results=audit,
+        title=f"Audit of {audit.file}",
+        definitions=found,
+        main=main,
+        diagram=diagram,
+        has_gain=has_gain,
+    )
 
 
 def audit_files(audit: Audit, pages: bool) -> dict[str, bytes]:

@@ -1,4 +1,6 @@
-"""Print reports, comparisons and progress on a terminal."""
+"""Print reports, comparisons and progress on a terminal. Without rich, the texts of the results are printed."""
+
+from __future__ import annotations
 
 import io
 import os
@@ -6,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
-from typing import Literal
+from typing import Any, Literal
 
 try:
     from rich import box
@@ -18,8 +21,11 @@ try:
     from rich.markup import escape
     from rich.progress import Progress
     from rich.text import Text
-except ImportError as error:
-    raise ImportError("The command line needs rich. Install it: pip install 'torchcalib[report]'.") from error
+
+    HAS_RICH = True
+except ImportError:
+    HAS_RICH = False
+    Console: Any = object  # type: ignore[no-redef]
 
 from torchcalib.display.tables import Table
 from torchcalib.io.errors import printable
@@ -63,6 +69,15 @@ class _Console(Console):
         raise SystemExit(0)
 
 
+def _print_plain(*lines: object) -> None:
+    """Print lines without rich. A closed pipe ends the process as in `_Console`."""
+    try:
+        for line in "\n".join(map(str, lines)).split("\n"):
+            print(printable(line), flush=True)  # noqa: T201
+    except BrokenPipeError:
+        _Console().on_broken_pipe()
+
+
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # stdout is None in a process without a console
     columns = os.environ.get("COLUMNS", "")
@@ -97,6 +112,9 @@ def show(report: Report, everything: bool = False) -> None:
 
     With `everything`, print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
     """
+    if not HAS_RICH:
+        _print_plain(report)
+        return
     console = _console()
     decision = report.decision
     console.print()
@@ -152,6 +170,9 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
 
     With `everything`, also print the files, a table for each further system, explanations and notes.
     """
+    if not HAS_RICH:
+        _print_plain(comparison)
+        return
     console = _console()
     console.print(f"\n[dim]{_escaped(comparison.input_line)}[/dim]\n")
     _print_table(console, system_table(comparison))
@@ -217,20 +238,17 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
     """Print the path of the saved calibrator, and how to load it."""
     kind = "logits" if from_logits else "probabilities"
-    call = _escaped(f"torchcalib.calibration.load_calibrator({str(path)!r})")
     _print_lines(
-        f"\n[bold]saved {stage.name}[/bold], as advised: [bold]{_escaped(path)}[/bold]",
-        f"[dim]{call} returns a module that converts {kind} to calibrated {kind}[/dim]",
+        f"saved {stage.name}, as advised: {path}",
+        f"torchcalib.calibration.load_calibrator({str(path)!r}) returns a module that converts {kind} to calibrated "
+        f"{kind}",
     )
 
 
 def show_state(path: Path, source: Source | None) -> None:
     """Print the path of the saved report state, and the command that merges it with other states."""
     size = "" if source is None else f" of {source.shape[0]:,} rows"
-    _print_lines(
-        f"\n[bold]saved the state[/bold]{size}: [bold]{_escaped(path)}[/bold]",
-        "[dim]torchcalib merge writes one report on this state and others[/dim]",
-    )
+    _print_lines(f"saved the state{size}: {path}", "torchcalib merge writes one report on this state and others")
 
 
 def show_paths(paths: Sequence[Path]) -> None:
@@ -240,22 +258,32 @@ def show_paths(paths: Sequence[Path]) -> None:
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
     folder, others = page.parent, [path for path in paths if path != page]
     names = ", ".join(str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name for path in others)
-    _print_lines(f"\n[bold]wrote {_escaped(page)}[/bold]", f"[dim]and {_escaped(names)}[/dim]")
+    _print_lines(f"wrote {page}", f"and {names}" if names else "")
 
 
 def show_warnings(history: History) -> None:
     """Print the warnings about over-confidence in a training history."""
-    _print_lines(*(f"\n[bold red]warning:[/bold red] {_escaped(sentence)}" for sentence in history.findings))
+    for sentence in history.findings:
+        _print_lines(f"warning: {sentence}", style="bold red")
 
 
-def _print_lines(*lines: str) -> None:
+def _print_lines(main: str, detail: str = "", style: str = "bold") -> None:
+    """Print an empty line, a line in a style, and a quiet line unless it is empty."""
+    if not HAS_RICH:
+        _print_plain("", main, *filter(None, [detail]))
+        return
     console = _console()
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    console.print()
+    for text, look in filter(itemgetter(0), ((main, style), (detail, "dim"))):
+        console.print(Text(printable(text), look), soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:
     """Print a table row by row, as the iterator yields the values of each validation."""
+    if not HAS_RICH:
+        for row in rows:
+            _print_plain(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+        return
     console = _console()
     table = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     with Live(table, console=console, refresh_per_second=10, auto_refresh=console.is_terminal):
