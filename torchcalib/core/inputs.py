@@ -23,7 +23,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.arrays import are_plain, as_tensors, check_has_values, single_axis
+from torchcalib.core.arrays import are_plain, check_has_values
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
@@ -44,7 +44,9 @@ from torchcalib.core.checks import (
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
+from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import shown
+from torchcalib.io.names import single_axis
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.softmax_stats import Detail
@@ -127,7 +129,7 @@ class InputFormat:
         and multi-label input in the pass that computes its sums. `detail` are the statistics of rows that it needs.
         """
         if not are_plain((preds, target) if weights is None else (preds, target, weights)):
-            preds, target, weights = as_tensors(preds, target, weights)
+            preds, target, weights = as_tensors(preds, target, weights, **self.conversion)
         if preds.is_meta and wait and not drop_invalid:
             check_has_values("preds", preds)
         is_linear = isinstance(preds, LinearLogits)
@@ -307,6 +309,11 @@ class InputFormat:
         """Raise ValueError unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
             raise ValueError(f"`class_axis` must be an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
+
+    @property
+    def conversion(self) -> dict[str, Any]:
+        """Options of `core.tasks.data_of` for one batch."""
+        return {"task": self.task, "from_logits": self.from_logits, "ignore_index": self.ignore_index}
 
     @property
     def is_simple(self) -> bool:

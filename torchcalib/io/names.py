@@ -1,7 +1,7 @@
 """What names and shapes of arrays imply: roles, logits or probabilities, and the task. Does not import torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Task = Literal["binary", "multiclass", "multilabel", "confidence"]
@@ -24,11 +24,28 @@ NEUTRAL = (
 """Names of predictions that are either logits or probabilities."""
 CORRECT = ("correct", "is_correct", "correctness", "was_correct")
 """Names of targets that are 1 if the predicted class or answer is correct, else 0."""
-TARGETS = (
-    *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
-    *("true_label", "true_labels", "truth", "actual"),
-    *CORRECT,
+TARGET_TIERS = (
+    (
+        *("y_true", "true_label", "true_labels", "true_class", "ground_truth", "groundtruth", "gt", "gold", "gold_label"),
+        *("gold_answer", "correct_answer", "correct_label", "correct_class", "truth", "actual", "actual_label"),
+    ),
+    ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference"),
+    ("answer", "class", "outcome", "resolution"),
 )
+"""Names of targets, from specific to general ones. Targets have the most specific name that occurs."""
+TARGETS = (*(name for tier in TARGET_TIERS for name in tier), *CORRECT)
+PREDICTED = (
+    *("pred_label", "pred_labels", "predicted_label", "predicted_labels", "pred_class", "predicted_class", "y_pred"),
+    *("pred", "preds", "prediction", "predictions", "predicted", "y_hat", "predicted_answer", "model_answer"),
+    *("predicted_index", "pred_idx", "argmax", "top_label", "top_class", "model_prediction", "pred_answer"),
+)
+"""Names of the class or answer that a model predicts, if their values are text or whole numbers."""
+OF_PREDICTED = (
+    *("pred_prob", "pred_probability", "predicted_prob", "predicted_probability", "prob_pred", "prob_predicted"),
+    *("pred_score", "pred_conf", "pred_confidence", "prediction_confidence", "confidence_score", "max_prob", "prob_max"),
+    *("max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
+)
+"""Names of the probability of the predicted class, beside those in `PROBS`."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 OUTCOMES = (
     *(("incorrect", "correct"), ("wrong", "right"), ("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t")),
@@ -74,10 +91,6 @@ SYNONYMS = {
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
 
-_STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
-_BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
-
-
 def numbered(name: str) -> tuple[str, int] | None:
     """Split a name such as `prob_0`, `prob.0` or `prob0` into stem and number, ("prob", 0); None for other names."""
     stem = name.rstrip("0123456789")
@@ -85,12 +98,6 @@ def numbered(name: str) -> tuple[str, int] | None:
     if not 0 < len(digits) <= _MAX_DIGITS:
         return None
     return stem[:-1] if len(stem) > 1 and stem[-1] in "_." else stem, int(digits)
-
-
-def class_of(name: str) -> tuple[str, str] | None:
-    """Split a column name such as `prob_World` into the stem "prob" and the class "World"; None for other names."""
-    match = _BY_CLASS.fullmatch(name)
-    return (match[1].lower(), match[2]) if match else None
 
 
 def are_logits(key: str) -> bool | None:
@@ -126,11 +133,45 @@ def percent_in(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def task_of_shapes(preds: tuple[int, ...], target: tuple[int, ...]) -> Task | None:
+def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
+    """Return the axis of size 1 that only `longer` has, -1 or 1, as in `(N, 1)` and `(N,)`; None for other shapes."""
+    if len(longer) != len(shorter) + 1:
+        return None
+    for axis in (-1, 1):
+        if longer[axis:][:1] == (1,) and (*longer[:axis], *(longer[axis:][1:])) == tuple(shorter):
+            return axis
+    return None
+
+
+def task_of_shapes(preds: Sequence[int], target: Sequence[int]) -> Task | None:
     """Return the task that the shapes of predictions and targets imply; None for ambiguous and other shapes.
 
-    Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels, annotator counts or binary maps.
+    An axis of size 1 has no classes. Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels,
+    class probabilities or binary maps. The values of targets never decide.
     """
-    if len(target) == len(preds) - 1 and len(preds) > 1:
-        return "multiclass"
-    return "binary" if preds == target and len(preds) == 1 else None
+    preds, target = tuple(preds), tuple(target)
+    if single_axis(preds, target) is not None or single_axis(target, preds) is not None:
+        return "binary"
+    if preds == target and (len(preds) == 1 or (preds and 1 in (preds[1], preds[-1]))):
+        return "binary"
+    if preds != target and len(preds) > 1 and target in ((*preds[:-1], 1), (preds[0], 1, *preds[2:])):
+        return "multiclass"  # labels with a class axis of size 1
+    return "multiclass" if len(target) == len(preds) - 1 and len(preds) > 1 else None
+
+
+_FEW_NEGATIVE = 0.05
+"""Predictions with a larger fraction of negative values are logits."""
+
+
+def are_logits_by_values(n_negative: float, n: float, task: Task) -> bool:
+    """Return whether predictions are logits: if more than 5% of all values are negative.
+
+    Fewer may be errors or ignored rows. All negative values of a binary or multi-label task raise ValueError, because
+    they may be log-odds or log-probabilities.
+    """
+    if n_negative == n > 1 and task != "multiclass":
+        raise ValueError(
+            "`from_logits` must be given if all predictions are negative, which are log-odds or log-probabilities. "
+            "Pass from_logits=True for log-odds (the input of a sigmoid), or preds.exp() for log-probabilities."
+        )
+    return n_negative > _FEW_NEGATIVE * n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -97,8 +97,11 @@ class Reader(ABC):
     def inspect(self) -> Iterable[Array]:
         """Return a description of each array in the file. No values are loaded."""
 
-    def compose(self, columns: Sequence[str]) -> str:
-        """Combine table columns, one per class, into an array, and return its name. Other formats raise an error."""
+    def compose(self, columns: Sequence[str], labels: Collection[str] = (), wanted: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Combine columns of a table, one per class, into an array, and return its name; see `class_columns`.
+
+        Other formats raise an error.
+        """
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
     @abstractmethod

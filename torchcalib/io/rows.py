@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcalib.io.errors import InputError
+from torchcalib.io.columns import MATCH_NAMES, positions, shown_classes
+from torchcalib.io.errors import FILL_IN, InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
+from torchcalib.io.roles import codes_of
 from torchcalib.io.text import class_indices, cluster_hashes, first_row, group_numbers
 
 if TYPE_CHECKING:
@@ -41,11 +43,17 @@ class Rows:
 def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], start: int) -> Rows:
     """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
     labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
+    if files.left_out:
+        values = _decided(values, files.left_out)
     target, group_names = values["target"], None
-    if isinstance(target, Text):
-        values["target"] = class_indices(target, files.source.class_names, labels["target"], start, files.allow_missing)
-    elif files.task == "multiclass" and target.is_floating_point() and target.dim() == values["preds"].dim() - 1:
-        values["target"] = _whole_labels(files, target, labels["target"], start)
+    if "pred" in values:
+        values["target"] = _is_right(values.pop("pred"), target, labels["target"], start, files.allow_missing)
+    elif isinstance(target, Text):
+        values["target"] = class_indices(target, files.classes, labels["target"], start, files.allow_missing)
+    elif files.task == "multiclass" and target.dim() == values["preds"].dim() - 1:
+        if target.is_floating_point():
+            target = _whole_labels(files, target, labels["target"], start)
+        values["target"] = _positions(files, target, labels["target"])
     if isinstance(groups := values.get("groups"), Text):
         values["groups"], group_names = group_numbers(groups)
     if isinstance(clusters := values.get("clusters"), Text):
@@ -61,6 +69,43 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
     whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
     tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
     return Rows(**tensors, group_names=group_names)
+
+
+def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+    """Return the rows whose text target is not left out."""
+    target = values["target"]
+    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool)[target.codes]
+    return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
+
+
+def _is_right(predicted: Any, true: Any, label: str, start: int, allow_missing: bool) -> Tensor:
+    """Return 1 in rows whose predicted label is the true one, else 0; NaN without a true label if `allow_missing`."""
+    codes, texts = codes_of(predicted)
+    true_codes, true_texts = codes_of(true)
+    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
+    if not allow_missing and (row := first_row(is_missing)) is not None:
+        raise InputError(f"{label} must contain a label in every row, got none in row {start + row + 1}. {FILL_IN}")
+    numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
+    own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
+    right = own[codes] == other[true_codes]
+    return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
+
+
+def _positions(files: PredictionFiles, target: Tensor, label: str) -> Tensor:
+    """Return the positions of the classes that whole labels name; see `io.columns.positions`."""
+    if not shown_classes(files.classes):
+        return target
+    distinct = target[~target.isnan()].unique()
+    ignore = files.ignored_label
+    try:
+        index = positions((int(x) for x in distinct.tolist() if x != ignore), files.classes)
+    except ValueError as error:
+        raise InputError(f"{label} must contain {error}. {MATCH_NAMES}") from error
+    if index is None or not len(distinct):
+        return target
+    places = [files.ignore_index if x == ignore else index[int(x)] for x in distinct.tolist()]
+    found = torch.tensor(places, dtype=target.dtype)[torch.searchsorted(distinct, target).clamp(max=len(places) - 1)]
+    return torch.where(target.isnan(), target, found)
 
 
 def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:

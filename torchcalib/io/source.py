@@ -27,11 +27,12 @@ class Source:
     clusters: str | None = None
     class_names: tuple[str, ...] = ()  # in class order; empty for classes without names
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
+    pred: str | None = None  # predicted labels; targets are then 1 if they equal the true labels
     are_percentages: bool = False  # predictions are percentages in the file, which are divided by 100
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
-        arrays = ("preds", "target", "weights", "groups", "clusters")
+        arrays = ("preds", "target", "weights", "groups", "clusters", "pred")
         kinds = ("class_names", "are_confidences", "are_percentages")
         for name in ("format", *arrays, "from_logits", "dtype", "rows", *kinds):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -60,6 +61,7 @@ class Source:
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
+            **({} if self.pred is None else {"predicted labels": printable(self.pred)}),
             **({} if self.clusters is None else {"clusters": printable(self.clusters)}),
             **({"classes": [*map(printable, self.class_names[:_MAX_SHOWN]), *more]} if self.class_names else {}),
             "shape": list(self.shape),

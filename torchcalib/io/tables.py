@@ -5,10 +5,8 @@ import json
 import re
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from io import BytesIO
-from os.path import commonprefix
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -18,6 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
+from torchcalib.io.columns import class_columns, groups_of, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
@@ -28,7 +27,7 @@ from torchcalib.io.limits import (
     check_samples,
     decoded_limit,
 )
-from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -52,13 +51,13 @@ class _Table(Reader):
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield record batches of about `count` rows. `dtypes` maps the names of the columns to their dtypes."""
 
-    def compose(self, columns: Sequence[str]) -> str:
-        """Combine columns, one per class, into an array, and return its name."""
-        array = _joined([self.arrays[name] for name in columns], "")
-        known = (other.name for other in self.arrays.values() if other.columns == array.columns)
-        name = next(known, array.name)
-        self.arrays.setdefault(name, array)
-        return name
+    def compose(self, columns: Sequence[str], labels: Collection[str] = (), wanted: Sequence[str] = ()) -> str:
+        """Combine columns of predictions, one per class, into an array, and return its name; see `class_columns`."""
+        found = class_columns(columns, labels, wanted)
+        stems = {parts[0] if (parts := split(name)) else "" for name in found.columns}
+        array = _joined([self.arrays[name] for name in found.columns], min(stems) if len(stems) == 1 else "", found.classes)
+        self.arrays[array.name] = array
+        return array.name
 
     def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
         """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
@@ -368,6 +367,8 @@ class Frame(_Table):
     advice = "Pass them separately: report(df[['NAME', ...]], df['NAME'])."
 
     def __init__(self, frame: Any) -> None:
+        if isinstance(frame, dict):
+            frame = pa.table({str(name): pa.array(column) for name, column in frame.items()})
         if hasattr(frame, "to_arrow"):  # polars
             frame = frame.to_arrow()
         if not isinstance(frame, pa.Table):
@@ -407,61 +408,35 @@ READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jso
 
 def _with_composed(arrays: list[Array]) -> list[Array]:
     """Append one combined array per common stem of columns, such as `prob_0`, `prob_1` or `prob_cat`, `prob_dog`."""
-    by_number, by_class = defaultdict(list), defaultdict(list)
-    known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
-    keys = {array.key for array in arrays}
-    for array in arrays:
-        if len(array.shape) > 1:
-            continue
-        if parts := numbered(array.key):
-            by_number[parts[0]].append((parts[1], array.name, array))
-        elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
-            by_class[named[0]].append(array)
+    known, keys = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}, {array.key for array in arrays}
+    single = {array.name: array for array in arrays if len(array.shape) == 1 and array.key not in known}
     together = []
-    for stem, members in by_number.items():
-        ordered = sorted(members)
-        numbers = tuple(number for number, _, _ in ordered)
-        problem = ""
-        if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
-            found = ", ".join(map(str, numbers[:12]))
-            problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
-        if len(members) > 1:
-            together.append(_joined([array for _, _, array in ordered], stem, problem, is_numbered=True))
-    for stem, columns in by_class.items():
+    for stem, names in groups_of(single).items():
+        if stem in (keys if stem in TARGETS else ()) and not all(name[len(stem) :].strip("_.").isdecimal() for name in names):
+            continue  # other columns about the target
+        found = class_columns(names)
+        columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}
         are_numbers = dtypes <= WHOLE if stem in TARGETS and dtypes & WHOLE else bool(dtypes & FLOATS)
-        if len(columns) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
-            together.append(_joined(columns, stem))
+        fits = dtypes <= FLOATS | WHOLE and are_numbers
+        if len(columns) > 1 and (fits or all(map(str.isdecimal, found.classes))):
+            together.append(_joined(columns, stem, found.classes))
     return arrays + together
 
 
-def _joined(columns: Sequence[Array], stem: str, problem: str = "", is_numbered: bool = False) -> Array:
-    """Combine columns, one per class, into one array, with class names unless the columns are numbered."""
+def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Array:
+    """Combine columns, one per class, into one array."""
     names = tuple(column.name for column in columns)
     dtypes = {column.dtype for column in columns}
     # In text files, a column without decimal points has an integer dtype.
     dtype = np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
+    problem = ""
     if lists := [column.name for column in columns if len(column.shape) > 1]:
         problem = f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column."
+    elif len(set(classes)) < len(classes):
+        problem = f"must be columns of different classes, got {quoted(names)}. Rename one."
     shape = (*columns[0].shape, len(columns))
-    return Array(
-        f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, () if is_numbered else _class_names(names, stem)
-    )
-
-
-def _class_names(names: Sequence[str], stem: str) -> tuple[str, ...]:
-    """Return the class names: column names without the stem, or without common prefix and suffix. () for numbers."""
-    parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
-    if not stem:
-        start = len(commonprefix(parts))  # noqa: RUF071 - names are not paths
-        while start and parts[0][start - 1] not in "_.:- ":
-            start -= 1
-        parts = [part[start:] for part in parts]
-        end = len(commonprefix([part[::-1] for part in parts]))  # noqa: RUF071
-        while end and parts[0][len(parts[0]) - end] not in "_.:- ":
-            end -= 1
-        parts = [part[: len(part) - end] for part in parts]
-    return () if all(part.isdecimal() for part in parts) else tuple(parts)
+    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes))
 
 
 def _leaves(file: Any) -> dict[str, list[int]]:

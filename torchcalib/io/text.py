@@ -1,14 +1,15 @@
 """Convert text labels, groups and clusters to numbers, and find the names of classes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from torchcalib.io.columns import MATCH_NAMES, positions, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
-from torchcalib.io.names import class_of, outcome_names
+from torchcalib.io.names import outcome_names
 from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
@@ -49,19 +50,31 @@ def class_indices(labels: Text, names: Sequence[str], label: str, start: int, al
 
     With `allow_missing`, an empty label becomes NaN in a float64 result; otherwise it raises an error.
     """
-    numbers: dict[str, float] = {name: k for k, name in enumerate(names)}
-    if allow_missing:
-        numbers[""] = torch.nan
     stripped = [text.strip() for text in labels.names]
+    try:
+        index = positions([name for name in stripped if name or not allow_missing], names) or {}
+    except ValueError:
+        index = {name: k for k, name in enumerate(names)}
+    numbers: dict[int | str, float] = {**index, **({"": torch.nan} if allow_missing else {})}
     row = first_row(torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes])
     if row is not None:
         name = stripped[int(labels.codes[row])]
-        advice = "Correct the name, or pass all names with class_names=[...]." if name else FILL_IN
+        advice = f"Correct the name. {MATCH_NAMES}" if name else FILL_IN
         raise InputError(
             f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
         )
     found = torch.tensor([float(numbers[name]) for name in stripped], dtype=torch.float64)[labels.codes]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
+
+
+def labels_in(readers: Sequence[Reader], target: str) -> Counter[str]:
+    """Return the number of rows with each text label; "" for missing labels."""
+    counts: Counter[str] = Counter()
+    for reader in readers:
+        for (labels,) in reader.stream([target], _BYTES_AT_ONCE, allow_missing=True):
+            for text, n in zip(labels.names, torch.bincount(labels.codes, minlength=len(labels.names)).tolist(), strict=True):
+                counts[text.strip()] += n
+    return counts
 
 
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
@@ -99,7 +112,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
-    named = class_of(preds)
+    named = split(preds)
     if task == "binary" and named and named[1] in found:
         return (next(name for name in found if name != named[1]), named[1])
     means = torch.stack([sums[name] / counts[name] for name in found])
