@@ -161,7 +161,11 @@ def _joined(preds: Sequence[Any], target: Any, weights: Any, task: Any) -> tuple
             "the first axis may have samples or classes. Pass torch.stack(preds) or torch.cat(preds)."
         )
     joined = [_concatenated(name, x) for name, x in (("preds", preds), ("target", target if own else None))]
-    if weights is not None and isinstance(weights, list | tuple) and [s[0] for s in _sizes(weights)] == [s[0] for s in sizes]:
+    if (
+        weights is not None
+        and isinstance(weights, list | tuple)
+        and [s[0] for s in _sizes(weights)] == [s[0] for s in sizes]
+    ):
         weights = _concatenated("weights", weights)
     return joined[0], joined[1] if own else target, weights
 

@@ -144,7 +144,9 @@ def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int |
         elif are_numbers and not any(map(str.isdecimal, classes)):
             return None
     if missing := [text for text in texts if text not in index]:
-        few = f", of which {quoted(missing)} {'is' if len(missing) == 1 else 'are'} no class" * (len(missing) < len(found))
+        few = f", of which {quoted(missing)} {'is' if len(missing) == 1 else 'are'} no class" * (
+            len(missing) < len(found)
+        )
         raise ValueError(f"labels among the classes {quoted(classes)}, got {quoted(texts)}{few}")
     return {label: index[text] for label, text in zip(found, texts, strict=True)}
 

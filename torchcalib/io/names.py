@@ -26,7 +26,17 @@ CORRECT = ("correct", "is_correct", "correctness", "was_correct")
 """Names of targets that are 1 if the predicted class or answer is correct, else 0."""
 TARGET_TIERS = (
     (
-        *("y_true", "true_label", "true_labels", "true_class", "ground_truth", "groundtruth", "gt", "gold", "gold_label"),
+        *(
+            "y_true",
+            "true_label",
+            "true_labels",
+            "true_class",
+            "ground_truth",
+            "groundtruth",
+            "gt",
+            "gold",
+            "gold_label",
+        ),
         *("gold_answer", "correct_answer", "correct_label", "correct_class", "truth", "actual", "actual_label"),
     ),
     ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference"),
@@ -42,7 +52,15 @@ PREDICTED = (
 """Names of the class or answer that a model predicts, if their values are text or whole numbers."""
 OF_PREDICTED = (
     *("pred_prob", "pred_probability", "predicted_prob", "predicted_probability", "prob_pred", "prob_predicted"),
-    *("pred_score", "pred_conf", "pred_confidence", "prediction_confidence", "confidence_score", "max_prob", "prob_max"),
+    *(
+        "pred_score",
+        "pred_conf",
+        "pred_confidence",
+        "prediction_confidence",
+        "confidence_score",
+        "max_prob",
+        "prob_max",
+    ),
     *("max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
 )
 """Names of the probability of the predicted class, beside those in `PROBS`."""
@@ -90,6 +108,7 @@ SYNONYMS = {
 
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
+
 
 def numbered(name: str) -> tuple[str, int] | None:
     """Split a name such as `prob_0`, `prob.0` or `prob0` into stem and number, ("prob", 0); None for other names."""

@@ -44,10 +44,14 @@ class PredictionFiles:
     readers: tuple[Reader, ...]  # one reader per file with rows, in order; `.npy` files share a reader
     allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
     normalize: bool = False  # divide probabilities by their sum over classes
-    classes: tuple[str, ...] = ()  # names of classes, of which labels are names or positions; see `io.columns.positions`
+    classes: tuple[
+        str, ...
+    ] = ()  # names of classes, of which labels are names or positions; see `io.columns.positions`
     ignored_label: int | None = None  # label of ignored rows in the files
     kind_from_values: bool = False  # whether all values decided that predictions are logits or probabilities
-    left_out: frozenset[str] = frozenset()  # texts in the targets, such as annulled resolutions, whose rows are left out
+    left_out: frozenset[str] = (
+        frozenset()
+    )  # texts in the targets, such as annulled resolutions, whose rows are left out
 
     @property
     def n_rows(self) -> int:
@@ -185,9 +189,17 @@ def open_predictions(
             "preds='NAME'."
         )
     opened = PredictionFiles(
-        source, task_found, filled, nan_policy == "drop", normalize, preds_found.classes, kind_from_values=from_logits is None
+        source,
+        task_found,
+        filled,
+        nan_policy == "drop",
+        normalize,
+        preds_found.classes,
+        kind_from_values=from_logits is None,
     )
-    opened = replace(opened, source=replace(source, from_logits=_from_values(opened) if from_logits is None else from_logits))
+    opened = replace(
+        opened, source=replace(source, from_logits=_from_values(opened) if from_logits is None else from_logits)
+    )
     if normalize and (opened.task != "multiclass" or opened.source.from_logits):
         raise InputError(
             f"`normalize` must be used with multi-class probabilities, got {opened.task} "

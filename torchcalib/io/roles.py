@@ -192,7 +192,9 @@ def _preds_of(
             candidates = several  # beside class columns, a column such as `confidence` is derived
         return [_with_labels(reader, name, labels, class_names) for name in candidates]
     columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
-    named = [name for name in columns if arrays[name].dtype in FLOATS | WHOLE and name.strip() in {*labels, *class_names}]
+    named = [
+        name for name in columns if arrays[name].dtype in FLOATS | WHOLE and name.strip() in {*labels, *class_names}
+    ]
     if len(named) >= max(2, len(labels) if not class_names else len(class_names)):
         return [reader.compose(named, labels, class_names)]
     if len(candidates) > 1:
@@ -201,7 +203,9 @@ def _preds_of(
     if reader.format == "npy" and not candidates:
         candidates = _single(name for name, array in free.items() if array.dtype in FLOATS)
     if not candidates:
-        candidates = [name for key in OF_PREDICTED for name in by_key[key] if arrays[name].dtype in FLOATS | WHOLE | TEXT]
+        candidates = [
+            name for key in OF_PREDICTED for name in by_key[key] if arrays[name].dtype in FLOATS | WHOLE | TEXT
+        ]
     return candidates or _named_after_a_class(reader, columns) or _unnamed_classes(reader, free, labels)
 
 
@@ -439,7 +443,9 @@ def _unnamed_classes(reader: Reader, free: Mapping[str, Array], labels: Collecti
     if numbers or labels:
         return numbers[:1]
     columns = [
-        array for array in free.values() if not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS, *CORRECT)
+        array
+        for array in free.values()
+        if not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS, *CORRECT)
     ]
     floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
     # Columns such as `vit_logit` may belong to models instead of classes.

@@ -55,7 +55,9 @@ class _Table(Reader):
         """Combine columns of predictions, one per class, into an array, and return its name; see `class_columns`."""
         found = class_columns(columns, labels, wanted)
         stems = {parts[0] if (parts := split(name)) else "" for name in found.columns}
-        array = _joined([self.arrays[name] for name in found.columns], min(stems) if len(stems) == 1 else "", found.classes)
+        array = _joined(
+            [self.arrays[name] for name in found.columns], min(stems) if len(stems) == 1 else "", found.classes
+        )
         self.arrays[array.name] = array
         return array.name
 
@@ -412,7 +414,9 @@ def _with_composed(arrays: list[Array]) -> list[Array]:
     single = {array.name: array for array in arrays if len(array.shape) == 1 and array.key not in known}
     together = []
     for stem, names in groups_of(single).items():
-        if stem in (keys if stem in TARGETS else ()) and not all(name[len(stem) :].strip("_.").isdecimal() for name in names):
+        if stem in (keys if stem in TARGETS else ()) and not all(
+            name[len(stem) :].strip("_.").isdecimal() for name in names
+        ):
             continue  # other columns about the target
         found = class_columns(names)
         columns = [single[name] for name in found.columns]

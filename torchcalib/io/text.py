@@ -72,7 +72,9 @@ def labels_in(readers: Sequence[Reader], target: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for reader in readers:
         for (labels,) in reader.stream([target], _BYTES_AT_ONCE, allow_missing=True):
-            for text, n in zip(labels.names, torch.bincount(labels.codes, minlength=len(labels.names)).tolist(), strict=True):
+            for text, n in zip(
+                labels.names, torch.bincount(labels.codes, minlength=len(labels.names)).tolist(), strict=True
+            ):
                 counts[text.strip()] += n
     return counts
 

@@ -294,9 +294,14 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
             found = None if line is None else getattr(line, name)
             return math.nan if found is None else float(found)
 
-        def gain(each: AuditedConfidence) -> float:
+        def p_value(each: AuditedConfidence) -> Cell:
+            found = of_ece(each, "p_value")
+            return Cell() if math.isnan(found) else Cell(p_words(found), found)
+
+        def gain(each: AuditedConfidence) -> Cell:
             found = None if each.report is None else each.report.decision.gain
-            return math.nan if found is None else float(found)
+            is_known = found is not None and not math.isnan(found)
+            return Cell(f"{found:.1f}%".replace("-", "−"), found) if is_known else Cell()
 
         columns = [
             Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
@@ -308,10 +313,10 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
             number("ECE", "ece"),
             Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
             Column("significant from", lambda each: _number(each.detectable), shown="wide"),
-            Column("p", lambda each: _p_cell(of_ece(each, "p_value"))),
+            Column("p", p_value),
             number("AUROC", "correctness_auroc"),
             number("accuracy at 80%", "accuracy_at_coverage"),
-            Column("gain of calibration", lambda each: _percent(gain(each)), shown="wide"),
+            Column("gain of calibration", gain, shown="wide"),
         ]
         return Table.from_items(columns, {"": self.confidences}, index=("confidence", "event"))
 
@@ -354,7 +359,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Args:
             path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
                 path is a folder for the page and the JSON file.
-            pages: add a page with the report of each definition to the folder, which takes seconds.
+            pages: add a page with the report of each definition to the folder, which takes a few seconds.
 
         Returns:
             The paths of the written files.
@@ -453,11 +458,3 @@ class AuditComparison(Mapping[str, Comparison]):
 
 def _number(value: float) -> Cell:
     return Cell() if math.isnan(value) else Cell(significant(value), value)
-
-
-def _percent(value: float) -> Cell:
-    return Cell() if math.isnan(value) else Cell(f"{value:.1f}%".replace("-", "−"), value)
-
-
-def _p_cell(value: float) -> Cell:
-    return Cell() if math.isnan(value) else Cell(p_words(value), value)
