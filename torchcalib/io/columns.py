@@ -120,7 +120,8 @@ def _between(columns: Sequence[str]) -> dict[str, str]:
 
 def shown_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """Return class names to show: none for numbers that are the positions of the classes."""
-    return () if numbers_of(classes) == tuple(range(len(classes))) and classes[0].isdecimal() else tuple(classes)
+    are_positions = all(map(str.isdecimal, classes)) and numbers_of(classes) == tuple(range(len(classes)))
+    return () if are_positions else tuple(classes)
 
 
 def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int | str, int] | None:

@@ -168,7 +168,7 @@ def open_predictions(
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
     names = None if class_names is None else tuple(str(name).strip() for name in class_names)
     readers = _readers_of(check_paths(paths)) if frame is None else [_reader_of_frame(frame)]
-    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
+    named = [reader for reader in readers if reader.arrays or "json" not in reader.format]  # without rows, no keys
     roles_of = {reader: find_roles(reader, given, task, from_logits, names or ()) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
     if not filled:

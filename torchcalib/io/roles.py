@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
 
-from torchcalib.io.columns import classes_among, groups_of, numbers_of, shown_classes, split
+from torchcalib.io.cells import vector_in
+from torchcalib.io.columns import class_columns, classes_among, groups_of, numbers_of, shown_classes, split
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
@@ -98,6 +99,8 @@ def find_roles(
     target = _targets(reader, given)
     labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
     roles["preds"] = _one(reader, "preds", _preds_of(reader, given, target, labels, class_names))
+    if roles["preds"] is not None:
+        _read_texts(reader, roles["preds"], labels, class_names)
     if len(target) > 1 and roles["preds"] is not None:  # outcomes belong to one confidence, labels to classes
         is_confidence = _key(reader, roles["preds"]) in CONFIDENCES
         target = [name for name in target if (_key(reader, name) in CORRECT) == is_confidence] or target
@@ -124,6 +127,26 @@ def find_roles(
     return found
 
 
+def _read_texts(reader: Reader, name: str, labels: Collection[str], class_names: Sequence[str]) -> None:
+    """Mark a column of text as numbers: percentages, vectors, or objects of label -> probability."""
+    array = reader.arrays[name]
+    if array.dtype not in TEXT or len(array.shape) != 1 or array.problem:
+        return
+    shape, classes = array.shape, ()
+    for (values,) in reader.stream([name], 2**20, allow_missing=True):
+        texts = [text for text in values.names if text.strip()]
+        if shape == array.shape and not classes and texts and (first := vector_in(texts[0])) is not None:
+            keys = {f"{array.key}.{key}": key for key in first} if isinstance(first, dict) else {}
+            if keys:
+                classes = tuple(keys[column] for column in class_columns(list(keys), labels, class_names).columns)
+            shape = (*array.shape, len(classes or first))
+            break
+        if None in map(percent_in, texts):
+            return
+    if shape != array.shape or array.shape[0]:
+        reader.arrays[name] = replace(array, dtype="float64", stored=array.dtype, shape=shape, classes=classes)
+
+
 def find_preds(reader: Reader, given: str | None) -> str:
     """Return the checked array of predictions, as `find_roles`. The file may have no targets."""
     options = {**dict.fromkeys(ROLES), "preds": given}
@@ -136,6 +159,7 @@ def find_preds(reader: Reader, given: str | None) -> str:
             f"`{reader.label}` must contain one array of predictions under a known name (logits, probs, preds ...), "
             f"got {found}. Choose with preds='NAME'."
         )
+    _read_texts(reader, preds[0], labels, ())
     _check_arrays(reader, {"preds": preds[0]})
     return preds[0]
 
@@ -280,8 +304,6 @@ def _predicted(reader: Reader, roles: Mapping[str, str], given: str | None, task
         return pred
     low, right, wrong, labels = math.inf, False, False, set()
     for values, predicted, true in reader.stream([preds.name, str(pred), target.name], 2**20, allow_missing=True):
-        if isinstance(values, Text):
-            return pred  # percentages
         p = values.reshape(len(predicted)).double()
         low = min(low, float(p.nan_to_num(1.0).min())) if len(p) else low
         codes, texts = codes_of(predicted)
@@ -342,36 +364,31 @@ def source_of(
         pred=roles.get("pred"),
         class_names=shown_classes(selected[0].classes),
         are_confidences=_is_confidence(reader, roles, given_task),
-        are_percentages=bool(selected[0].percent),
+        are_percentages=bool(selected[0].stored) and len(selected[0].shape) == 1,
     )
     return source, task, from_logits
 
 
 def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None:
-    """Mark predictions as percentages if the whole column shows it: text with a percent sign, or numbers up to 100.
+    """Mark predictions as percentages if the whole column shows it.
 
     Whole numbers cannot be probabilities. Fractions such as 0.7 beside numbers above 1 are ambiguous, as are numbers up
     to 10, which may be ratings. They are not marked, and later raise an error.
     """
     is_named = is_confidence or _key(reader, array.name) in PROBS
     is_single = array.shape[1:] in ((), (1,)) and not array.problem
-    if not is_single or not (array.dtype in TEXT or (is_named and array.dtype in WHOLE - {"bool"}) or is_confidence):
+    if not is_single or array.stored or not ((is_named and array.dtype in WHOLE - {"bool"}) or is_confidence):
         return
-    if array.dtype not in TEXT | WHOLE | FLOATS or not array.shape[0]:
+    if array.dtype not in WHOLE | FLOATS or not array.shape[0]:
         return
     low, high, least = math.inf, -math.inf, math.inf  # smallest and largest number, and the smallest positive one
     for (values,) in reader.stream([array.name], 2**20, allow_missing=True):
-        if isinstance(values, Text):
-            found = [percent_in(text) for text in values.names if text.strip()]
-            if None in found:
-                return
-            continue
         numbers = values[values.isfinite()].double()
         if numbers.numel():
             low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
             least = min(least, float(numbers.masked_fill(numbers <= 0, math.inf).min()))
-    if array.dtype in TEXT or (low >= 0 and _MAX_RATING < high <= 100 and (least > 1 or array.dtype in WHOLE)):
-        reader.arrays[array.name] = replace(array, dtype="float64", percent=array.dtype)
+    if low >= 0 and _MAX_RATING < high <= 100 and (least > 1 or array.dtype in WHOLE):
+        reader.arrays[array.name] = replace(array, dtype="float64", stored=array.dtype)
 
 
 def _key(reader: Reader, name: str) -> str:

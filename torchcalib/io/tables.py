@@ -1,14 +1,17 @@
-"""Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Requires pyarrow."""
+"""Readers of tables with named columns: `.csv`, `.tsv`, `.json`, `.jsonl` and `.parquet`. Requires pyarrow.
+
+A field of objects in a column `probs`, such as label -> probability, is a column too: `probs.cat`.
+"""
 
 import gzip
 import json
 import re
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +29,7 @@ from torchcalib.io.limits import (
     check_columns,
     check_samples,
     decoded_limit,
+    row_limit,
 )
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
@@ -41,6 +45,12 @@ _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
+_MAX_JSON = 64 * 2**20  # largest array of JSON in bytes, which is in memory as text
+_SPACE = re.compile(r"[\s,]*")
+_KEY = re.compile(r'\s*[{,]\s*"(?:[^"\\]|\\.)*+"\s*:\s*', re.DOTALL)
+_ROWS = re.compile(r"\[\s*[{\]]")
+_SEPARATOR = re.compile(rb'"?sep=[;,\t|]"?', re.IGNORECASE)
+_DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
 
 
@@ -65,7 +75,7 @@ class _Table(Reader):
         """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
-        dtypes = {column: array.percent or array.dtype for array in wanted for column in _columns(array)}
+        dtypes = {column: array.stored or array.dtype for array in wanted for column in _columns(array)}
         for batch in self.batches(dtypes, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
@@ -81,8 +91,8 @@ class _Table(Reader):
             values = piece.column(name)
             if not allow_missing:
                 self._check_present(name, values, start, 1)
-            if (array.percent or array.dtype) in TEXT:
-                return self._text(name, values)
+            if (array.stored or array.dtype) in TEXT:
+                return self._text(name, values, MAX_TEXT_BYTES if not array.stored else row_limit(self.paths))
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             if pa.types.is_primitive(values.type):
                 columns.append(_numbers(values))
@@ -110,7 +120,7 @@ class _Table(Reader):
         rows[present] = numbers
         return rows
 
-    def _text(self, name: str, values: Any) -> Text:
+    def _text(self, name: str, values: Any, most: int) -> Text:
         """Convert a column of text. Missing texts become empty. A long text in a dictionary is never repeated."""
         import torch
 
@@ -119,9 +129,9 @@ class _Table(Reader):
         used, codes = np.unique(indices, return_inverse=True)
         texts = values.dictionary.take(pa.array(used[used >= 0]))
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
-        if longest > MAX_TEXT_BYTES:
+        if longest > most:
             raise InputError(
-                f"Column `{name}` in `{self.label}` must contain text of at most {MAX_TEXT_BYTES:,} bytes, got "
+                f"Column `{name}` in `{self.label}` must contain text of at most {most:,} bytes, got "
                 f"{longest:,}. Save shorter names."
             )
         missing = [""] if (used < 0).any() else []  # -1 is the first of the sorted indices
@@ -137,14 +147,16 @@ class _Table(Reader):
 
 
 class Csv(_Table):
-    """Reader of text with a header line and comma-separated columns.
+    """Reader of text with a header line and columns separated by commas, or by semicolons with decimal commas.
 
     Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
-    `.gz` are decompressed in chunks.
+    `.gz` are decompressed in chunks. Cells in quotes may have several lines.
     """
 
     format = "csv"
-    delimiter: ClassVar[str] = ","
+    delimiter = ","
+    decimal_point = "."
+    skipped = 0  # lines before the header
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the first block of text, and count the rows."""
@@ -161,15 +173,25 @@ class Csv(_Table):
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
-        options["read_options"] = csv.ReadOptions(block_size=_BLOCK, use_threads=not options)
-        return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
+        wanted = csv.ConvertOptions(decimal_point=self.decimal_point, **options)
+        how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self.skipped)
+        form = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        return csv.open_csv(self.paths[0], how, form, wanted)
 
     def _check_separator(self) -> None:
-        """Raise if the first line contains separators of other formats only."""
+        """Find the separator, and raise if the first line contains those of other formats only."""
         with opened_text(self.paths[0]) as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
-        line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
+        lines = start.removeprefix(BOM_UTF8).lstrip(b"\r\n").splitlines() or [b""]
+        if _SEPARATOR.fullmatch(lines[0].strip()) and len(lines) > 1:  # written by Excel
+            self.skipped = 1
+            del lines[0]
+        line = lines[0]
+        if b";" in line and b"," not in line and self.format == "csv":
+            self.delimiter = ";"
+            cells = (cell for row in lines[1:100] for cell in row.split(b";"))
+            self.decimal_point = "," if any(map(_DECIMAL_COMMA.fullmatch, cells)) else "."
         check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
         first = line[:_MAX_FIRST_LINE].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -177,7 +199,7 @@ class Csv(_Table):
         if self.delimiter in first or other is None:
             return
         remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
-            other, f"Write it with commas and decimal points; pandas.read_csv(path, sep='{other}') reads it."
+            other, f"Write it with commas; pandas.read_csv(path, sep='{other}') reads it."
         )
         raise InputError(
             f"`{self.label}` must separate columns by {words[self.delimiter]}, got {words[other]} in the first line, "
@@ -186,11 +208,8 @@ class Csv(_Table):
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text. `count` is ignored."""
-        wanted = csv.ConvertOptions(
-            include_columns=list(dtypes),
-            column_types={name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()},
-        )
-        with self._opened(convert_options=wanted) as file:
+        kinds = {name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()}
+        with self._opened(include_columns=list(dtypes), column_types=kinds) as file:
             for batch in file:
                 yield batch
                 del batch  # free the memory before the next batch is read
@@ -208,11 +227,13 @@ class Jsonl(_Table):
     """Reader of lines with one JSON object each, all with the same keys. The first lines determine the dtypes."""
 
     format = "jsonl"
+    _paths: dict[str, tuple[str, ...]]  # keys of the objects around each value, by the name of the column
 
     def inspect(self) -> Iterable[Array]:
         """Describe the keys in the first block of lines, and count the lines."""
         kinds: dict[str, set[str]] = {}
         widths: dict[str, int] = {}
+        self._paths = {}
         n = 0
         for block in self._blocks():
             lines = block.splitlines()
@@ -235,7 +256,9 @@ class Jsonl(_Table):
         """
         if not isinstance(row, dict):
             raise ValueError(f"each line must be an object, got {type(row).__name__}")
-        for key, value in row.items():
+        for path, value in _fields(row):
+            key = ".".join(path)
+            self._paths.setdefault(key, path)
             items = value if isinstance(value, list) else [value]
             kinds.setdefault(key, set()).update(_kind_of(item) for item in items if item is not None)
             if isinstance(value, list):
@@ -245,16 +268,20 @@ class Jsonl(_Table):
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
-        fields = []
+        fields: dict[str, Any] = {}
         for name, dtype in dtypes.items():
-            kind = pa.type_for_alias(dtype)
-            fields.append((name, pa.list_(kind) if len(self.arrays[name].shape) > 1 else kind))
-        options = arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+            kind, inside = pa.type_for_alias(dtype), fields
+            for key in self._paths[name][:-1]:
+                inside = inside.setdefault(key, {})
+            is_list = len(self.arrays[name].shape) > 1 and not self.arrays[name].stored
+            inside[self._paths[name][-1]] = pa.list_(kind) if is_list else kind
+        schema = pa.schema(_struct(fields))
+        options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         for block in self._blocks():
             table = arrow_json.read_json(BytesIO(block), arrow_json.ReadOptions(block_size=2 * len(block)), options)
             if table.num_rows != len(block.splitlines()):
                 raise ValueError("each line must be one object, got several in a line")
-            yield from table.to_batches(max_chunksize=count)
+            yield from _flat(table).to_batches(max_chunksize=count)
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
@@ -279,6 +306,37 @@ class Jsonl(_Table):
             )
 
 
+class Json(Jsonl):
+    """Reader of an array of JSON objects, which may be a value of an object: `{"results": [...]}`; or of lines."""
+
+    format = "json"
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield blocks of lines with one object of the array each; see `Jsonl._blocks`."""
+        path = self.paths[0]
+        if path.stat().st_size > _MAX_JSON:
+            raise InputError(f"`{self.label}` must have at most 64 MiB, got more. Write one object per line to .jsonl.")
+        content = path.read_bytes()
+        _check_encoding(self.label, content)
+        self._check_depth(content)
+        text = content.decode("utf-8-sig")
+        start = _start_of_rows(text)
+        if start is None:
+            yield from super()._blocks()
+            return
+        block: list[str] = []
+        size = 0
+        while (found := _next_value(text, start)) is not None:
+            first, start = found
+            block.append(" ".join(text[first:start].splitlines()) + "\n")
+            size += start - first
+            if size > _BLOCK:
+                yield "".join(block).encode()
+                block, size = [], 0
+        if block:
+            yield "".join(block).encode()
+
+
 class Parquet(_Table):
     """Reader of parquet files. Only the columns in use are read."""
 
@@ -290,9 +348,11 @@ class Parquet(_Table):
         with self._opened() as file:
             check_samples(file.metadata.num_rows, self.paths, self.label)
             self.check_names(file.schema_arrow.names)
-            self._leaves = _leaves(file)
-            self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
-            return _with_composed([self._described(file, column) for column in file.schema_arrow])
+            columns = {name: kind for column in file.schema_arrow for name, kind in _leaf_columns(column)}
+            stored = iter(range(len(file.schema)))
+            self._leaves = {name: [next(stored) for _ in range(_n_leaves(kind))] for name, kind in columns.items()}
+            self._in_lists = {name for name, kind in columns.items() if pa.types.is_nested(kind)}
+            return _with_composed([self._described(file, name, kind) for name, kind in columns.items()])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -302,7 +362,8 @@ class Parquet(_Table):
         if has_prefixes:
             count = max(1, min(count, BUFFER // max(1, largest)))
         with self._opened(read_dictionary=None if has_prefixes else text) as file:
-            yield from file.iter_batches(batch_size=count, columns=list(dtypes))
+            for batch in file.iter_batches(batch_size=count, columns=list(dtypes)):
+                yield from _flat(pa.Table.from_batches([batch])).to_batches()
 
     def _footer(self) -> bytes:
         """Read the footer, which is followed by its length and a mark."""
@@ -321,26 +382,27 @@ class Parquet(_Table):
         """Open the file as a memory map. Otherwise all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True, **options)
 
-    def _described(self, file: Any, column: Any) -> Array:
-        kind, shape = column.type, (file.metadata.num_rows,)
+    def _described(self, file: Any, name: str, kind: Any) -> Array:
+        shape = (file.metadata.num_rows,)
         if pa.types.is_fixed_size_list(kind):
-            return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
+            return Array(name, _dtype(kind.value_type), (*shape, kind.list_size))
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            return Array(column.name, _dtype(kind), shape)
+            return Array(name, _dtype(kind), shape)
         dtype = _dtype(kind.value_type)
         if dtype not in FLOATS | WHOLE:
-            return Array(column.name, f"list<{dtype}>", shape)
+            return Array(name, f"list<{dtype}>", shape)
         try:
-            largest_group = self._check_pages([column.name])
+            largest_group = self._check_pages([name])
         except ValueError as error:
             advice = "Write smaller row groups: df.to_parquet(path, row_group_size=100_000)."
-            return Array(column.name, dtype, shape, f"must be less compressed: {error}. {advice}")
+            return Array(name, dtype, shape, f"must be less compressed: {error}. {advice}")
         per_row = max(1, largest_group // max(1, *shape))
-        for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name]):
-            lengths = pc.list_value_length(batch.column(0)).drop_null()
+        for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[name]):
+            column = _flat(pa.Table.from_batches([batch])).column(0)
+            lengths = pc.list_value_length(column).drop_null()
             if len(lengths) and lengths[0].as_py():
-                return Array(column.name, dtype, (*shape, lengths[0].as_py()))
-        return Array(column.name, dtype, (*shape, 0))
+                return Array(name, dtype, (*shape, lengths[0].as_py()))
+        return Array(name, dtype, (*shape, 0))
 
     def _check_pages(self, names: Sequence[str]) -> int:
         """Return the largest decoded size of columns in a row group, in bytes. Raise if it exceeds the limit."""
@@ -376,7 +438,7 @@ class Frame(_Table):
         if not isinstance(frame, pa.Table):
             named = frame.rename(columns=str)  # columns without names have numbers
             frame = pa.Table.from_pandas(named, preserve_index=False)
-        self._table = pa.table([_without_extension(column) for column in frame.columns], names=frame.column_names)
+        self._table = _flat(pa.table([*map(_without_extension, frame.columns)], names=frame.column_names))
         super().__init__()
 
     def inspect(self) -> Iterable[Array]:
@@ -404,7 +466,7 @@ def _without_extension(column: Any) -> Any:
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
-READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
+READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Json, Jsonl, Parquet)}
 """Reader by file format."""
 
 
@@ -443,10 +505,52 @@ def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Arra
     return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes))
 
 
-def _leaves(file: Any) -> dict[str, list[int]]:
-    """Return the numbers of the stored columns for each column. A nested column has several."""
-    stored = iter(range(len(file.schema)))
-    return {column.name: [next(stored) for _ in range(_n_leaves(column.type))] for column in file.schema_arrow}
+def _flat(table: Any) -> Any:
+    """Return a table with a column for each field of objects, `probs.cat`."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
+
+
+def _leaf_columns(column: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name and type of a column, or of each field of objects."""
+    name = before + column.name
+    if not pa.types.is_struct(column.type):
+        yield name, column.type
+        return
+    for k in range(column.type.num_fields):
+        yield from _leaf_columns(column.type.field(k), f"{name}.")
+
+
+def _fields(row: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys and the value of each field of nested objects."""
+    for key, value in row.items():
+        if isinstance(value, dict) and value:
+            yield from _fields(value, (*before, key))
+        else:
+            yield (*before, key), value
+
+
+def _struct(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, pa.struct(_struct(kind)) if isinstance(kind, dict) else kind) for name, kind in fields.items()]
+
+
+def _next_value(text: str, start: int) -> tuple[int, int] | None:
+    """Return start and end of the next value of an array of JSON after `start`; None after the last value."""
+    space = _SPACE.match(text, start)
+    first = start if space is None else space.end()
+    return None if text[first : first + 1] == "]" else (first, json.JSONDecoder().raw_decode(text, first)[1])
+
+
+def _start_of_rows(text: str) -> int | None:
+    """Return the start of the first object in an array; None if the text is neither an array nor an object with one."""
+    start = len(text) - len(text.lstrip())
+    if text[start : start + 1] == "{":
+        while (match := _KEY.match(text, start)) is not None and text[match.end() : match.end() + 1] != "[":
+            start = json.JSONDecoder().raw_decode(text, match.end())[1]
+        start = match.end() if match else len(text)
+    match = _ROWS.match(text, start)
+    return None if match is None else match.end() - 1
 
 
 def _n_leaves(kind: Any) -> int:
