@@ -537,8 +537,8 @@ def both(preds, target, **options):
 TASKS = [
     *[Refusal(partial(infer_task, torch.zeros(target.shape if text.startswith("`") else (3, 3)), target), text)
       for target, text in (
-        (torch.eye(3).long(), "Every row of `target` contains a single 1, as in one-hot labels. Pass task="),
-        (torch.ones(3, 3).long(), "Rows of `target` contain several 1s or none, as in multi-label targets"),
+        (torch.eye(3).long(), "`task` must be given if `target` has the shape of `preds`, got (3, 3) for both"),
+        (torch.ones(3, 3).long(), "task='multilabel' if it can have several labels. Flatten both for unrelated"),
         (torch.full((3, 3), 1 / 3), "got (3, 3) for both. Pass task='multiclass' if"),
         (torch.zeros(3, 3, 2).long(), "annotator counts for no and yes ... Pass task='multilabel'"),
         (torch.zeros(4, 5, 2), "must have one label for each sample"),
@@ -549,11 +549,11 @@ TASKS = [
     *wrong(partial(prepare, preds=ARRAY, target=SIX),
         ({"target": ["cat"] * 6}, "must contain numbers if classes have no names, got text: 'cat'", ValueError,
          {"target": ["cat"] * 6, "class_names": NAMES}),
-        ({"target": TEXT, "class_names": NAMES}, "'cat', 'dog', 'eel', got 'cow'", ValueError,
+        ({"target": TEXT, "class_names": NAMES}, "the classes `cat`, `dog`, `eel`, got `cat`, `cow`, of which `cow` is no class", ValueError,
          {"target": TEXT, "class_names": ("cat", "cow", "eel")}),
         ({"target": ["cat", None] * 3, "class_names": NAMES}, "every row, got None in row 1"),
         ({"class_names": "abc"}, "`class_names` must be a list of strings, got 'abc'", TypeError),
-        ({"class_names": [0, 1, 2]}, "`class_names` must be a list of strings, got (0, 1, 2)", TypeError),
+        ({"class_names": [0.5, 1, 2]}, "`class_names` must be a list of strings, got (0.5, 1, 2)", TypeError),
         ({"class_names": ["a", "b", "a"]}, "got 'a' more than once"),
         ({"preds": [[0.1, 0.9], [1.0]]}, "`preds` must have rows of equal length", TypeError),
         ({"preds": np.array([["x"] * 3] * 6)}, "`preds` must contain numbers, got text such as 'x'", TypeError),
@@ -1030,7 +1030,7 @@ REPORTS = [
       for name in ("with_calibration", "with_intervals", "safe_threshold", "num_bins")
       for text in (name, "a comparison")],
     (lambda: tc.compare({"a": ARRAY, "b": ARRAY}, ["cat"] * 6, class_names=list("xyz")),
-     "system 'a': `target` must contain the class names"),
+     "system 'a': `target` must contain labels among the classes `x`, `y`, `z`, got `cat`"),
     # audits
     *wrong(partial(tc.audit, stated(), with_calibration=False),
         ({"words": {"high": 90}}, "in [0, 1], got 90 for 'high'"),

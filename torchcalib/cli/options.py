@@ -121,7 +121,7 @@ def add_input(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--pred",
         metavar="NAME",
-        help="key or column of the predicted labels, if the predictions are their probabilities (default: found by name)",
+        help="key or column of the predicted labels, if predictions are their probabilities (default: found by name)",
     )
     for role, kind in (("target", "targets"), ("weights", "weights")):
         parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")

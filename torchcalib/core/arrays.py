@@ -257,7 +257,7 @@ def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | No
     found = target.clone()
     for label, position in index.items():
         found[target == label] = position
-    return found
+    return found if found.isnan().any() else found.long()
 
 
 def names_of_outcomes(target: Any) -> tuple[str, ...]:

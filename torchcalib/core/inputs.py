@@ -27,19 +27,19 @@ from torchcalib.core.arrays import are_plain, check_has_values
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
-    AnnotatorRule,
-    HiddenRule,
-    LabelRule,
-    LogitRule,
-    PassRule,
-    ProbabilityRule,
-    RowRule,
     Rule,
-    WeightRule,
     all_satisfied,
+    annotator_rule,
     enforce,
+    hidden_rule,
+    label_rule,
+    logit_rule,
     missing_rows,
+    pass_rule,
+    probability_rule,
     proportions_of_counts,
+    row_rule,
+    weight_rule,
 )
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
@@ -165,7 +165,7 @@ class InputFormat:
         rules: list[Rule] = []
         if weights is not None:
             weights = weights.to(wide_dtype(preds.device))
-            rules.append(WeightRule(weights, self.whole_weights))
+            rules.append(weight_rule(weights, self.whole_weights))
         if self.ignore_index is not None:
             one = torch.ones((), dtype=wide_dtype(preds.device), device=preds.device)
             own = one if weights is None else weights
@@ -539,22 +539,22 @@ class InputFormat:
     ) -> list[Rule]:
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
-            HiddenRule(p.rows.confidence)
+            hidden_rule(p.rows.confidence)
             if isinstance(p.input_preds, LinearLogits)
-            else LogitRule(p.input_preds, per_class)
+            else logit_rule(p.input_preds, per_class)
             if self.from_logits
-            else ProbabilityRule("preds", p.input_preds, per_class, p.sum_tolerance)
+            else probability_rule("preds", p.input_preds, per_class, p.sum_tolerance)
         )
         if p.has_labels or self.hard_targets:
-            label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
+            of_labels = label_rule(p.input_target, p.num_classes, p.zero_weight)
             if per_class and (self.needs_rows or not self.from_logits):
-                return [RowRule(p.rows.log_prob, preds_rule, label_rule)]
-            rules: list[Rule] = [preds_rule, label_rule]
+                return [row_rule(p.rows.log_prob, preds_rule, of_labels)]
+            rules: list[Rule] = [preds_rule, of_labels]
         elif p.n_annotators is not None:
-            return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
+            return [preds_rule, annotator_rule(p.n_annotators, max(1, self.min_annotators))]
         else:
-            rules = [preds_rule, ProbabilityRule("target", p.input_target, per_class, target_tolerance)]
-        return rules if checked_by is None or per_class else [PassRule(rules, partial(checked_by, p))]
+            rules = [preds_rule, probability_rule("target", p.input_target, per_class, target_tolerance)]
+        return rules if checked_by is None or per_class else [pass_rule(rules, partial(checked_by, p))]
 
 
 def _class_axes(preds: Tensor, target: Tensor) -> list[int]:

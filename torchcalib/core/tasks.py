@@ -114,7 +114,8 @@ def data_of(
     preds = as_tensor("preds", preds)
     if column_names(target):
         target = _columns_of_classes(target, classes)
-    target = label_tensor(target, classes or names_of_outcomes(target), preds.device, ignore_index)
+    classes = classes or names_of_outcomes(target)
+    target = label_tensor(target, classes, preds.device, ignore_index)
     return Data(preds, target, None if weights is None else as_tensor("weights", weights, preds.device), classes)
 
 
@@ -249,8 +250,8 @@ def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
     predicted, true = (np.asarray(x.cpu() if isinstance(x, Tensor) else x).ravel() for x in (pred, target))
     if predicted.shape != true.shape:
         raise ValueError(
-            f"`pred` must have one predicted label for each target, got shapes {predicted.shape} and {true.shape}. Pass "
-            "the labels of the same rows."
+            f"`pred` must have one predicted label for each target, got shapes {predicted.shape} and {true.shape}. "
+            "Pass the labels of the same rows."
         )
     if predicted.dtype.kind in "OUST" or true.dtype.kind in "OUST":
         predicted, true = predicted.astype(str), true.astype(str)

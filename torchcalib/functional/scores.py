@@ -12,8 +12,8 @@ from torchcalib.core.checks import read_priors
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
-from torchcalib.functional.estimator import Estimator, of_arrays
 from torchcalib.core.tasks import as_tensors
+from torchcalib.functional.estimator import Estimator, of_arrays
 from torchcalib.io.errors import shown
 from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.logs import xmul

@@ -261,8 +261,8 @@ class Partitions:
             )
         if files.kind_from_values:
             raise InputError(
-                f"`from_logits` must be given for `{files.source.preds}` in several partitions, got None and an ambiguous "
-                "name. Pass from_logits=True for logits, or from_logits=False for probabilities."
+                f"`from_logits` must be given for `{files.source.preds}` in several partitions, got None and an "
+                "ambiguous name. Pass from_logits=True for logits, or from_logits=False for probabilities."
             )
         return files
 

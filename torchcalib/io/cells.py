@@ -1,4 +1,4 @@
-"""Numbers in the text of a cell: a percentage, a vector, or an object of label -> probability. Does not import torch."""
+"""Numbers in the text of a cell: percentages, vectors, or objects of label -> probability. Does not import torch."""
 
 import ast
 import re

@@ -23,13 +23,14 @@ _STEMS = "|".join(
 )
 _BY_CLASS = re.compile(rf"({_STEMS})(?:[_.:\- ]+(.*\S)|(\d+))", re.IGNORECASE)
 _MAX_DIGITS = 6  # longer numbers after a text are identifiers, such as synsets
-_DERIVED = frozenset(
+_WORDS = (
     "max maximum min minimum mean avg average median std stdev sd var variance sum total range gap margin diff "
-    "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth correct "
-    "pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id ids rank "
-    "value values val count threshold cutoff weight weights score scores prob probs probability confidence conf argmax "
-    "chosen selected of in the".split()
+    "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth "
+    "correct pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id "
+    "ids rank value values val count threshold cutoff weight weights score scores prob probs probability confidence "
+    "conf argmax chosen selected of in the"
 )
+_DERIVED = frozenset(_WORDS.split())
 """Words of columns that are computed from the classes, or that describe a row."""
 _RANKED = re.compile(r"top_?k?\d*|(?:top|rank|second|max|min)\d+|q\d{1,3}|p\d{1,3}")
 

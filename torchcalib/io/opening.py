@@ -241,8 +241,8 @@ def _with_names_of_labels(files: PredictionFiles) -> PredictionFiles:
     if others:
         n = sum(counts[text] for text in others)
         warn(
-            f"`{source.target}` in `{readers[0].label}` has {n} of {counts.total()} rows with other resolutions than yes "
-            f"and no ({quoted(sorted(others))}), which are left out."
+            f"`{source.target}` in `{readers[0].label}` has {n} of {counts.total()} rows with other resolutions than "
+            f"yes and no ({quoted(sorted(others))}), which are left out."
         )
         files = replace(files, left_out=frozenset(others))
         source = replace(source, shape=(source.shape[0] - n, *source.shape[1:]))

@@ -118,12 +118,12 @@ def find_roles(
             f"got {quoted(found.values())}. {reader.advice}"
         )
     found["target"] = _aligned(reader, found["preds"], found["target"], class_names)
+    _check_lengths(reader, found)
     if pred := _predicted(reader, found, given["pred"], task):
         found["pred"] = pred
-    _check_arrays(reader, found)
     if not from_logits:
         _mark_percentages(reader, reader.arrays[found["preds"]], _is_confidence(reader, found, task))
-        _check_arrays(reader, found)
+    _check_arrays(reader, found)
     return found
 
 
@@ -252,8 +252,8 @@ def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]
     if (numbers_of(own) is None) != (numbers_of(other) is None) and not (shown_classes(own) and shown_classes(other)):
         return target  # columns of only one of them are named
     raise InputError(
-        f"`{target}` in `{reader.label}` must have the classes of `{preds}`, {quoted(own)}, got {quoted(other)}. Rename "
-        "the columns, or pass class_names=[...] for columns in the same order."
+        f"`{target}` in `{reader.label}` must have the classes of `{preds}`, {quoted(own)}, got {quoted(other)}. "
+        "Rename the columns, or pass class_names=[...] for columns in the same order."
     )
 
 
@@ -486,11 +486,10 @@ def _listed(reader: Reader) -> str:
     return quoted(name for name in reader.arrays if name not in members)
 
 
-def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
-    """Check the row counts, and the dtypes unless there are no rows: empty text files do not determine them."""
+def _check_lengths(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check that all arrays have the same number of rows."""
     preds = reader.arrays[roles["preds"]]
-    most = row_limit(reader.paths)
-    for role, name in roles.items():
+    for name in roles.values():
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.problem:
             raise InputError(f"{where} {array.problem}")
@@ -501,6 +500,14 @@ def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
                 f"`{preds.name}` and `{name}` in `{reader.label}` must have one row per sample, "
                 f"got shapes {preds.shape} and {array.shape}. Check the program that wrote them."
             )
+
+
+def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check the row counts, and the dtypes unless there are no rows: empty text files do not determine them."""
+    _check_lengths(reader, roles)
+    most = row_limit(reader.paths)
+    for role, name in roles.items():
+        array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.shape[0] == 0:
             continue
         _, dtypes, rule, advice = ROLES[role]

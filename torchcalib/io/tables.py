@@ -546,7 +546,7 @@ def _start_of_rows(text: str) -> int | None:
     """Return the start of the first object in an array; None if the text is neither an array nor an object with one."""
     start = len(text) - len(text.lstrip())
     if text[start : start + 1] == "{":
-        while (match := _KEY.match(text, start)) is not None and text[match.end() : match.end() + 1] != "[":
+        while (match := _KEY.match(text, start)) is not None and not _ROWS.match(text, match.end()):
             start = json.JSONDecoder().raw_decode(text, match.end())[1]
         start = match.end() if match else len(text)
     match = _ROWS.match(text, start)

@@ -28,6 +28,7 @@ from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
+from torchcalib.core.tasks import as_tensors
 from torchcalib.functional.estimator import (
     FUNCTION_OPTIONS,
     Better,
@@ -37,7 +38,6 @@ from torchcalib.functional.estimator import (
     stream_parameters,
 )
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import shown
 from torchcalib.metrics.engine import StatefulMetric, refuse_if_synced
 from torchcalib.metrics.hidden import UpdatesFromHidden

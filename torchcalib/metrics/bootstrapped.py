@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torchmetrics.metric import Metric
 
-from torchcalib.core.tasks import as_tensors
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
+from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state

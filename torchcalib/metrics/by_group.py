@@ -14,8 +14,8 @@ from torchcalib.core.groups import check_groups, check_names, in_groups, numbere
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.inference.testing import CalibrationTest
 from torchcalib.core.tasks import as_tensors
+from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric, check_counts
 from torchcalib.metrics.engine import refuse_if_synced

@@ -148,8 +148,8 @@ class Report(Results[float]):
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
-            pred: predicted labels `(N,)`, if `preds` are their probabilities `(N,)`. The event is that the prediction is
-                right: the task is `"confidence"`. For a DataFrame with all columns, the name of a column.
+            pred: predicted labels `(N,)`, if `preds` are their probabilities `(N,)`. The event is that the prediction
+                is right: the task is `"confidence"`. For a DataFrame with all columns, the name of a column.
             **options: see `torchcalib.functional.InputOptions`, without `batch_dims`. `from_logits` None infers True if
                 more than 5% of all predictions are negative.
 
