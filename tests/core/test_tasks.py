@@ -46,8 +46,9 @@ def test_functions_infer_the_task_of_a_batch(convert):
                 continue
             torch.testing.assert_close(function(*given, **options), function(*given, task, **options))
             torch.testing.assert_close(function(*given, None, **options), function(*given, task, **options))
-        curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
-        torch.testing.assert_close(curve.n, expected.n)
+        if task != "multilabel":
+            curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
+            torch.testing.assert_close(curve.n, expected.n)
         count = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 4}}[task]
         torch.testing.assert_close(F.ece(*given, **options, **count), F.ece(*given, task, **options))
 
@@ -122,9 +123,10 @@ def test_texts_for_outcomes_need_no_class_names(words):
     text = np.array(words)[labels]
     for given in (text, text.tolist(), text.astype(object)):
         found = prepare(probs, given)
-        assert (found.task, found.class_names, found.target.tolist()) == ("binary", words, labels.tolist())
+        shown = () if words == ("0", "1") else words  # numbers of positions are no names
+        assert (found.task, found.class_names, found.target.tolist()) == ("binary", shown, labels.tolist())
         assert F.ece(probs, given) == F.ece(probs, labels)
-    assert prepare(probs, [words[1]] * N).class_names == (words[0].lower(), words[1])
+    assert prepare(probs, [words[1]] * N).class_names == (shown and (words[0].lower(), words[1]))
 
 
 @pytest.mark.parametrize("from_logits", [False, True, None])

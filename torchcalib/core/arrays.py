@@ -194,6 +194,8 @@ def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] 
     texts = None if labels is None or isinstance(labels, Tensor) or column_names(labels) else _objects(labels)
     known = () if texts is None else {str(text).strip() for text in texts.flat if isinstance(text, str)}
     found = class_columns(columns, known, wanted)
+    if len(set(found.classes)) < len(found.classes):
+        raise ValueError(f"`{name}` must have columns of different classes, got {first_of(columns)}. Rename one.")
     order = [columns.index(column) for column in found.columns]
     return (values if order == [*range(len(columns))] else values[:, order]), found.classes
 

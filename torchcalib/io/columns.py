@@ -92,8 +92,10 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     stems = {parts[0] if (parts := split(name)) else None for name in columns}
     if len(stems) == 1 and None not in stems:
         rests = {split(name)[1]: name for name in columns}  # type: ignore[index]
+        if len(rests) < len(columns):  # `prob_0` and `prob.0`: readers and functions refuse repeated classes
+            return ClassColumns(tuple(columns), tuple(split(name)[1] for name in columns))  # type: ignore[index]
         named = {rest: rests[rest] for rest in classes_among(list(rests), {*labels, *wanted})}
-        if len(rests) < len(columns) or len(named) < 2:
+        if len(named) < 2:
             named = {}
     else:
         named = {}

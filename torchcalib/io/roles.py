@@ -37,6 +37,7 @@ from torchcalib.io.names import (
     percent_in,
     task_of_shapes,
 )
+from torchcalib.io.paths import TABLES
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 from torchcalib.io.source import Source
 
@@ -105,6 +106,10 @@ def find_roles(
         is_confidence = _key(reader, roles["preds"]) in CONFIDENCES
         target = [name for name in target if (_key(reader, name) in CORRECT) == is_confidence] or target
     roles["target"] = _one(reader, "target", target)
+    if roles["preds"] is None:  # an array with another role
+        roles["preds"] = next(
+            (name for name in roles.values() if name and _key(reader, name) in ROLES["preds"].names), None
+        )
     for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
         if roles[role] is None:
             raise InputError(
@@ -230,7 +235,9 @@ def _preds_of(
         candidates = [
             name for key in OF_PREDICTED for name in by_key[key] if arrays[name].dtype in FLOATS | WHOLE | TEXT
         ]
-    return candidates or _named_after_a_class(reader, columns) or _unnamed_classes(reader, free, labels)
+    if not candidates and reader.format in (*TABLES, "DataFrame"):
+        candidates = _named_after_a_class(reader, columns) or _unnamed_classes(reader, free, labels)
+    return candidates or _single(name for name in arrays if name not in target and _key(reader, name) in PREDICTED)
 
 
 def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names: Sequence[str]) -> str:

@@ -499,7 +499,7 @@ def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Arra
     problem = ""
     if lists := [column.name for column in columns if len(column.shape) > 1]:
         problem = f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column."
-    elif len(set(classes)) < len(classes):
+    elif len({int(name) if name.isdecimal() else name for name in classes}) < len(classes):
         problem = f"must be columns of different classes, got {quoted(names)}. Rename one."
     shape = (*columns[0].shape, len(columns))
     return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes))
