@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import is_int
 from torchcalib.core.linear_logits import LinearLogits
+from torchcalib.io.cells import vector_in
 from torchcalib.io.columns import MATCH_NAMES, class_columns, ignored, positions, shown_classes
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
@@ -174,6 +175,31 @@ def column_names(data: Any) -> tuple[str, ...]:
     are_names = len(names) > 1 and all(isinstance(name, str | np.integer) or is_int(name) for name in names)
     found = tuple(map(str, names)) if are_names else ()
     return found if len(set(found)) == len(found) else ()
+
+
+_CELLS = ("object", "str", "large_str", "struct")
+"""Beginnings of the names of dtypes, in lower case, of columns whose cells may have several values."""
+
+
+def rows_in_cells(preds: Any) -> Any:
+    """Return a column of vectors, of objects of label -> probability, or of their texts, as a list of rows.
+
+    Other predictions are unchanged.
+    """
+    kind = str(getattr(preds, "dtype", getattr(preds, "type", ""))).lower()
+    values = preds
+    if kind.startswith((*_CELLS, "<u")) and not isinstance(preds, Tensor):
+        convert = next(filter(None, (getattr(preds, name, None) for name in ("to_pylist", "to_list", "tolist"))))
+        values = convert()
+    first = values[0] if isinstance(values, list) and values else None
+    if isinstance(first, Mapping):
+        return values
+    if not isinstance(first, str) or vector_in(first) is None:
+        return preds
+    rows = list(map(vector_in, values))
+    if None in rows:
+        raise TypeError(f"`preds` must contain numbers in every cell, got {shown(values[rows.index(None)])}.")
+    return rows
 
 
 def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] = ()) -> tuple[Tensor, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from torchcalib.core.arrays import (
     column_names,
     label_tensor,
     names_of_outcomes,
+    rows_in_cells,
 )
 from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
@@ -105,6 +106,7 @@ def data_of(
             preds, target, weights = _joined(preds, target, weights, task)
         if isinstance(preds, list | tuple) and (padded := _padded(preds, target, from_logits)) is not None:
             preds = padded
+    preds = rows_in_cells(preds)
     if type(preds) is not Tensor and not from_logits:
         preds = _fractions(preds, target)
     classes: tuple[str, ...] = ()
@@ -132,8 +134,9 @@ def as_tensors(
 def _columns_of_classes(target: Any, classes: Sequence[str]) -> Tensor:
     """Return targets with a column for each class, in the order of the predictions."""
     values, own = class_table("target", target, wanted=classes)
-    is_named = numbers_of(own) is None or numbers_of(classes) is None
-    if not classes or tuple(classes) == own or (is_named and not (shown_classes(own) and shown_classes(classes))):
+    numbers = numbers_of(own), numbers_of(classes)
+    are_equal = not classes or tuple(classes) == own or (numbers[0] and numbers[0] == numbers[1])
+    if are_equal or (None in numbers and not (shown_classes(own) and shown_classes(classes))):  # only one has names
         return values
     raise ValueError(
         f"`target` must have the columns of `preds`, {first_of(classes)}, got {first_of(own)}. Rename the columns, or "

@@ -252,11 +252,12 @@ def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names
 def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]) -> str:
     """Return the array of targets with a column for each class, in the order of the predictions."""
     own, other = reader.arrays[preds].classes, reader.arrays[target].classes
-    if not own or not other or own == other or class_names:
+    numbers = numbers_of(own)
+    if not own or not other or own == other or class_names or (numbers and numbers == numbers_of(other)):
         return target
     if set(own) == set(other):
         return reader.compose(reader.arrays[target].columns, wanted=own)
-    if (numbers_of(own) is None) != (numbers_of(other) is None) and not (shown_classes(own) and shown_classes(other)):
+    if (numbers is None) != (numbers_of(other) is None) and not (shown_classes(own) and shown_classes(other)):
         return target  # columns of only one of them are named
     raise InputError(
         f"`{target}` in `{reader.label}` must have the classes of `{preds}`, {quoted(own)}, got {quoted(other)}. "
