@@ -267,7 +267,7 @@ def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | No
     """Return the positions of the classes that whole labels name."""
     if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
         return target
-    distinct = target.unique().tolist()
+    distinct = torch.unique(target).tolist()
     kept = [int(x) for x in distinct if x == x and x != ignore_index]
     try:
         index = positions(kept, classes)

@@ -73,8 +73,9 @@ def prepare(
     if from_logits is None:
         meanings = {are_logits(name) for name in column_names(preds)}
         from_logits = meanings.pop() if len(meanings) == 1 else None
-    how = {"task": task, "from_logits": from_logits, "class_names": names, "ignore_index": ignore_index}
-    preds, target, _, classes = data_of(preds, target, **how)
+    preds, target, _, classes = data_of(
+        preds, target, task=task, from_logits=from_logits, class_names=names, ignore_index=ignore_index
+    )
     if task is None:
         task = infer_task(preds, target, {"positive_classes": positive_classes})
     preds, target = _without_single_axes(preds, target)
@@ -258,7 +259,8 @@ def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
         )
     if predicted.dtype.kind in "OUST" or true.dtype.kind in "OUST":
         predicted, true = predicted.astype(str), true.astype(str)
-    return (predicted == true).astype(np.int64)
+    found: np.ndarray[Any, Any] = (predicted == true).astype(np.int64)
+    return found
 
 
 def checked_names(class_names: Iterable[str | int]) -> tuple[str, ...]:

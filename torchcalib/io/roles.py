@@ -137,10 +137,11 @@ def _read_texts(reader: Reader, name: str, labels: Collection[str], class_names:
     array = reader.arrays[name]
     if array.dtype not in TEXT or len(array.shape) != 1 or array.problem:
         return
-    shape, classes = array.shape, ()
+    shape: tuple[int, ...] = array.shape
+    classes: tuple[str, ...] = ()
     for (values,) in reader.stream([name], 2**20, allow_missing=True):
         texts = [text for text in values.names if text.strip()]
-        if shape == array.shape and not classes and texts and (first := vector_in(texts[0])) is not None:
+        if texts and (first := vector_in(texts[0])) is not None:
             keys = {f"{array.key}.{key}": key for key in first} if isinstance(first, dict) else {}
             if keys:
                 classes = tuple(keys[column] for column in class_columns(list(keys), labels, class_names).columns)

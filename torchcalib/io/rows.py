@@ -95,7 +95,7 @@ def _positions(files: PredictionFiles, target: Tensor, label: str) -> Tensor:
     """Return the positions of the classes that whole labels name; see `io.columns.positions`."""
     if not shown_classes(files.classes):
         return target
-    distinct = target[~target.isnan()].unique()
+    distinct = torch.unique(target[~target.isnan()])
     ignore = files.ignored_label
     try:
         index = positions((int(x) for x in distinct.tolist() if x != ignore), files.classes)
