@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchcalib.io.columns import ignored, numbers_of, positions
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import Task, are_logits_by_values, outcome_names
+from torchcalib.io.names import TARGET_TIERS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk for metrics. Class-wise bins need about 40 bytes for each float32 prediction."""
+
+_MIN_ROWS = 20  # smallest number of rows in which answers of the model are recognised
 
 Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
@@ -210,7 +212,24 @@ def open_predictions(
         opened = replace(opened, source=replace(opened.source, class_names=names), classes=names)
     elif target_found.dtype in TEXT and source.pred is None and not source.class_names:
         opened = _with_names_of_labels(opened)
-    return replace(opened, ignored_label=ignore_index)
+    opened = replace(opened, ignored_label=ignore_index)
+    if target is None and opened.task == "multiclass" and target_found.key in TARGET_TIERS[-1]:
+        _check_gold(opened)
+    return opened
+
+
+def _check_gold(files: PredictionFiles) -> None:
+    """Raise if targets with a general name, such as `answer`, are the model's own answers in all of many rows."""
+    n = 0
+    for rows in files.chunks(PIECE_BYTES):
+        if rows.target.shape != rows.preds.shape[:-1] or bool((rows.preds.argmax(-1) != rows.target).any()):
+            return
+        n += len(rows)
+    if n >= _MIN_ROWS:
+        raise InputError(
+            f"`{files.source.target}` in `{files.readers[0].label}` must be the true class, got the class with the "
+            f"largest prediction in all {n} rows. Name the column of true classes: target='NAME'."
+        )
 
 
 def _from_values(files: PredictionFiles) -> bool:
