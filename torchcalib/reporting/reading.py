@@ -27,7 +27,7 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
-    shared = {name: settings[name] for name in ("nan_policy", "ignore_index") if name in settings}
+    shared: dict[str, Any] = {name: settings[name] for name in ("nan_policy", "ignore_index") if name in settings}
     given: dict[str, Any] = {**opening, **shared}
     files = open_predictions(paths, **given)
     builder = builder_for(files, **settings)
