@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchcalib.cli.systems import System
-from torchcalib.io.columns import numbers_of
 from torchcalib.io.opening import PredictionFiles, Unconverted, open_predictions, open_without_targets
 
 
@@ -42,9 +41,6 @@ def opened_systems(arguments: argparse.Namespace, systems: Mapping[str, System])
     files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}
     for (a, first), (b, second) in pairwise(files.items()):
         classes = [predictions.source.class_names for predictions in (first, second)]
-        numbers = [numbers_of(names) for names in classes]
-        if numbers[0] == numbers[1] is not None:  # `probs_of_a_0` and `probs_of_b_0`
-            classes = [(), ()]
         for kind, found_a, found_b in (
             ("task", first.task_of_report, second.task_of_report),
             ("number of rows", first.n_rows, second.n_rows),

@@ -5,6 +5,7 @@ Files, frames, tables and functions use these rules. Neither torch nor numpy is 
 1. Columns with a known stem, such as `prob_cat` and `prob_dog`, are one array. Columns whose names are labels are too.
 2. A derived column, such as `prob_max`, is no class, unless a label has its name.
 3. Columns whose names are numbers, or numbers after a common text, are ordered by number; others keep their order.
+   Their classes are called by the numbers, unless labels are text.
 4. A label names the column of its name. Whole numbers count as names if columns are numbered, else as positions.
 5. Given class names select and order the columns of these names. Otherwise they rename the columns.
 """
@@ -106,8 +107,11 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
         return ClassColumns(tuple(chosen[name] for name in wanted), tuple(wanted))
     found = next((kind for kind in known if labels and {*labels} <= {*kind}), known[0] if named else known[-1])
     numbers = numbers_of(list(found))
-    ordered = list(found) if numbers is None else [name for _, name in sorted(zip(numbers, found, strict=True))]
-    return ClassColumns(tuple(found[name] for name in ordered), tuple(ordered))
+    if numbers is None:
+        return ClassColumns(tuple(found.values()), tuple(found))
+    by_number = sorted(zip(numbers, found, strict=True))
+    names = tuple(name if labels else str(number) for number, name in by_number)
+    return ClassColumns(tuple(found[name] for _, name in by_number), names)
 
 
 def _between(columns: Sequence[str]) -> dict[str, str]:
