@@ -14,7 +14,7 @@ from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_pos
 from torchcalib.core.arrays import is_frame
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
-from torchcalib.core.tasks import cluster_ids, outcomes_of, per_sample, prepare
+from torchcalib.core.tasks import checked_names, cluster_ids, outcomes_of, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
@@ -317,11 +317,16 @@ class Report(Results[float]):
                     f"`{name}` must not be passed, because the classifier determines it, got {shown(options[name])}. "
                     "Call torchcalib.report(clf.predict_proba(X), y, ...) to set it."
                 )
+        names = checked_names(given.class_names if class_names is None else class_names)
+        labels = given.target
+        if len(names) == len(given.class_names) and given.task != "multilabel":
+            labels = [names[k] for k in labels.tolist()]
         return cls.from_predictions(
             given.preds,
-            given.target,
+            labels,
             task=given.task,
-            class_names=given.class_names if class_names is None else class_names,
+            from_logits=False,
+            class_names=names or None,
             sample_weight=sample_weight,
             **options,
         )
