@@ -44,7 +44,7 @@ from torchcalib.core.checks import (
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
-from torchcalib.core.tasks import as_tensors
+from torchcalib.core.tasks import as_tensors, without_single_axes
 from torchcalib.io.errors import shown
 from torchcalib.io.names import single_axis
 from torchcalib.ops.host_values import value_if_available
@@ -572,12 +572,7 @@ def _label_shapes(preds: Tensor, axis: int) -> tuple[torch.Size, torch.Size]:
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give binary predictions, targets and weights the same shape. The last axis or axis 1 of one may be extra."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
-        axis = single_axis(preds.shape, target.shape)
-        if axis is None and target.shape[-1:] == (2,):  # annotator counts
-            axis = single_axis(preds.shape, target.shape[:-1])
-        extra = single_axis(target.shape, preds.shape)
-        preds = preds if axis is None else preds.squeeze(axis)
-        target = target if extra is None else target.squeeze(extra)
+        preds, target = without_single_axes(preds, target)
     n_axes = preds.dim()
     if weights is not None and weights.shape[-n_axes:] != preds.shape:  # weights may have a leading axis
         extra = single_axis(weights.shape[-n_axes - 1 :], preds.shape)

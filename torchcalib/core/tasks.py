@@ -78,7 +78,7 @@ def prepare(
     )
     if task is None:
         task = infer_task(preds, target, {"positive_classes": positive_classes})
-    preds, target = _without_single_axes(preds, target)
+    preds, target = without_single_axes(preds, target)
     task = task_of(task)
     if from_logits is None:
         from_logits = infer_from_logits(preds, task)
@@ -359,9 +359,11 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
     return are_logits_by_values(int((preds < 0).sum()), preds.numel(), task)
 
 
-def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`."""
+def without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`; see `single_axis`."""
     axis, extra = single_axis(preds.shape, target.shape), single_axis(target.shape, preds.shape)
+    if axis is None and target.shape[-1:] == (2,):  # annotator counts
+        axis = single_axis(preds.shape, target.shape[:-1])
     if axis is not None:
         return preds.squeeze(axis), target
     if extra is None and target.dim() > 1 and (*preds.shape[:-1], 1) == target.shape != preds.shape:
