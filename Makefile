@@ -32,7 +32,7 @@ NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming --ig
 # Tests of code that calls other packages than torch
 DEPENDENT := tests/cli tests/display tests/io tests/ops tests/plots tests/project tests/reporting \
     tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
-    tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py \
+    tests/integrations/monitoring tests/integrations/test_logging.py tests/integrations/test_torchmetrics_names.py \
     --ignore tests/reporting/test_decision.py
 METRICS ?= tests/metrics  # run by `lowest`
 
@@ -61,8 +61,8 @@ types: $(VENV)/.dev
 extended: $(VENV)/.dev
 	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
 
-# Compiled loops for input of any size, another instruction set and another number of threads; and kernels without numba.
-# `lowest` runs without vector instructions.
+# Kernels without numba; and compiled loops for input of any size, with another instruction set and another number of
+# threads. `lowest` runs without vector instructions.
 matrix: $(VENV)/.dev
 	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) tests/ops
 	TORCHCALIB_NUMBA=always ATEN_CPU_CAPABILITY=avx2 TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)

@@ -19,7 +19,7 @@ from benchmarks.study import Found, Part, Row, Study
 from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import modes_of
-from torchcalib.core.named_groups import NamedGroupState
+from torchcalib.core.group_sums import NamedGroupState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins

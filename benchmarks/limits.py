@@ -28,7 +28,6 @@ from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.dispatch import Op
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.isotonic import augmented_means, block_ends
-from torchcalib.ops.newton.fits import fit_temperature
 from torchcalib.ops.threads import in_threads
 
 ROUNDS = 9
@@ -75,16 +74,10 @@ def row_kernels(n: int, num_classes: int) -> Iterator[Kernel]:
     bins = {"n_bins": 15, "noise": True}
     call = partial(bin_sums.class_bins, values, target, None, rows, **given, **bins)
     yield Kernel("classes", "bin sums of every class", call, n_bytes, n_exps)
-    for name, given_values, from_logits in (("logits", values, True), ("probabilities", probs, False)):
-        leaf = given_values.detach().requires_grad_()
-        found = softmax_stats.rows(leaf, target, from_logits=from_logits)
-        loss = found.log_prob.mean() + found.squared_error.mean()
-        yield Kernel("rows", f"gradient of {name}", partial(backward, loss, leaf), 2 * n_bytes, n_exps * from_logits)
     leaf = values.detach().requires_grad_()
-    loss = bin_sums.class_bins(leaf, target, None, rows, **given, **bins)[:, 1].square().sum()
-    yield Kernel(
-        "classes", "gradient of the bin sums of every class", partial(backward, loss, leaf), 2 * n_bytes, n_exps
-    )
+    found = softmax_stats.rows(leaf, target, **given)
+    loss = found.log_prob.mean() + found.squared_error.mean()
+    yield Kernel("rows", "gradient of logits", partial(backward, loss, leaf), 2 * n_bytes, n_exps)
 
 
 def backward(loss: Tensor, leaf: Tensor) -> Tensor:
@@ -113,7 +106,7 @@ def event_kernels(n: int) -> Iterator[Kernel]:
 
 
 def sequential_kernels(n: int) -> Iterator[Kernel]:
-    """Yield kernels of sorted samples, and of iterations."""
+    """Yield kernels of sorted samples."""
     p, y = binary(n, torch.float64)
     order = p.argsort()
     score, positives = p[order], y[order]
@@ -127,9 +120,6 @@ def sequential_kernels(n: int) -> Iterator[Kernel]:
         yield Kernel(op, name, partial(block_ends, op, begins, positives, size), n_bytes)
     call = partial(augmented_means, score, begins, positives, size, torch.tensor(n))
     yield Kernel("augmented", "isotonic means at all test scores", call, n_bytes + 2 * 8 * n)
-    scores, labels = logits(n // 10, 100)
-    call = partial(fit_temperature, scores[None], labels[None], torch.ones(1, 1, n // 10, dtype=torch.float64))
-    yield Kernel("moments", "fit of a temperature", call, scores.nbytes, scores.numel())
 
 
 def read_bandwidth() -> float:

@@ -44,7 +44,7 @@ def tce(p: Tensor, y: Tensor, _: object) -> Tensor:
 
 
 def rejections(ordered: Tensor, ends: Tensor, positives: Tensor, sizes: Tensor) -> object:
-    from torchcalib.special.bin_tests import rejected_in_bins
+    from torchcalib.special.binomial import rejected_in_bins
 
     return rejected_in_bins(ordered, ends, positives, sizes, 0.05)
 

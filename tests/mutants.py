@@ -26,7 +26,8 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (  # numerical code; Triton kernels need a GPU
-    "ops/**/*.py", "special/*.py", "core/*.py", "inference/*.py", "metrics/**/*.py", "losses/*.py", "calibration/*.py",
+    "ops/**/*.py", "special/*.py", "core/*.py", "inference/*.py", "functional/*.py", "metrics/*.py", "losses/*.py",
+    "calibration/*.py",
 )  # fmt: skip
 OPERATORS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
@@ -153,8 +154,8 @@ def run_tests(tree: Path, arguments: list[str], timeout: float, **variables: str
 
 def is_compiled(path: Path) -> bool:
     """Return whether numba compiles functions of a module."""
-    imports = re.compile(rf"^from .* import .*\b{path.stem}\b", re.MULTILINE)
-    return "numba" in path.stem or any(imports.search(other.read_text()) for other in path.parent.glob("*_numba.py"))
+    imports = re.compile(rf"^from \S*\b{path.parent.name}\b.*\b{path.stem}\b", re.MULTILINE)
+    return "numba" in path.stem or any(imports.search(other.read_text()) for other in path.parent.glob("numba*.py"))
 
 
 def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> None:

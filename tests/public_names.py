@@ -1,8 +1,8 @@
 """Names of all declared metrics, and all flat names, in the stubs of `torchcalib.functional` and `torchcalib`.
 
-`python tests/public_names.py` adds the functions that modules of `torchcalib/functional` declare, the classes of
-`torchcalib/metrics`, and to the second stub also the names of the namespaces in `FLAT`. Editors read both files, and
-the packages read them instead of importing these modules. Other names stand in the files only.
+`python tests/public_names.py` adds the functions that modules of `torchcalib/functional` declare to the first stub. It
+adds the classes of `torchcalib/metrics` and the names of the namespaces in `FLAT` to the second one. Editors read both
+files, and the packages read them instead of importing these modules. Other names are in the stubs only.
 """
 
 import ast
@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "torchcalib"
 FUNCTIONAL, STUB = PACKAGE / "functional/__init__.pyi", PACKAGE / "__init__.pyi"
-FLAT = "functional/__init__.pyi", "calibration/__init__.py", "inference/__init__.pyi", "plots/__init__.pyi"
+FLAT = "functional/__init__.pyi", "calibration/__init__.pyi", "inference/__init__.pyi", "plots/__init__.pyi"
 """Files of the namespaces whose functions, calibrators and diagrams can be imported from `torchcalib`. If two have a
 name in common, the first one counts."""
 DECORATORS = {"metric_function", "tuple_function", "declared"}

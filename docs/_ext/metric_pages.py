@@ -250,12 +250,13 @@ def metric_page(page: Page, folder: Path) -> str:
 def api_page(namespace: str) -> str:
     """Return the API page of "torchcalib" or "torchcalib.functional", with a table for the metrics of each family."""
     is_listed = inspect.isfunction if namespace == "torchcalib.functional" else inspect.isclass
-    public = {name: getattr(import_module(namespace), name) for name in import_module(namespace).__all__}
+    module = import_module(namespace)
+    public = {name: getattr(module, name) for name in module.__all__}
+    functions = {name: getattr(value, "function", value) for name, value in public.items() if is_listed(value)}
     order = {name: k for k, name in enumerate(pages())}  # of functions
     tables = {}
     for family in contents()["families"].values():
         modules = {f"torchcalib.functional.{name}" for name in family.get("modules", ())}
-        functions = {name: getattr(value, "function", value) for name, value in public.items() if is_listed(value)}
         found = [name for name, function in functions.items() if function.__module__ in modules]
         tables[family["heading"]] = sorted(found, key=lambda name: order.get(functions[name].__name__, len(order)))
     return rendered(f"api/{namespace.rpartition('.')[2]}.md", namespace=namespace, tables=tables)

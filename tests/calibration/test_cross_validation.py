@@ -20,7 +20,7 @@ from torchcalib.calibration import (
     relative_calibration_loss,
     score_divergence,
 )
-from torchcalib.calibration.folds import FOLD_DEFAULTS, folds_of
+from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.core.inputs import read_input
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9, 0.3, 0.6]), torch.tensor([0, 1, 1, 1, 0, 0])
@@ -54,7 +54,7 @@ def test_separable_replicates_give_no_warning():
 
 def test_every_option_of_folds_is_documented():
     entries = cross_val_calibrate.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
-    names = {*FOLD_DEFAULTS, "train_on_test", "calibration"}
+    names = {*FoldOptions.__annotations__, "train_on_test", "calibration"}
     assert [name for name in names if not re.search(rf"\n {{8}}{name}: ", entries)] == []
 
 

@@ -17,7 +17,7 @@ import torchcalib.functional as F
 from torchcalib.calibration import relative_calibration_loss
 from torchcalib.core.inputs import InputFormat
 from torchcalib.inference import calibration_test
-from torchcalib.metrics import by_group as streaming
+from torchcalib.metrics import by_group
 from torchcalib.results.group_table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
@@ -152,10 +152,10 @@ def test_wrong_group_numbers_raise_an_error_and_change_nothing():
 def test_wrong_group_numbers_on_a_device_are_counted_and_raise_in_compute(monkeypatch):
     """On CUDA no update reads values: bad rows are excluded, and `compute` raises an error."""
     metric = tc.ByGroup(tc.ECE(task="binary"), num_groups=3)
-    read, in_groups = InputFormat.read, streaming.in_groups
+    read, in_groups = InputFormat.read, by_group.in_groups
     dropping = {"drop_invalid": True}
     monkeypatch.setattr(InputFormat, "read", lambda *args, **how: read(*args, **how | dropping))
-    monkeypatch.setattr(streaming, "in_groups", lambda *args, **how: in_groups(*args, **how | dropping))
+    monkeypatch.setattr(by_group, "in_groups", lambda *args, **how: in_groups(*args, **how | dropping))
     p, y = torch.tensor([0.2, torch.nan, 0.9, 0.5]), torch.tensor([0, 1, 1, 0])
     metric.update(p, y, groups=torch.tensor([0, 7, 7, -1]))
     assert metric.kind.n_ignored(metric.state).tolist() == [2, 0]

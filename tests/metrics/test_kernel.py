@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.functional.canonical import _GRID
+from torchcalib.functional.kernel import _GRID
 from torchcalib.inference import skce_test
 from torchcalib.ops import leave_one_out, pairwise
 

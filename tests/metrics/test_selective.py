@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.ops.harmonic import harmonic_difference
+from torchcalib.functional.selective import harmonic_difference
 
 F64 = torch.float64
 TASKS = ("binary", "multiclass", "multilabel")

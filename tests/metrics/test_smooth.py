@@ -25,7 +25,7 @@ from torchcalib.functional.smooth import (
     sums_of_cells,
 )
 from torchcalib.inference.simulation import BinCells
-from torchcalib.ops.smoothing.formula import N_CELLS
+from torchcalib.ops.smoothing.cells import N_CELLS
 
 F64 = torch.float64
 

@@ -44,7 +44,7 @@ def test_missing_packages_raise_for_explicit_choices_and_fall_back_for_auto(with
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
         find("pava_bc", n, positives, backend="numba")
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
-        dispatch.choose("pava_bc", "cuda", 9, "triton")
+        dispatch.choose("events", "cuda", 9, "triton")
     choices = [("pava", "cpu", "rounds"), ("pava_bc", "cpu", "python"), ("pava_bc", "cuda", "python")]
     for op, device, backend in choices:
         assert dispatch.choose(op, device, 9) == backend
@@ -56,7 +56,7 @@ def test_auto_selects_the_fastest_implementation_of_a_device(monkeypatch):
     monkeypatch.setattr(dispatch, "RULE", "always")
     choices = [("pava", "cuda", "rounds"), ("pava", "mps", "rounds")]
     choices += [(op, "cpu", "numba") for op in ("pava", "pava_bc", "rows") if NUMBA]
-    choices += [("pava_bc", "cuda", "triton")] if TRITON else []
+    choices += [("events", "cuda", "triton")] if TRITON else []
     for op, device, backend in choices:
         assert dispatch.choose(op, device, 9) == backend
 
@@ -119,20 +119,20 @@ def test_other_accelerators_use_the_backends_of_cuda_without_triton(without):
 def test_another_implementation_is_selected_if_triton_cannot_launch(without, monkeypatch):
     """A machine with a CUDA device, but without a driver that Triton can use."""
     without()
-    monkeypatch.delitem(sys.modules, "torchcalib.ops.isotonic.triton", raising=False)
+    monkeypatch.delitem(sys.modules, "torchcalib.ops.bin_sums.triton", raising=False)
     monkeypatch.setattr("triton.runtime.driver", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert dispatch.choose("pava_bc", "cuda", 9) in ("numba", "python")
+    assert dispatch.choose("events", "cuda", 9) == "torch"
     with pytest.raises(ImportError, match=r"got 'triton' \(Triton requires a C compiler and a CUDA driver"):
-        dispatch.choose("pava_bc", "cuda", 9, "triton")
+        dispatch.choose("events", "cuda", 9, "triton")
 
 
 def test_triton_on_the_cpu_requires_its_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
-        dispatch.choose("pava_bc", "cpu", 9, "triton")
+        dispatch.choose("events", "cpu", 9, "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert dispatch.choose("pava_bc", "cpu", 9) != "triton"
+    assert dispatch.choose("events", "cpu", 9) != "triton"
 
 
 @pytest.mark.cuda

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers.kernels import F64, events
 
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS, cell_formula
+from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, cell_formula, cell_index, smoothing_sums
 
 INF, NAN = math.inf, math.nan
 

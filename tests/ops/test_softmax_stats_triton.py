@@ -92,7 +92,6 @@ KERNELS = [
         BIN_TYPES,
         {"unit": 1, "rows": 32, "classes": 16, "weighted": True, "n_sums": 7},
     ),
-    ("bin_sums.triton", "_fill_gradient", BIN_TYPES, {"unit": 4, "rows": 2, "block": 512, "weighted": True}),
 ]
 
 

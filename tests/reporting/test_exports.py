@@ -12,12 +12,13 @@ import torch
 from helpers.html import Parsed
 from helpers.reports import MODES, QUICK, TASKS, bare, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
+from report_schema import report_schema
 
 import torchcalib as tc
 from torchcalib.display.tables import Cell, Column, Table, number
 from torchcalib.reporting.render.html import render
 from torchcalib.results.history import History, HistoryRow
-from torchcalib.results.schema import PATH, report_schema
+from torchcalib.results.schema import PATH
 
 HOSTILE = "<b>|_%$&#{}~^\\"
 HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25, "ece": 0.125})))
@@ -275,7 +276,7 @@ def assert_valid(value, schema, definitions, where="report"):
 @pytest.mark.parametrize("task", TASKS)
 def test_json_of_a_report_agrees_with_its_schema(task):
     schema = json.loads(PATH.read_text(encoding="utf-8"))
-    assert schema == report_schema(), "`python -m torchcalib.results.schema` writes the file"
+    assert schema == report_schema(), "`python tests/report_schema.py` writes the file"
     reports = [full_report(task), replace(quick_report(task), history=HISTORY)]
     if task == "binary":
         reports += [replace(quick_report("binary"), groups=grouped()), calibrated_report("binary")]

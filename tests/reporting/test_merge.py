@@ -18,7 +18,6 @@ from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
 from torchcalib.reporting import testing
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.saving import state_bytes
 
 VERSION = ReportBuilder.FORMAT[1]
 
@@ -96,8 +95,8 @@ def saved(task):
             {} if task == "probabilities" else {task: torch.arange(12) % 4},
         )
         builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2, **units)
-        return state_bytes(builder)
-    return state_bytes(builder_of(data_set(task, n=12, weights="counts"), task))
+        return builder.state_bytes()
+    return builder_of(data_set(task, n=12, weights="counts"), task).state_bytes()
 
 
 def changed(*keys, to, task="multiclass", **options):

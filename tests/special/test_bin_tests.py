@@ -10,10 +10,9 @@ from helpers.binomial import ALPHAS, SPECIAL_P, tensor
 from oracles.binomial import scipy_p_value
 from scipy.stats import binomtest
 
-from torchcalib.special import bin_tests as bins_module
+from torchcalib.special import binomial as bins_module
 from torchcalib.special import binomial_test
-from torchcalib.special.bin_tests import rejected_in_bins
-from torchcalib.special.binomial import critical_values
+from torchcalib.special.binomial import critical_values, rejected_in_bins
 
 F64 = torch.float64
 

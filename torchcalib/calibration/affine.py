@@ -66,19 +66,11 @@ class _Affine(Calibrator):
     with_bias: ClassVar[bool] = True
     lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
 
-    alpha: Tensor
-    beta: Tensor
-    absent: Tensor
-    outcome: Tensor
-    lost: Tensor
-
     @property
     def temperature(self) -> Tensor:
-        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         if self.task != "multiclass":
             log_odds = values
             if not from_logits:
@@ -195,8 +187,6 @@ class TemperatureScaling(_Affine):
             weight: Weight of the head `(V, H)`.
             target: Labels `(..., N)`.
             bias, logit_scale, softcap, vocab_group: See `torchcalib.functional.from_hidden`.
-            weights: Non-negative weight of each sample `(..., N)`, or None for 1.
-            ignore_index: Rows with this label are ignored.
 
         Returns:
             The calibrator itself.
@@ -222,7 +212,6 @@ class TemperatureScaling(_Affine):
         return self.adopt(self.fit_to(self.read(preds, target, task="multiclass", options=how)))
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the fitted parameters; see `Calibrator.parameters_for`."""
         if not isinstance(p.input_preds, LinearLogits):
             return super().parameters_for(p, weights)
         w = sample_weights(p, weights)
@@ -356,14 +345,11 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     lost_consequence = "the fit of the temperature leaves them out."
     initial: ClassVar = {**TemperatureScaling.initial, "weights": [1.0, 0.0, 0.0]}
 
-    weights: Tensor
-
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         """Return 3: the temperature and two of the three weights, whose sum is 1."""
         return 3
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the mixture for logits or probabilities; see `Calibrator.calibrated`."""
         wide = values.to(wide_dtype(values.device))
         scaled, log_weights = super().calibrated, self.weights.to(wide).log().clamp(min=_SMALLEST)
         without_uniform = (self.weights[..., 2] == 0).unsqueeze(-1)  # infinite logits then stay infinite
@@ -383,11 +369,9 @@ class EnsembleTemperatureScaling(TemperatureScaling):
         return found if from_logits else softmax(found)
 
     def shown_parameters(self) -> list[str]:
-        """Return the temperature and the weights as text, for `repr`."""
         return [f"temperature={format_values(self.temperature)}", f"weights={format_values(self.weights)}"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the temperature and the weights as a clause; for one fit."""
         if bool(self.outcome == NO_DATA):
             return "no samples"
         components = (
@@ -399,7 +383,6 @@ class EnsembleTemperatureScaling(TemperatureScaling):
         return ", ".join(f"{100 * weight:.3g}% {component}" for weight, component in parts if weight > 0)
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the fitted temperature and the weights of the mixture; see `Calibrator.parameters_for`."""
         temperature = super().parameters_for(p, weights)
         w, alpha = sample_weights(p, weights), temperature["alpha"]
         n_elements = p.target.numel()

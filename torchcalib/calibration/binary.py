@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -39,13 +39,6 @@ class _Curve(Calibrator):
 
     tasks = ("binary", "multilabel")
     contains_identity = True
-
-    a: Tensor
-    b: Tensor
-    c: Tensor
-    absent: Tensor
-    outcome: Tensor
-    lost: Tensor
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         return 3
@@ -166,7 +159,6 @@ class BetaCalibration(_Curve):
         self.form = parameters
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
-        """Return the number of fitted parameters."""
         return len(self.form)
 
     def curve(self, s: Tensor) -> Tensor:
@@ -183,7 +175,7 @@ class BetaCalibration(_Curve):
         """
         if "b" not in self.form:  # a = b: log-odds a s + c
             line = self._increasing(s, target, weights)
-            return line.slope, line.slope, line.intercept, line.grad_norm, line.outcome
+            return line.coefficients, line.coefficients, line.intercept, line.grad_norm, line.outcome
         # a log p - b log(1 - p) = m s + d (v - 2 log 2), with m = (a + b) / 2, d = (a - b) / 2 and
         # v = -2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly differ by a constant only.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
@@ -216,7 +208,7 @@ class BetaCalibration(_Curve):
         fit = fit_logistic_regression(*both)
         return fit._replace(intercept=torch.zeros_like(fit.intercept))
 
-    def _increasing(self, x: Tensor, target: Tensor, weights: Tensor) -> "_Increasing":
+    def _increasing(self, x: Tensor, target: Tensor, weights: Tensor) -> RegressionFit:
         """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
         fit = self._regression(x.unsqueeze(-2), target, weights)
         # Without the feature, the optimal probability is the frequency of class 1, or 1/2 without intercept.
@@ -225,8 +217,8 @@ class BetaCalibration(_Curve):
         entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
         slope = fit.coefficients.squeeze(-1)
         at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
-        return _Increasing(
-            slope.clamp(min=0),
+        return RegressionFit(
+            slope.clamp(min=0),  # without the axis of features
             torch.where(at_zero, frequency.logit(), fit.intercept),
             torch.where(at_zero, entropy, fit.nll),
             fit.grad_norm.masked_fill(at_zero, 0),
@@ -245,12 +237,7 @@ class QuadraticScaling(_Curve):
 
     - **Separable data**: some parameters give every label a probability above 1/2, and no finite parameters are
       optimal. Predictions are then left unchanged, and `converged` is False.
-    - **All samples have the same class**: predictions are left unchanged. The likelihood would be largest for
-      probability 0 of the other class, which makes the log loss of new data infinite.
-    - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
-    - **No data**: calibrated predictions are NaN.
-
-    Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
+    - **A single class, infinite logits, no data, and probabilities of 0 and 1**: see `BetaCalibration`.
 
     Args:
         ridge: factor of the penalty a^2 + c^2, which is added to the mean NLL.
@@ -259,8 +246,7 @@ class QuadraticScaling(_Curve):
         a: constant term, of the batch shape of the fit `(...)`.
         b: coefficient of s, `(...)`.
         c: coefficient of s^2, `(...)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
-        lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
+        outcome, lost: see `BetaCalibration`.
 
     Raises:
         TypeError, ValueError: `ridge` is not a number of at least 0.
@@ -293,25 +279,13 @@ class QuadraticScaling(_Curve):
         return a + (b + c * s) * s
 
     def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-        """Fit a, b and c; see `_Curve.fit_curve`."""
         fit = fit_logistic_regression(torch.stack((s, s.square()), -2), target, weights, (self.ridge, 0.0, self.ridge))
         return fit.intercept, *fit.coefficients.unbind(-1), fit.grad_norm, fit.outcome
 
 
 def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
-    """Return log-odds in float64, from logits or from clipped probabilities."""
     values = values.to(wide_dtype(values.device))
     if from_logits:
         return values
     p = values.clamp(_EPS, 1 - _EPS)
     return p.log() - torch.log1p(-p)
-
-
-class _Increasing(NamedTuple):
-    """Fits of P(y = 1) = sigmoid(intercept + slope x) with slope >= 0, `(R, S)` each; see `RegressionFit`."""
-
-    slope: Tensor
-    intercept: Tensor
-    nll: Tensor
-    grad_norm: Tensor
-    outcome: Tensor

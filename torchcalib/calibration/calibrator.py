@@ -93,8 +93,6 @@ class Calibrator(nn.Module, ABC):
     from_logits: bool
     class_axis: int
     positive_classes: tuple[int, ...] | None
-    converged: Tensor
-    grad_norm: Tensor
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -129,9 +127,6 @@ class Calibrator(nn.Module, ABC):
         Methods that need whole weights, such as isotonic calibration, do not support soft targets.
 
         Args:
-            preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-            target: Labels, one per sample (multi-label: of the shape of `preds`), class names, or soft targets.
-            task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
             from_logits: `preds` are logits. None uses the argument of the constructor. If that is None too, it infers
                 True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
@@ -141,9 +136,6 @@ class Calibrator(nn.Module, ABC):
 
         Returns:
             The calibrator itself. Its parameters have no gradient with respect to `preds`.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
 
         Warns:
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
@@ -178,8 +170,13 @@ class Calibrator(nn.Module, ABC):
         if self.declared_from_logits is not None:
             options = {"from_logits": self.declared_from_logits, **options}
         p = read_input(task, preds, target, options, hard_targets=whole, whole_weights=whole, needs_rows=False)
-        if _are_labels(p):
-            p = p.with_integer_labels()
+        if not (p.has_labels or p.n_annotators is not None or p.soft):
+            # Floating targets can be 0 or 1 in all rows of positive weight. `p.target` would be kept for the labels.
+            is_label = (p.input_target == 0) | (p.input_target == 1)
+            if p.zero_weight is not None:
+                is_label |= p.zero_weight
+            if value_if_available(is_label.all()) is True:
+                p = p.with_integer_labels()
         if p.task not in self.tasks:
             raise ValueError(
                 f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "
@@ -336,8 +333,8 @@ class Calibrator(nn.Module, ABC):
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
                 f"{low:.4g} to {high:.4g}. {percentages}Convert logits with softmax or sigmoid."
             )
-        has_classes = self.from_logits and self.task == "multiclass"
-        if has_classes and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):
+        is_multiclass = self.from_logits and self.task == "multiclass"
+        if is_multiclass and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):
             warn(
                 f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
                 "probabilities. Pass preds.log()."
@@ -386,7 +383,6 @@ class Calibrator(nn.Module, ABC):
             setattr(self, self.attribute_of.get(name, name), state[name])
 
     def _check_extra_state(self, state: Any) -> None:
-        """Raise unless `state` is an extra state of this class with valid values."""
         names = {"kind", *_KIND, *self.settings}
         if not isinstance(state, dict) or not names <= state.keys():
             raise ValueError(
@@ -430,14 +426,14 @@ class Calibrator(nn.Module, ABC):
         """
         return ""
 
-    def __getattr__(self, name: str) -> Any:
-        """Advise on methods that users of scikit-learn may look for. `hasattr` is False for them."""
+    def __getattr__(self, name: str) -> Tensor:
+        """Return a parameter. Advise on methods of scikit-learn, for which `hasattr` is False."""
         if name in ("transform", "fit_transform", "predict"):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}. "
                 "Call the fitted calibrator with predictions, or its method predict_proba."
             )
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[return-value]  # a calibrator has no modules
 
     # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
 
@@ -463,24 +459,14 @@ _KIND = ("task", "from_logits", "class_axis", "positive_classes")
 """Attributes that describe the predictions of the fit."""
 
 
-def format_values(values: Tensor, most: int = 4) -> str:
+def format_values(values: Tensor) -> str:
     """Format a tensor for `repr`: the first values with 4 digits, or the shape if it has several axes."""
     if values.dim() > 1:
         return f"<{' x '.join(map(str, values.shape))}>"
     if not values.dim():
         return f"{float(values):.4g}"
-    numbers = [f"{value:.4g}" for value in values[:most].tolist()]
-    return f"[{', '.join(numbers)}{', ...' if len(values) > most else ''}]"
-
-
-def _are_labels(p: Predictions) -> bool:
-    """Return whether floating targets are 0 or 1 in all rows of positive weight; False if values cannot be read."""
-    if p.has_labels or p.n_annotators is not None or p.soft:
-        return False
-    is_label = (p.input_target == 0) | (p.input_target == 1)  # `p.target` would be kept for the integer labels
-    if p.zero_weight is not None:
-        is_label |= p.zero_weight
-    return value_if_available(is_label.all()) is True
+    numbers = [f"{value:.4g}" for value in values[:4].tolist()]
+    return f"[{', '.join(numbers)}{', ...' if len(values) > 4 else ''}]"
 
 
 def _by_class(p: Predictions, weights: Tensor | None) -> tuple[Predictions, Tensor]:

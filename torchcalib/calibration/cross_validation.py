@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.folds import FOLD_DEFAULTS, FoldOptions, folds_of
+from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.core.arguments import InputOptions, Task, check_flag, with_resolved_task
 from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.inputs import flattened, input_format_of
@@ -28,7 +28,7 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
     calibration: Sequence[Tensor] | None
 
 
-_OWN_OPTIONS = {*FOLD_DEFAULTS, "train_on_test", "calibration"}
+_OWN_OPTIONS = {*FoldOptions.__annotations__, "train_on_test", "calibration"}
 """Names of the options that are not input options."""
 
 
@@ -44,9 +44,6 @@ def cross_val_calibrate(
     """Calibrate predictions by cross-validation: each sample is calibrated with a fit to the other folds.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         calibrator: Calibration method; see `torchcalib.calibration`.
         n_folds: Number of folds, 5 by default.
         n_repeats: Number of random splits over which scores are averaged. None: one split for at least 1,000 samples,
@@ -71,9 +68,6 @@ def cross_val_calibrate(
         Calibrated probabilities (or logits) of the shape of `preds`, in its dtype (at least float32). With
         `positive_classes`, the probability (or log-odds) of the set, without the class axis. Rows with an ignored
         target or weight 0 are undefined. Dropped rows are NaN.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -140,12 +134,37 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
     if on_test and held_out is not None:
         raise ValueError("`calibration` must be None with train_on_test=True, got both. Choose one to fit to.")
     if on_test or held_out is not None:
-        for name in FOLD_DEFAULTS:
+        for name in FoldOptions.__annotations__:
             if options.get(name) is not None:
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {shown(options.get(name))}.")
     if held_out is not None:
-        fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
+        if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
+            raise TypeError(
+                "`calibration` must be (preds, target) or (preds, target, weights), got "
+                f"{type(held_out).__name__}. Put the tensors into a tuple."
+            )
+        weights = held_out[2] if len(held_out) == 3 else None
+        given = input_options(options)
+        axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
+        given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
+        held = _checked(held_out[0], held_out[1], task, calibrator, given)
+        batch, own = p.target.shape[:-1], held.target.shape[:-1]
+        labels = p.task == "multilabel"
+        if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
+            raise ValueError(
+                f"`calibration` must have the classes of `preds` and its batch axes or none, got shape "
+                f"{tuple(held.values.shape)} for `preds` of shape {tuple(p.values.shape)}. Only the sample axis may "
+                "differ: it is the last one, or the one before the class axis. Pass data of the same model."
+            )
+        if held.replicates:
+            raise ValueError(
+                "`calibration` must have one weight per sample, got replicate axes "
+                f"{tuple(held.replicates)}. It is fitted once for all replicates: remove these axes."
+            )
+        if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
+            raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
+        fit = calibrator.fit_to(held)
         with_warning(fit, p)
         return Fitting(p, lambda p: [fit.calibrated(p.values, p.from_logits)], 1)
     if on_test:
@@ -194,38 +213,6 @@ def with_warning(fit: Calibrator, p: Predictions) -> Calibrator:
     if not p.replicates and value_if_available((fit.converged | no_data).all()) is False:
         fit.warn()
     return fit
-
-
-def _checked_held_out(
-    held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator, task: Task, options: CalibrationOptions
-) -> Predictions:
-    """Check the held-out data, and that their classes and leading axes match the predictions `p`."""
-    if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
-        raise TypeError(
-            "`calibration` must be (preds, target) or (preds, target, weights), got "
-            f"{type(held_out).__name__}. Put the tensors into a tuple."
-        )
-    weights = held_out[2] if len(held_out) == 3 else None
-    given = input_options(options)
-    axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
-    given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
-    held = _checked(held_out[0], held_out[1], task, calibrator, given)
-    batch, own = p.target.shape[:-1], held.target.shape[:-1]
-    labels = p.task == "multilabel"
-    if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
-        raise ValueError(
-            f"`calibration` must have the classes of `preds` and its batch axes or none, got shape "
-            f"{tuple(held.values.shape)} for `preds` of shape {tuple(p.values.shape)}. Only the sample axis may "
-            "differ: it is the last one, or the one before the class axis. Pass data of the same model."
-        )
-    if held.replicates:
-        raise ValueError(
-            f"`calibration` must have one weight per sample, got replicate axes {tuple(held.replicates)}. It is fitted "
-            "once for all replicates: remove these axes."
-        )
-    if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
-        raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
-    return held
 
 
 def input_options(options: CalibrationOptions) -> InputOptions:

@@ -26,9 +26,6 @@ class FoldOptions(TypedDict, total=False):
     folds: Tensor | Literal["random", "stratified"] | None
 
 
-FOLD_DEFAULTS = {"n_folds": 5, "n_repeats": None, "seed": 0, "groups": None, "folds": None}
-
-
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     """Return the fold of each sample in S splits, int64 `(S, *)` for targets of shape `*`, and the number of folds."""
     n_folds, n_repeats, seed = options.get("n_folds", 5), options.get("n_repeats"), options.get("seed", 0)
@@ -45,7 +42,13 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
     target = p.target.masked_fill(~present, 0).long()
     if folds is None or isinstance(folds, str):
-        _check_units(present, None if groups is None else _per_sample("groups", groups, p))
+        if groups is None:
+            n_units = int(present.sum(-1).max()) if present.numel() else 0
+            name, unit = "preds", "samples with a weight above 0"
+        else:
+            n_units, name, unit = len(torch.unique(_per_sample("groups", groups, p)[present])), "groups", "groups"
+        if n_units == 1:  # no sample is left for a fit
+            raise ValueError(f"`{name}` must contain at least 2 {unit} for cross-validation, got {n_units}.")
     if isinstance(folds, str) and folds not in ("random", "stratified"):
         raise ValueError(f"`folds` must be 'random', 'stratified' or fold numbers, got {shown(folds)}.")
     if folds is not None and not isinstance(folds, str):
@@ -56,7 +59,14 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
         labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
         if len(labels) < 2:
             raise ValueError(f"`folds` must contain at least 2 folds, got {shown(labels.tolist())}.")
-        _check_every_class(at, target, present, p.num_classes, len(labels))
+        counts = _counts_by_fold(at, target, present, p.num_classes, len(labels))
+        alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 1)).flatten(0, -2).any(0)
+        if value_if_available(alone.any()):
+            raise ValueError(
+                "`folds` must leave samples of every class in every training part, got class "
+                f"{int(alone.int().argmax())} in one fold only. Spread the class over two folds, or pass "
+                "train_on_test=True."
+            )
         return at.unsqueeze(0), len(labels)
     is_stratified = folds == "stratified"
     if n_repeats is None:
@@ -71,18 +81,17 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             key = torch.where(present, target, torch.iinfo(torch.int64).max)
             at = _shuffled_ranks(key, seed + k) % n_folds
         else:
-            at = _random(target, present, p.num_classes, n_folds, seed + k)
+            rank = _shuffled_ranks(present.to(torch.int64).neg(), seed + k)  # samples with a weight come first
+            at = rank % n_folds
+            counts = _counts_by_fold(at, target, present, p.num_classes, n_folds)
+            total = counts.sum(-2)
+            is_alone = ((counts.amax(-2) == total) & (total > 1)).gather(-1, target) & present
+            first = torch.full_like(total, torch.iinfo(torch.int64).max).scatter_reduce(
+                -1, target, torch.where(present, rank, torch.iinfo(torch.int64).max), "amin"
+            )
+            at = torch.where(is_alone & (rank == first.gather(-1, target)), (at + 1) % n_folds, at)
         splits.append(at)
     return torch.stack(splits), n_folds
-
-
-def _check_units(present: Tensor, groups: Tensor | None) -> None:
-    """Raise ValueError for a single sample or group, without which no sample is left for a fit."""
-    n = int(present.sum(-1).max()) if groups is None and present.numel() else 0
-    n = n if groups is None else len(torch.unique(groups[present]))
-    if n == 1:
-        name, unit = ("preds", "samples with a weight above 0") if groups is None else ("groups", "groups")
-        raise ValueError(f"`{name}` must contain at least 2 {unit} for cross-validation, got {n}.")
 
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
@@ -94,19 +103,6 @@ def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
         raise ValueError(f"`{name}` must have one number per sample, shape {tuple(shape)}, got {tuple(numbers.shape)}.")
     numbers = numbers.to(p.target.device).long()
     return (numbers.unsqueeze(-2) if labels and numbers.dim() > 1 else numbers).expand(p.target.shape)
-
-
-def _random(target: Tensor, present: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
-    """Return a random fold per sample. Only a class whose samples are all in one fold changes it, by one sample."""
-    rank = _shuffled_ranks(present.to(torch.int64).neg(), seed)  # samples with a weight come first
-    at = rank % n_folds
-    counts = _counts_by_fold(at, target, present, n_classes, n_folds)
-    total = counts.sum(-2)
-    is_alone = ((counts.amax(-2) == total) & (total > 1)).gather(-1, target) & present
-    first = torch.full_like(total, torch.iinfo(torch.int64).max).scatter_reduce(
-        -1, target, torch.where(present, rank, torch.iinfo(torch.int64).max), "amin"
-    )
-    return torch.where(is_alone & (rank == first.gather(-1, target)), (at + 1) % n_folds, at)
 
 
 def _counts_by_fold(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> Tensor:
@@ -128,7 +124,6 @@ def _shuffled_ranks(key: Tensor, seed: int) -> Tensor:
 def _grouped(
     target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int, is_stratified: bool
 ) -> Tensor:
-    """Return a fold per sample, equal within a group."""
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
     for labels, is_present, group in zip(*rows, strict=True):
@@ -139,46 +134,23 @@ def _grouped(
         shuffled = torch.randperm(len(names), generator=generator)
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         if is_stratified:
-            fold_of = _stratified_groups(counts, order, n_folds)
+            total = counts.sum(0).clamp(min=1)
+            load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64)
+            fold_of = torch.zeros(len(counts), dtype=torch.int64)
+            for g in order.tolist():
+                fold = int((load @ (counts[g] / total.square())).argmin())
+                fold_of[g] = fold
+                load[fold] += counts[g]
         else:  # the next `n_folds` groups by size are assigned to different folds, in random order
             turns = torch.rand(-(-len(names) // n_folds), n_folds, generator=generator, dtype=torch.float32)
             fold_of = torch.empty_like(order).scatter_(0, order, turns.argsort(-1).flatten()[: len(names)])
-        _separate_groups(fold_of, counts > 0, n_folds)
+        # The groups of a class that are all in one fold are spread over two folds.
+        has_class = counts > 0
+        in_fold = torch.zeros(n_folds, has_class.shape[-1]).index_add(0, fold_of, has_class.float())
+        n_groups = has_class.sum(0)
+        for k in ((in_fold.amax(0) == n_groups) & (n_groups > 1)).nonzero().flatten().tolist():
+            holders = has_class[:, k].nonzero().flatten()
+            if bool((fold_of[holders] == fold_of[holders[0]]).all()):  # an earlier move may have separated them
+                fold_of[holders[0]] = (fold_of[holders[0]] + 1) % n_folds
         found.append(fold_of[index])
     return torch.stack(found).reshape(target.shape).to(target.device) if found else torch.zeros_like(target)
-
-
-def _stratified_groups(counts: Tensor, order: Tensor, n_folds: int) -> Tensor:
-    """Assign groups in order to the fold with the fewest samples of their classes, with class counts `(G, C)`."""
-    total = counts.sum(0).clamp(min=1)
-    load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64)
-    fold_of = torch.zeros(len(counts), dtype=torch.int64)
-    for g in order.tolist():
-        fold = int((load @ (counts[g] / total.square())).argmin())
-        fold_of[g] = fold
-        load[fold] += counts[g]
-    return fold_of
-
-
-def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
-    """For each class whose several groups are all in one fold, move one group to the next fold, in place.
-
-    `has_class` is True for the classes of each group `(G, C)`.
-    """
-    in_fold = torch.zeros(n_folds, has_class.shape[-1]).index_add(0, fold_of, has_class.float())
-    n_groups = has_class.sum(0)
-    for k in ((in_fold.amax(0) == n_groups) & (n_groups > 1)).nonzero().flatten().tolist():
-        holders = has_class[:, k].nonzero().flatten()
-        if bool((fold_of[holders] == fold_of[holders[0]]).all()):  # an earlier move may have separated them
-            fold_of[holders[0]] = (fold_of[holders[0]] + 1) % n_folds
-
-
-def _check_every_class(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> None:
-    """Raise ValueError if given folds have a class with two or more samples in one fold only."""
-    counts = _counts_by_fold(at, target, present, n_classes, n_folds)
-    alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 1)).flatten(0, -2).any(0)
-    if value_if_available(alone.any()):
-        raise ValueError(
-            f"`folds` must leave samples of every class in every training part, got class {int(alone.int().argmax())} "
-            "in one fold only. Spread the class over two folds, or pass train_on_test=True."
-        )

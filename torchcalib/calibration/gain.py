@@ -47,9 +47,6 @@ def calibration_loss(
     if calibration is harmful. For calibrated predictions it is slightly negative on average.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
             that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
             always minimise the NLL.
@@ -59,9 +56,6 @@ def calibration_loss(
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
@@ -102,20 +96,11 @@ def relative_calibration_loss(
     It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        score: Score; see `calibration_loss`.
-        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
-            calibrated with a fit to the other folds.
-        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
+        score, calibrator, **options: See `calibration_loss`.
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
         the calibrated score is infinite. NaN if both are infinite.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -205,9 +190,6 @@ def expected_score(
     same data they are equal.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels, soft targets or counts; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`, such as `partial(bayes_risk, cost=...)`. It is called for each class.
         reference: Calibrator whose posteriors are the reference, by default cross-validated; see
@@ -221,9 +203,6 @@ def expected_score(
 
     Returns:
         Value `(...)`, in the dtype of `preds` (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -256,13 +235,16 @@ def expected_score(
         if priors is not None:
             shares = read_priors(priors, p.num_classes).to(shares).expand_as(shares)
         value = _combined(scores, shares)
-        value = value if normalize is None else value / _of_constant(function, p.task, shares)
+        if normalize is not None:  # by the expected score of the constant prediction of the class priors
+            constant = shares.unsqueeze(-2) if p.task == "multiclass" else shares[..., 1:]
+            of_constant = [_of_class(function, constant, k, p.task) for k in range(shares.shape[-1])]
+            value = value / _combined(torch.stack(of_constant, -1), shares)
         return _mean_of_labels(p, value).to(p.dtype)
 
     preds, target, task, options = flat_input(preds, target, task, options)
     if reference is not None:
         fitting = fitted(preds, target, task, reference, options)
-        return fitting.by_replicates(lambda p, values: expected(p, _classes_of(_calibrated(p, values))))
+        return fitting.by_replicates(lambda p, values: expected(p, _calibrated(p, values)[1]))
     if given := [name for name in options if name not in InputOptions.__annotations__]:
         raise ValueError(f"`{given[0]}` must be left out without a calibrator, got it. Pass reference=AffineScaling().")
     p = read_input(task, preds, target, input_options(options))
@@ -272,13 +254,6 @@ def expected_score(
         q = torch.stack((1 - p.target, p.target), -1)
     q = q.to(wide_dtype(q.device))
     return by_replicates(lambda p: expected(p, q), p, q.numel())
-
-
-def _of_constant(function: ScoreFunction, task: Task, priors: Tensor) -> Tensor:
-    """Return the expected score `(...)` of the constant prediction of the class priors `(..., C)`."""
-    constant = priors.unsqueeze(-2) if task == "multiclass" else priors[..., 1:]
-    scores = [_of_class(function, constant, k, task) for k in range(priors.shape[-1])]
-    return _combined(torch.stack(scores, -1), priors)
 
 
 class ScoreDivergence(NamedTuple):
@@ -312,20 +287,12 @@ def score_divergence(
     equals the calibration loss. A difference between these two shows that miscalibration remains after calibration.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`. It is called twice for each class.
-        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
-            calibrated with a fit to the other folds.
-        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
+        calibrator, **options: See `calibration_loss`.
 
     Returns:
         A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -344,8 +311,7 @@ def score_divergence(
     score_function(score)
 
     def divergence(p: Predictions, values: Tensor) -> Tensor:
-        after = _calibrated(p, values)
-        q = _classes_of(after)
+        after, q = _calibrated(p, values)
         if score == "brier":
             gap = _mean(p, _with_target(p, q).squared_error)
             return torch.stack((gap, gap + _mean(p, _variance(p, q))), -1)
@@ -357,16 +323,15 @@ def score_divergence(
     return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 
 
-def _calibrated(p: Predictions, values: Tensor) -> Predictions:
-    """Return the predictions with calibrated values, which may have leading axes of replicates."""
+def _calibrated(p: Predictions, values: Tensor) -> tuple[Predictions, Tensor]:
+    """Return the predictions with calibrated values, which may have leading axes of replicates.
+
+    Also return their class distributions `(..., N, C)`; P(y=0) and P(y=1) for binary and multi-label tasks.
+    """
     after = p.with_values(values.to(p.values.dtype))
     replicates = after.input_preds.shape[: after.input_preds.dim() - p.input_preds.dim()]
-    return replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
-
-
-def _classes_of(p: Predictions) -> Tensor:
-    """Return the predicted class distributions `(..., N, C)`; P(y=0) and P(y=1) for binary and multi-label tasks."""
-    return p.probs if p.task == "multiclass" else torch.stack((p.not_probs, p.probs), -1)
+    after = replace(after, input_target=p.input_target.expand(*replicates, *p.input_target.shape))
+    return after, after.probs if p.task == "multiclass" else torch.stack((after.not_probs, after.probs), -1)
 
 
 def _with_target(p: Predictions, q: Tensor) -> Predictions:
@@ -394,7 +359,6 @@ def _mean_of_labels(p: Predictions, values: Tensor) -> Tensor:
 
 
 def _combined(scores: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum over classes of share times mean score, without classes of share 0."""
     return torch.where(shares == 0, 0, shares * scores).sum(-1)
 
 

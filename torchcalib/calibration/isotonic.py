@@ -51,11 +51,7 @@ class IsotonicCalibration(OneAgainstRest):
     assigns_zero: ClassVar[bool] = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
-    knots: Tensor
-    rates: Tensor
-
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated values by linear interpolation between the knots."""
         wide = wide_dtype(values.device)
         x = finite(values.to(wide))
         if self.knots.dim() == 1:  # a single fit needs no copies of the knots for the leading axes of `values`
@@ -75,17 +71,14 @@ class IsotonicCalibration(OneAgainstRest):
         return (safe_log(p) - safe_log(1 - p) if from_logits else p).to(values.dtype)
 
     def shown_parameters(self) -> list[str]:
-        """Return the number of knots as text, for `repr`."""
         return [f"n_knots={self.knots.shape[-1]}"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of levels; see `Calibrator.in_words`."""
         if self.rates.dim() > 1:
             return f"one increasing function for each of {len(self.rates)} classes against the rest"
         return f"{len(set(self.rates.tolist()))} levels"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = sorted_counts(p, weights)
         ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
         begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
@@ -155,7 +148,6 @@ class CentredIsotonicCalibration(IsotonicCalibration):
         return torch.where((rates > 0) & (rates < 1) & ~centre.isnan(), centre, knots)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of knots and the range of calibrated probabilities as a clause."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
         if self.rates.dim() > 1:
@@ -200,10 +192,6 @@ class VennAbersCalibration(OneAgainstRest):
 
     name = "Venn-Abers calibration"
     initial: ClassVar = {"knots": [torch.nan], "lower": [torch.nan] * 2, "upper": [torch.nan] * 2}
-
-    knots: Tensor
-    lower: Tensor
-    upper: Tensor
 
     def predict_interval(self, preds: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1, the calibrated probabilities of y = 1 if the test sample had label 0 or 1.
@@ -252,11 +240,9 @@ class VennAbersCalibration(OneAgainstRest):
         return p0.masked_fill(x.isnan(), torch.nan), p1.masked_fill(x.isnan(), torch.nan)
 
     def shown_parameters(self) -> list[str]:
-        """Return the number of knots as text, for `repr`."""
         return [f"n_knots={self.knots.shape[-1]}"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of steps and the range of calibrated probabilities as a clause."""
         if self.lower.isnan().any():
             return "no samples of positive weight"
         if self.lower.dim() > 1:
@@ -265,7 +251,6 @@ class VennAbersCalibration(OneAgainstRest):
         return f"a step function with {len(self.knots)} steps, from {p[0]:.3g} to {p[-1]:.3g}"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `lower`, `upper` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = sorted_counts(p, weights)
         knots, lower, upper = augmented_means(finite(score), tie_begins(score), positives, n, size)
         empty = unknown | (size == 0).unsqueeze(-1)

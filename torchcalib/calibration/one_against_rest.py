@@ -49,7 +49,6 @@ class OneAgainstRest(Calibrator):
         """Map probabilities or log-odds `(..., N)` to calibrated values; see `Calibrator.calibrated`."""
 
     def remarks(self) -> list[str]:
-        """Return a sentence if there are no samples of positive weight."""
         return [] if bool(self.converged.all()) else [self.no_data_remark]
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
@@ -57,7 +56,20 @@ class OneAgainstRest(Calibrator):
         if p.task != "multiclass":
             return self.binary_parameters(p, weights)
         scores = self.scores_of_classes(p.values, p.from_logits)
-        found = self.binary_parameters(_of_each_class(p, scores), None if weights is None else weights.unsqueeze(-2))
+        classes = torch.arange(p.num_classes, device=scores.device).unsqueeze(-1)
+        found = self.binary_parameters(
+            Predictions(
+                "multilabel",
+                p.from_logits,
+                scores,
+                (p.target.unsqueeze(-2) == classes).to(wide_dtype(scores.device)),
+                None if p.weights is None else p.weights.unsqueeze(-2),
+                p.dtype,
+                p.n_invalid,
+                p.weighted,
+            ),
+            None if weights is None else weights.unsqueeze(-2),
+        )
         found["converged"] = found["converged"].all(-1)
         if "grad_norm" in found:
             found["grad_norm"] = found["grad_norm"].amax(-1)
@@ -68,7 +80,6 @@ class OneAgainstRest(Calibrator):
         return (log_odds(values) if from_logits else values).transpose(-1, -2)
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Calibrate every class, and normalise the rows; see `Calibrator.calibrated`."""
         if self.task != "multiclass":
             return self.binary_calibrated(values, from_logits)
         check_class_count(values, getattr(self, next(iter(self.initial))).shape[-2])  # every parameter is (..., C, K)
@@ -79,21 +90,6 @@ class OneAgainstRest(Calibrator):
             return log_q.masked_fill((log_q == -torch.inf).all(-1, keepdim=True), 0).log_softmax(-1)
         q = found.masked_fill((found == 0).all(-1, keepdim=True), 1)
         return q / q.sum(-1, keepdim=True)
-
-
-def _of_each_class(p: Predictions, values: Tensor) -> Predictions:
-    """Return the predictions of each class against the rest, with the classes as labels `(..., C, N)`."""
-    classes = torch.arange(p.num_classes, device=values.device).unsqueeze(-1)
-    return Predictions(
-        "multilabel",
-        p.from_logits,
-        values,
-        (p.target.unsqueeze(-2) == classes).to(wide_dtype(values.device)),
-        None if p.weights is None else p.weights.unsqueeze(-2),
-        p.dtype,
-        p.n_invalid,
-        p.weighted,
-    )
 
 
 class HistogramBinning(OneAgainstRest):
@@ -133,8 +129,6 @@ class HistogramBinning(OneAgainstRest):
     initial: ClassVar = {"rate": [torch.nan]}
     no_data_remark = "there are no samples of positive weight: predictions are left unchanged."
 
-    rate: Tensor
-
     def __init__(
         self, n_bins: int = 15, right: bool = False, empty: Empty = "keep", *, from_logits: bool | None = None
     ) -> None:
@@ -145,7 +139,6 @@ class HistogramBinning(OneAgainstRest):
         self.n_bins, self.right, self.empty = n_bins, right, empty
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the frequency of positives (or its logit) in the bin of each value."""
         p = values.to(wide_dtype(values.device))
         p = p.sigmoid() if from_logits else p
         index = bin_index(p, self.rate.shape[-1], self.right)
@@ -154,15 +147,12 @@ class HistogramBinning(OneAgainstRest):
         return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if from_logits else rate)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of bins; see `Calibrator.in_words`."""
         return f"{self.n_bins} equal-width bins"
 
     def n_parameters(self, num_classes: int) -> float:
-        """Return the number of bins of all probabilities with their own fit."""
         return self.n_bins * (num_classes if num_classes > 2 else 1)
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `rate` and `converged` by name; see `Calibrator.parameters_for`."""
         w = sample_weights(p, weights)
         positives = (w * p.target.to(w.dtype)).masked_fill(w == 0, 0)
         index = bin_index(p.probs, self.n_bins, self.right).expand(w.shape)
@@ -207,37 +197,29 @@ class PlattScaling(OneAgainstRest):
     name = "Platt scaling"
     initial: ClassVar = {"coefficients": [0.0, 1.0], "outcome": CONVERGED}
 
-    coefficients: Tensor
-    outcome: Tensor
-
     def scores_of_classes(self, values: Tensor, from_logits: bool) -> Tensor:  # noqa: ARG002
         """Return the prediction for each class, `(..., C, N)`."""
         return values.transpose(-1, -2)
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return sigmoid(a s + b), or a s + b for logits s."""
         s = values.to(wide_dtype(values.device))
         b, a = self.coefficients.to(s).unsqueeze(-1).unbind(-2)
         z = torch.where(s.isinf(), s, a * s.masked_fill(s.isinf(), 0) + b)
         return (z if from_logits else z.sigmoid()).to(values.dtype)
 
     def remarks(self) -> list[str]:
-        """Return a sentence if there are no samples of positive weight, or a fit stopped early."""
         return remarks_of_fits(self.outcome, {})
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the curve of a single fit as a clause."""
         if self.coefficients.dim() > 1:
             return f"one sigmoid for each of {len(self.coefficients)} classes against the rest"
         b, a = self.coefficients.tolist()
         return f"log-odds {a:.3g} times the prediction {b:+.3g}"
 
     def n_parameters(self, num_classes: int) -> float:
-        """Return 2 for each probability with its own fit."""
         return 2 * (num_classes if num_classes > 2 else 1)
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `coefficients`, `outcome`, `grad_norm` and `converged` by name; see `Calibrator.parameters_for`."""
         flat = FlatFits.from_predictions(p, p.values.to(wide_dtype(p.values.device)), weights)
         s, is_positive = flat.scores, flat.target == 1
         w = flat.weights.masked_fill(s.isinf(), 0)

@@ -25,13 +25,11 @@ class _OfProbabilities(IsotonicCalibration):
     assigns_zero = False
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated probabilities, or their log-odds."""
         wide = values.to(wide_dtype(values.device))
         p = super().binary_calibrated(wide.sigmoid() if from_logits else wide, False)
         return inside(p).logit().to(values.dtype) if from_logits else inside(p.to(values.dtype))
 
     def counts_of_probabilities(self, p: Predictions, weights: Tensor | None) -> tuple[Tensor, ...]:
-        """Return `sorted_counts` with probabilities in at least float32 as scores, whatever the predictions are."""
         p = replace(p, from_logits=False, input_preds=p.probs, complement=None)
         score, *rest = sorted_counts(p, weights)
         return score.clamp(0, 1).to(wide_dtype(score.device)), *rest
@@ -86,7 +84,6 @@ class BayesianBinning(_OfProbabilities):
         self.prior_size, self.factor = prior_size, factor
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of steps as a clause; see `Calibrator.in_words`."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
         if self.rates.dim() > 1:
@@ -94,7 +91,6 @@ class BayesianBinning(_OfProbabilities):
         return f"a step function with {int((self.rates.diff() != 0).sum())} steps"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
         positives, n, wide, size = positives.long(), n.long(), score.dtype, size.unsqueeze(-1)
         n_elements = score.shape[-1]
@@ -119,8 +115,23 @@ class BayesianBinning(_OfProbabilities):
             cuts = torch.searchsorted(counted, cuts).minimum(size)
             ends = end_of_ties(score, cuts).minimum(size)
             starts = pad(ends, (1, 0))[..., :-1]
-            in_bins = [(x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)]
-            rate, log_evidence = self._model(in_bins[0], in_bins[1], edges, starts, ends)
+            n_of_bins, positives_of_bins = (
+                (x.gather(-1, ends) - x.gather(-1, starts)).to(wide) for x in (n_before, positives_before)
+            )
+            middle_of_bins = (edges.gather(-1, starts) + edges.gather(-1, ends)) / 2
+            eps = torch.finfo(wide).eps
+            prior, middle_of_bins = self.prior_size / n_bins, middle_of_bins.clamp(eps, 1 - eps)
+            a, b = prior * middle_of_bins, prior * (1 - middle_of_bins)
+            rate = (positives_of_bins + a) / (n_of_bins + prior)
+            log_evidence = (
+                math.lgamma(prior)
+                - (n_of_bins + prior).lgamma()
+                + (positives_of_bins + a).lgamma()
+                - a.lgamma()
+                + (n_of_bins - positives_of_bins + b).lgamma()
+                - b.lgamma()
+            )
+            log_evidence = log_evidence.masked_fill(n_of_bins == 0, 0).sum(-1)  # empty bins have none
             is_model = (n_bins >= least) & (n_bins <= most)
             begins.append(starts)
             rates.append(rate)
@@ -138,25 +149,6 @@ class BayesianBinning(_OfProbabilities):
         knots = edges.repeat_interleave(2, -1)[..., 1:-1].masked_fill(empty, torch.nan)
         mean = mean.repeat_interleave(2, -1).masked_fill(empty, torch.nan)
         return {"knots": knots, "rates": mean, "converged": ~empty.squeeze(-1)}
-
-    def _model(
-        self, n: Tensor, positives: Tensor, edges: Tensor, starts: Tensor, ends: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the posterior means `(..., B)` and the log evidence `(...)` of a histogram; empty bins have none."""
-        middle = (edges.gather(-1, starts) + edges.gather(-1, ends)) / 2
-        eps = torch.finfo(middle.dtype).eps
-        middle = middle.clamp(eps, 1 - eps)
-        size = self.prior_size / n.shape[-1]
-        a, b = size * middle, size * (1 - middle)
-        log_evidence = (
-            math.lgamma(size)
-            - (n + size).lgamma()
-            + (positives + a).lgamma()
-            - a.lgamma()
-            + (n - positives + b).lgamma()
-            - b.lgamma()
-        )
-        return (positives + a) / (n + size), log_evidence.masked_fill(n == 0, 0).sum(-1)
 
 
 class SplineCalibration(_OfProbabilities):
@@ -218,17 +210,14 @@ class SplineCalibration(_OfProbabilities):
         self.n_knots = n_knots
 
     def shown_parameters(self) -> list[str]:
-        """Return nothing, because `settings` has the number of knots of the spline."""
-        return []
+        return []  # `settings` has the number of knots of the spline
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
-        """Return the number of knots of the spline as a clause; see `Calibrator.in_words`."""
         if self.rates.isnan().any():
             return "no samples of positive weight"
         return f"the probability plus the slope of a spline with {self.n_knots} knots"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = self.counts_of_probabilities(p, weights)
         score, size = score.clamp(_EPS, 1 - _EPS), size.unsqueeze(-1)
         place = torch.arange(score.shape[-1], device=score.device).expand(score.shape)
@@ -242,7 +231,18 @@ class SplineCalibration(_OfProbabilities):
         first, after = torch.searchsorted(score, score), end_of_ties(score, place + 1)
         share = t.gather(-1, after) - t.gather(-1, first)
         half = share.masked_fill(after != place + 1, 0) / 2
-        s = _fitted_spline(t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half), self.n_knots)
+        n_rows = max(1, _PIECE // max(1, self.n_knots * t.shape[:-1].numel()))
+        pieces = [torch.split(x, n_rows, -1) for x in (t, cumulated, pad(half, (1, 0)).scatter_add(-1, first, half))]
+
+        matrix = t.new_zeros((*t.shape[:-1], self.n_knots, self.n_knots))
+        right = matrix[..., :1]
+        for piece, height, weight in zip(*pieces, strict=True):
+            values = _natural_spline(piece, self.n_knots)
+            weighted = (values * weight.unsqueeze(-1)).mT
+            matrix, right = matrix + weighted @ values, right + weighted @ height.unsqueeze(-1)
+        # The smallest solution of the normal equations, because few different scores determine no unique spline.
+        solution = torch.linalg.pinv(matrix, hermitian=True) @ right
+        s = torch.cat([(_natural_spline(piece, self.n_knots) @ solution).squeeze(-1) for piece in pieces[0]], -1)
         slope = (s.gather(-1, after) - s.gather(-1, first)) / share
         # Numbers of samples: for floating weights, those of Kish's effective number
         unit = 1.0 if p.copies else total / n.square().sum(-1, keepdim=True)
@@ -257,25 +257,6 @@ class SplineCalibration(_OfProbabilities):
             "rates": rates.gather(-1, used).masked_fill(empty, torch.nan),
             "converged": ~empty.squeeze(-1),
         }
-
-
-def _fitted_spline(t: Tensor, heights: Tensor, weights: Tensor, n_knots: int) -> Tensor:
-    """Return the values at t `(..., M)` of the spline that is fitted to `heights` with weights.
-
-    The basis functions are computed twice, in pieces, because they need K times the memory of t.
-    """
-    n_rows = max(1, _PIECE // max(1, n_knots * t.shape[:-1].numel()))
-    pieces = [torch.split(x, n_rows, -1) for x in (t, heights, weights)]
-
-    matrix = t.new_zeros((*t.shape[:-1], n_knots, n_knots))
-    right = matrix[..., :1]
-    for piece, height, weight in zip(*pieces, strict=True):
-        values = _natural_spline(piece, n_knots)
-        weighted = (values * weight.unsqueeze(-1)).mT
-        matrix, right = matrix + weighted @ values, right + weighted @ height.unsqueeze(-1)
-    # The smallest solution of the normal equations, because few different scores determine no unique spline.
-    solution = torch.linalg.pinv(matrix, hermitian=True) @ right
-    return torch.cat([(_natural_spline(piece, n_knots) @ solution).squeeze(-1) for piece in pieces[0]], -1)
 
 
 def _natural_spline(t: Tensor, n_knots: int) -> Tensor:

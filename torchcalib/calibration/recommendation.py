@@ -16,7 +16,7 @@ from torchcalib.calibration.affine import (
 )
 from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import CalibrationOptions, Fitting, fitted, flat_input, input_options
+from torchcalib.calibration.cross_validation import CalibrationOptions, fitted, flat_input, input_options
 from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
 from torchcalib.calibration.one_against_rest import HistogramBinning, PlattScaling
@@ -24,7 +24,6 @@ from torchcalib.calibration.quantiles import BayesianBinning, SplineCalibration
 from torchcalib.calibration.selection import (
     Candidate,
     Choice,
-    RowScore,
     candidate_of,
     choose,
     contributions,
@@ -172,9 +171,6 @@ def recommend(
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
 
     Args:
-        preds: Probabilities or logits: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        target: Labels or soft targets; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: Score; see `calibration_loss`.
         calibrators: candidates. None for all of this package that support the task and the weights, except
             `PlattScaling`, `BayesianBinning`, `SplineCalibration` and `DirichletCalibration`.
@@ -184,9 +180,6 @@ def recommend(
 
     Returns:
         A `Recommendation`.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -214,13 +207,32 @@ def recommend(
     score_function(score)  # raises for an unknown score
     if math.isnan(worthwhile):
         raise ValueError("`worthwhile` must be a number of percent, got nan. Omit it for 5.")
-    used, before, after, obstacle = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate](), ""
+    # `func` is the function in a functools.partial
+    named = score if isinstance(score, str) else getattr(getattr(score, "func", score), "__name__", "score")
+    used, before, after, obstacle = named, torch.tensor(torch.nan), dict[str, Candidate](), ""
     for name, calibrator in zip(names, calibrators, strict=True):
         if isinstance(score, str):
             fitting = fitted(preds, target, task, calibrator, options)
             used = usable_score(score, fitting.p)
             obstacle = "all samples have the same class" if has_one_class(fitting.p) else ""
-            before, after[name] = _candidate(fitting, calibrator, used, options.get("groups"))
+            groups = options.get("groups")
+            p = fitting.p
+            held_out = [row_scores(used, p, values) for values in fitting.calibrate(p)]
+            parts = contributions(torch.stack(held_out).mean(0), p, groups)
+            in_sample, nll, effect = None, None, 1.0
+            if fitting.is_cross_validated and parts.dim() == 1:
+                whole = calibrator.fit_to(p)
+                values = whole.calibrated(p.values, p.from_logits)
+                in_sample = contributions(row_scores(used, p, values), p, groups)
+                nll = p.cross_entropy, row_scores("nll", p, values)
+                if groups is not None:
+                    effect = design_effect(p, *nll, groups)
+            before = contributions(row_scores(used, p, p.values), p, groups)
+            advisable = is_advisable(calibrator, used)
+            before, after[name] = (
+                before,
+                candidate_of(calibrator, p, parts, in_sample, nll, is_advisable=advisable, effect=effect),
+            )
             n_axes = 1  # contributions of units
         else:
             before, parts = both_scores(preds, target, task, score, calibrator, options)
@@ -229,28 +241,7 @@ def recommend(
         if before.dim() > n_axes:
             shape = tuple(before.shape)
             raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
-    is_infinite = used != _name_of_score(score)
-    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=is_infinite, obstacle=obstacle)
-
-
-def _candidate(
-    fitting: Fitting, calibrator: Calibrator, score: RowScore, groups: Tensor | None
-) -> tuple[Tensor, Candidate]:
-    """Return the contributions of independent units to the raw mean score `(..., U)`, and the candidate."""
-    p = fitting.p
-    held_out = [row_scores(score, p, values) for values in fitting.calibrate(p)]
-    parts = contributions(torch.stack(held_out).mean(0), p, groups)
-    in_sample, nll, effect = None, None, 1.0
-    if fitting.is_cross_validated and parts.dim() == 1:
-        whole = calibrator.fit_to(p)
-        values = whole.calibrated(p.values, p.from_logits)
-        in_sample = contributions(row_scores(score, p, values), p, groups)
-        nll = p.cross_entropy, row_scores("nll", p, values)
-        if groups is not None:
-            effect = design_effect(p, *nll, groups)
-    before = contributions(row_scores(score, p, p.values), p, groups)
-    advisable = is_advisable(calibrator, score)
-    return before, candidate_of(calibrator, p, parts, in_sample, nll, is_advisable=advisable, effect=effect)
+    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=used != named, obstacle=obstacle)
 
 
 def is_advisable(calibrator: Calibrator, score: str) -> bool:
@@ -329,12 +320,6 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     return found, tuple(notes)
 
 
-def _name_of_score(score: Score) -> str:
-    if isinstance(score, str):
-        return score
-    return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
-
-
 _LEAVE, _NONE = "Use the predictions as they are", "No calibrator is advised for this sample"
 
 
@@ -368,7 +353,6 @@ def _in_words(found: Recommendation, is_faulty: bool) -> str:
 
 
 def _compared(found: Recommendation) -> str:
-    """Return a clause on temperature scaling, or on the calibrator with the largest gain if it is recommended."""
     simple, name = TemperatureScaling.name, found.preferred
     if name != simple and simple in found.rcl:
         return f"; {simple} {_gains(found.rcl[simple])}"

@@ -1,8 +1,7 @@
 """Vector scaling, structured vector and matrix scaling, and Dirichlet calibration of multi-class predictions."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import softmax, wide_dtype
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit
-from torchcalib.ops.newton.structured_fits import fit_structured, fit_vector, smoothed_log_probs
+from torchcalib.ops.newton.structured import fit_structured, fit_vector, smoothed_log_probs
 
 
 class _MultiClass(Calibrator):
@@ -33,9 +32,6 @@ class _MultiClass(Calibrator):
     tasks = ("multiclass",)
     problems: ClassVar[Mapping[int, str]]
     """Sentence for each outcome with a problem."""
-
-    bias: Tensor
-    outcome: Tensor
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         if task != "multiclass" or options.get("positive_classes") is not None:
@@ -47,12 +43,12 @@ class _MultiClass(Calibrator):
         return super().read(preds, target, task=task, options=options)
 
     @abstractmethod
-    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
-        """Return the buffers, `(R, S, *)` each; `temperature_fit` fits the temperature."""
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+        """Return the buffers, `(R, S, *)` each. `temperature` is the fit of a temperature only."""
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
-        return flat.parameters(**self.solve(flat, partial(temperature_fit, p, flat, weights)))
+        return flat.parameters(**self.solve(flat, temperature_fit(p, flat, weights)))
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
@@ -122,13 +118,7 @@ class VectorScaling(_MultiClass):
         ),
     }
 
-    scale: Tensor
-    absent: Tensor
-    lost: Tensor
-
-    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
-        """Return the scales, the biases and the weight of samples with infinite NLL."""
-        temperature = temperature_fit()
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)
         # Classes without samples get the mean scale and bias of the others. One class alone determines neither.
         absent = bias == -torch.inf
@@ -144,7 +134,6 @@ class VectorScaling(_MultiClass):
         }
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         log_q = self.log_probs_of(values, from_logits)
         scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
         z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
@@ -155,16 +144,13 @@ class VectorScaling(_MultiClass):
         return 2 * num_classes - 1
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         consequence = "their NLL is infinite, and the fit leaves them out."
         return remarks_of_fits_with_biases(self.outcome, self.problems, self.absent, self.lost, consequence)
 
     def shown_parameters(self) -> list[str]:
-        """Return the scales and biases as text, for `repr`."""
         return [f"scale={format_values(self.scale)}", f"bias={format_values(self.bias)}"]
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
-        """Return the range of the scales and biases of one fit in words."""
         return f"{_range('scales', self.scale, class_names)}, {_range('biases', self.bias, class_names)}"
 
 
@@ -173,9 +159,6 @@ class _LogLinear(_MultiClass):
 
     full: ClassVar[bool]
     """Whether the weight is the buffer `matrix` instead of `scale`."""
-
-    scale: Tensor
-    matrix: Tensor
 
     @abstractmethod
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
@@ -226,9 +209,6 @@ class _Structured(_LogLinear):
         SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
     }
 
-    alpha: Tensor
-    smoothing: Tensor
-
     def __init__(self, penalty: float = 1.0, *, from_logits: bool | None = None) -> None:
         super().__init__(from_logits=from_logits)
         check_positive("penalty", penalty)
@@ -236,11 +216,9 @@ class _Structured(_LogLinear):
 
     @property
     def temperature(self) -> Tensor:
-        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
     def n_parameters(self, num_classes: int) -> float:
-        """Return the number of entries of the temperature, the weight and the biases."""
         return 1 + num_classes * (num_classes if self.full else 1) + num_classes
 
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
@@ -253,9 +231,7 @@ class _Structured(_LogLinear):
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         return f"{temperature_in_words(float(self.temperature))}; {super().in_words(class_names)}"
 
-    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
-        """Return the buffers, with the outcome of temperature scaling if that of the penalised fit is normal."""
-        temperature = temperature_fit()
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
         # If all samples are lost, because their labels have probability 0, no temperature is best.
         alpha = temperature.alpha.masked_fill(temperature.outcome == NO_DATA, 1)
         alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
@@ -349,12 +325,8 @@ class StructuredMatrixScaling(_Structured):
         penalty: factor of the penalty, positive; 1 as published.
 
     Attributes:
-        temperature: T, of the batch shape of the fit `(...)`.
-        alpha: 1 / T `(...)`.
-        smoothing: e `(...)`.
         matrix: W `(..., C, C)`; row k has the factors of the score of class k.
-        bias: bias b of each class `(..., C)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
+        temperature, alpha, smoothing, bias, outcome: see `StructuredVectorScaling`.
 
     Raises:
         TypeError, ValueError: for an invalid penalty.
@@ -451,17 +423,14 @@ class DirichletCalibration(_LogLinear):
         self.off_diagonal, self.intercept = off_diagonal, intercept
 
     def n_parameters(self, num_classes: int) -> float:
-        """Return the number of entries of the matrix and the biases."""
         return num_classes * (num_classes + 1)
 
     def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the smoothed log-probabilities `(..., N, C)`."""
         log_q = self.log_probs_of(values, from_logits)
         of_fits = self.bias[..., 0].to(log_q)
         return smoothed_log_probs(log_q, torch.ones_like(of_fits), torch.full_like(of_fits, _SMOOTHING))
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the fitted parameters, or raise a ValueError if the fit would take too long."""
         if self.is_slow_for(p):
             n, n_classes = p.target.numel(), p.num_classes
             raise ValueError(
@@ -472,13 +441,10 @@ class DirichletCalibration(_LogLinear):
         return super().parameters_for(p, weights)
 
     def shown_parameters(self) -> list[str]:
-        """Return the matrix and the biases as text, for `repr`."""
         return [f"{name}={format_values(getattr(self, name))}" for name in ("matrix", "bias")]
 
-    def solve(self, flat: FlatFits, temperature_fit: Callable[[], AffineFit]) -> dict[str, Tensor]:
-        """Return the matrix and the biases. The fit starts at the temperature, where the softmax is not saturated."""
-        n_classes, start = flat.scores.shape[-1], temperature_fit().alpha
-        start = start.nan_to_num(1).clamp(1e-3, 1e2)
+    def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
+        n_classes, start = flat.scores.shape[-1], temperature.alpha.nan_to_num(1).clamp(1e-3, 1e2)
         alpha = torch.ones_like(start)
         total = flat.weights.sum(-1).to(alpha)
         per_row = alpha / total.masked_fill(~(total > 0), 1)
@@ -492,7 +458,6 @@ class DirichletCalibration(_LogLinear):
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:
-    """Return the smallest and the largest value with their classes in words."""
     ends = []
     for k in (int(values.argmin()), int(values.argmax())):
         label = class_names[k] if k < len(class_names) else f"class {k}"

@@ -44,7 +44,7 @@ def metric(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
 def streamed(
     function: Callable[..., Any], arguments: argparse.Namespace, paths: Sequence[Path]
 ) -> tuple[Stream[Any], dict[str, Any], PredictionFiles]:
-    """Return the statistic of the predictions in files, the settings of the metric, and the files."""
+    """Return a stream with the predictions in files, the settings of the metric, and the files."""
     files = opened(arguments, paths)
     options = _options(function, arguments, files)
     factory, of_stream = stream_factory_of(function), declaration_of(function).stream_options

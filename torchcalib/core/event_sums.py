@@ -15,17 +15,17 @@ from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
-    KIND_OF_NOISE,
     BinStats,
     Cells,
     Sums,
+    kind_of_noise,
     mode_shape,
     noise_flag_of,
-    noise_summands,
     sums_of_replicates,
     weighted,
 )
-from torchcalib.ops.bin_sums import Bins, Noise, class_bins, event_bins
+from torchcalib.ops.bin_sums import Bins, class_bins, event_bins
+from torchcalib.ops.bin_sums.formula import weighted_columns
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import bin_index, bin_sums, cell_sums
@@ -138,9 +138,8 @@ class EqualWidthBins(EventSums[BinStats]):
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
         """Return the weighted summands of each event, in the order of `BinStats`."""
-        wide = wide_dtype(events.confidence.device)
-        columns = [weighted(quantity, events.weights, wide) for quantity in self.quantities(events)]
-        return [*columns[:3], *noise_summands(events, p), *columns[3:]] if self.with_noise else columns
+        bins = Bins(self.n_bins, self.right, kind_of_noise(p, self.with_noise), p.copies)
+        return weighted_columns(events.confidence, events.outcome, events.weights, events.ecd, bins)
 
     def events(self, p: Predictions) -> Events:
         """Convert predictions to events, with the ECD if requested."""
@@ -164,14 +163,16 @@ class EqualWidthBins(EventSums[BinStats]):
         events = self.events(p)  # no metric uses the variances of replicates, but the state contains them
         return self._bin_stats(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
 
-    def of_events(self, events: Events, p: Predictions) -> BinStats:
-        """Return the sums over events, which must not have replicate weights. One pass computes all of them."""
-        noise: Noise = KIND_OF_NOISE[p.has_labels] if self.with_noise else "none"
+    def of_events(self, events: Events, p: Predictions, groups: Tensor | None = None, n_groups: int = 1) -> BinStats:
+        """Return the sums over events, which must not have replicate weights. One pass computes all of them.
+
+        With `groups` in [0, G), int64 with the shape of the events, they have a leading axis of groups.
+        """
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=noise, copies=p.copies,
+            noise=kind_of_noise(p, self.with_noise), copies=p.copies, groups=groups, n_groups=n_groups,
         )  # fmt: skip
-        return self._bin_stats(p, sums, events)
+        return self._bin_stats(p, sums if groups is None else sums.movedim(-3, 0), events, groups, n_groups)
 
     def takes_summary(self, task: Task, from_logits: bool) -> bool:
         """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
@@ -201,12 +202,7 @@ class EqualWidthBins(EventSums[BinStats]):
         """
         events = self.events(p)
         groups = groups if groups.dim() == events.confidence.dim() else groups.unsqueeze(-2)
-        sums = event_bins(
-            events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
-            noise=KIND_OF_NOISE[p.has_labels] if self.with_noise else "none", copies=p.copies, groups=groups,
-            n_groups=num_groups,
-        )  # fmt: skip
-        return self._bin_stats(p, sums.movedim(-3, 0), events, groups, num_groups)
+        return self.of_events(events, p, groups, num_groups)
 
     def _bin_stats(
         self,

@@ -163,21 +163,12 @@ def classwise(p: Predictions) -> Events:
     return Events(p.probs.transpose(-1, -2), _outcomes_of_classes(p).to(p.dtype), weights)
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Scores and outcomes of binary events, for metrics that sort the events by score."""
+def reduce_to_scores(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
+    """Convert predictions to scores and outcomes `(..., N)` of the events of a mode, for rank-based metrics.
 
-    # Probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is the input dtype, at
-    # least float32; multi-class log-odds are float64.
-    score: Tensor
-    outcome: Tensor  # uint8 labels, or probabilities in the dtype of `score`, `(..., N)`
-    from_logits: bool  # whether `score` contains log-odds
-
-
-def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
-    """Convert predictions to scores and outcomes of the events of a mode, for rank-based metrics.
-
-    Only multi-class logits are converted, to float64 log-odds; other logits are log-odds already.
+    A score is the probability of the event, or for logits its log-odds, which do not saturate. The dtype is that of the
+    input, at least float32. Only multi-class logits are converted, to float64 log-odds; other logits are log-odds
+    already. Outcomes are uint8 labels, or probabilities in the dtype of the scores.
     """
     if p.task == "multiclass" and p.from_logits:
         score, outcome = _log_odds_of_classes(p, mode)
@@ -194,7 +185,7 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
         score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
     else:
         score, outcome = p.input_preds.to(p.dtype), p.input_target
-    return Scores(score, outcome.to(torch.uint8 if p.has_labels else score.dtype), p.from_logits)
+    return score, outcome.to(torch.uint8 if p.has_labels else score.dtype)
 
 
 def _is_simple(p: Predictions) -> bool:

@@ -91,8 +91,10 @@ def in_groups(
     """
     per_sample = (*p.samples[:-2], 1, p.samples[-1]) if p.task == "multilabel" else p.samples
     groups = groups.reshape(per_sample).long()
-    if groups.device.type == "cpu" and (not groups.numel() or value_if_available(_all_within(groups, num_groups))):
-        return p.in_groups(groups, p.weights, p.n_invalid)
+    if groups.device.type == "cpu":
+        least, greatest = groups.aminmax() if groups.numel() else (groups.new_zeros(()), groups.new_zeros(()))
+        if value_if_available((least >= 0) & (greatest < num_groups)):
+            return p.in_groups(groups, p.weights, p.n_invalid)
     wide = wide_dtype(groups.device)
     ones = torch.ones((), dtype=wide, device=groups.device)
     weights = torch.where(groups == NO_GROUP, 0.0, ones if p.weights is None else p.weights)
@@ -104,8 +106,3 @@ def in_groups(
         n_invalid = broken.sum() + (0 if n_invalid is None else n_invalid)
     # Ignored rows have weight 0, but they need a valid index.
     return p.in_groups(groups.clamp(0, num_groups - 1), checked_weights, n_invalid)
-
-
-def _all_within(groups: Tensor, num_groups: int) -> Tensor:
-    least, greatest = groups.aminmax()
-    return (least >= 0) & (greatest < num_groups)

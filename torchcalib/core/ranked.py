@@ -21,7 +21,7 @@ from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
-from torchcalib.ops.segments import bin_sums
+from torchcalib.ops.segments import cell_sums
 from torchcalib.ops.sorting import order_of, sorted_columns, tie_begins
 
 T = TypeVar("T")
@@ -269,21 +269,20 @@ class ExactSample:
 
     def from_predictions(self, p: Predictions) -> RankedSample:
         """Return the events of a batch of predictions as unsorted elements."""
-        scores = reduce_to_scores(p, self.mode)
-        score, outcome = scores.score, scores.outcome
+        score, outcome = reduce_to_scores(p, self.mode)
         weights = _weights_of_events(p, self.mode)
         ecd = reduce_to_events(p, self.mode, with_ecd=True).ecd if self.with_ecd else None
         if weights is None:
-            return RankedSample(score, outcome, None, scores.from_logits, ecd=ecd)
+            return RankedSample(score, outcome, None, p.from_logits, ecd=ecd)
         absent = ~(weights > 0)  # 0 marks an ignored row, NaN an invalid row for which no error was raised
         score = torch.where(absent, torch.nan, score)
         has_invalid_rows = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
             outcome = outcome.masked_fill(absent, 0)
-            return RankedSample(score, outcome, None, scores.from_logits, has_invalid_rows, ecd=ecd)
+            return RankedSample(score, outcome, None, p.from_logits, has_invalid_rows, ecd=ecd)
         n = weights.masked_fill(absent, 0).expand(score.shape)
         positives, ecd = (n * outcome).masked_fill(absent, 0), None if ecd is None else n * ecd
-        return RankedSample(score, positives, n, scores.from_logits, has_invalid_rows, ecd=ecd, copies=p.copies)
+        return RankedSample(score, positives, n, p.from_logits, has_invalid_rows, ecd=ecd, copies=p.copies)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: one per event."""
@@ -348,22 +347,19 @@ class LogitCells:
 
     def from_predictions(self, p: Predictions) -> BinStats:
         """Return the sums over all events of a batch of predictions."""
-        cells, columns = self._cells_and_columns(p)
-        return BinStats(bin_sums(cells, columns, self._n_cells))
+        cells = self.cells(p)
+        return BinStats(cell_sums(cells.index, cells.columns, self._n_cells))
 
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and the weighted summands of each event."""
-        cells, columns = self._cells_and_columns(p)
-        return Cells(cells, torch.stack(columns, -2), self._n_cells)
-
-    def _cells_and_columns(self, p: Predictions) -> tuple[Tensor, list[Tensor]]:
-        scores = reduce_to_scores(p, self.mode)
-        cells, wide = self._cell(scores.score), wide_dtype(scores.score.device)
-        weights = _weights_of_events(p, self.mode)
-        quantities = [torch.ones_like(scores.score), self._summand(scores.score, cells), scores.outcome]
+        score, outcome = reduce_to_scores(p, self.mode)
+        cells, wide = self._cell(score), wide_dtype(score.device)
+        quantities = [torch.ones_like(score), self._summand(score, cells), outcome]
         if self.with_squares:
-            quantities.append(scores.outcome.to(wide).square())
-        return cells, [weighted(quantity, weights, wide) for quantity in quantities]
+            quantities.append(outcome.to(wide).square())
+        weights = _weights_of_events(p, self.mode)
+        columns = torch.stack([weighted(quantity, weights, wide) for quantity in quantities], -2)
+        return Cells(cells, columns, self._n_cells)
 
     def add_sample(self, sample: RankedSample, sums: Tensor) -> None:
         """Add the sample that `ExactSample` computes to the sums `(..., 3, K)` of `from_predictions`, in place."""

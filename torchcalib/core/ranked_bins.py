@@ -110,7 +110,7 @@ class RankedBins(BinStats):
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
         """Return the number of samples `(..., B)` in each bin that the test rejects at significance level `alpha`."""
-        from torchcalib.special.bin_tests import count_rejected, rejected_in_bins, t_interval
+        from torchcalib.special.binomial import count_rejected, rejected_in_bins, t_interval
 
         p, n = self.sample.confidence.detach(), self.n.detach().long()
         # Random signs of clusters give outcomes that are not whole numbers, and may be below 0 or above n.

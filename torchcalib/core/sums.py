@@ -65,11 +65,6 @@ class ScoreSum(Sums):
         """Weighted sum of the scores in each cell `(..., K)`."""
         return self.sums[..., 1, :]
 
-    @property
-    def label_square(self) -> Tensor:
-        """Weighted sum of the squared norms sum_k t_k^2 of the targets t in each cell `(..., K)`."""
-        return self.sums[..., 2, :]
-
 
 @dataclass(frozen=True, eq=False)
 class BinStats(Sums):
@@ -192,8 +187,10 @@ def unbiased_variance(of_sum: Tensor, n: Tensor, weight_square: Tensor) -> Tenso
 
 S = TypeVar("S", covariant=True)
 
-KIND_OF_NOISE: dict[bool, Noise] = {True: "labels", False: "shares"}
-"""Variance formula for labels (True) and for soft targets (False); see `ops.bin_sums.Noise`."""
+
+def kind_of_noise(p: Predictions, with_noise: bool) -> Noise:
+    """Return the variance formula: that of labels, or of soft targets; see `ops.bin_sums.Noise`."""
+    return ("labels" if p.has_labels else "shares") if with_noise else "none"
 
 
 def _noise(sums: Tensor, noise_flag: Tensor) -> Tensor:
@@ -296,14 +293,8 @@ class ScoreAccumulator:
         score, n = self._weighted(score, p)
         if not self.by_class:
             return ScoreSum(torch.stack((n.sum(-1), score.sum(-1)), -1).unsqueeze(-1))
-        if p.task == "multiclass" and not p.soft:
-            return ScoreSum(bin_sums(p.target, (n, score, n), p.num_classes))
         if p.has_labels:
-            of_label = p.target != 1, p.target == 1
-            scores = torch.stack([score.masked_fill(~mask, 0).sum(-1) for mask in of_label], -1)
-            counts = [mask.sum(-1) if p.weights is None else n.masked_fill(~mask, 0).sum(-1) for mask in of_label]
-            total = torch.stack(counts, -1).to(scores.dtype)
-            return ScoreSum(torch.stack((total, scores, total), -2))
+            return ScoreSum(bin_sums(p.target.long(), (n, score, n), p.num_classes))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def takes_summary(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
@@ -365,26 +356,6 @@ class ScoreAccumulator:
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory per replicate: N, or N C for soft targets that are summed by class."""
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
-
-
-def noise_summands(events: Events, p: Predictions) -> list[Tensor]:
-    """Return the summands of each event in the four sums of `BinStats.has_noise`, each `(..., N)`."""
-    wide = wide_dtype(events.confidence.device)
-    square = events.weights if events.weights is None or p.copies else events.weights.square()
-    weights, fixed = (x if x is None else x.detach() for x in (events.weights, square))
-    residual = events.outcome.to(wide) - events.confidence.to(wide)
-    if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
-        residual = residual.masked_fill(weights == 0, 0)
-    residual = residual.square()
-    confidence = events.confidence.detach().to(wide)
-    spread = confidence * (1 - confidence)
-    variance = spread if p.has_labels else residual.detach()
-    return [
-        weighted(spread, weights, wide),
-        weighted(variance, fixed, wide),
-        weighted(torch.ones_like(residual), square, wide),
-        weighted(residual, events.weights, wide),
-    ]
 
 
 def sums_of_replicates(

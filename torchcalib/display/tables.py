@@ -96,15 +96,66 @@ class Tabular(ABC):
         Raises:
             ImportError: if pandas is not installed.
         """
-        return to_pandas(self.layout())
+        table = self.layout()
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                "`to_pandas` needs pandas, which is not installed. Install it: pip install 'torchcalib[pandas]'."
+            ) from error
+        rows = [[section.heading, *row.data] for section in table.sections for row in section.rows]
+        frame = pd.DataFrame(rows, columns=[table.heading_name, *table.data_names])
+        if not any(section.heading for section in table.sections):
+            frame = frame.iloc[:, 1:]
+        return frame.set_index(list(table.index)) if table.index else frame
 
     def to_markdown(self) -> str:
         """Return a Markdown table, with three significant digits."""
-        return to_markdown(self.layout())
+        table = self.layout().shown_on("always", "wide")
+
+        def escaped(text: str) -> str:
+            return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+
+        def line(cells: Iterable[str]) -> str:
+            return f"| {' | '.join(cells)} |"
+
+        def heading(text: str) -> list[str]:
+            return [line([f"**{escaped(text)}**", *[""] * (len(table.columns) - 1)])] if text else []
+
+        return "\n".join(
+            [
+                *([f"**{escaped(table.title)}**", ""] if table.title else []),
+                line(escaped(column.header) for column in table.columns),
+                line("---:" if column.is_number else ":---" for column in table.columns),
+                *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
+            ]
+        )
 
     def to_latex(self) -> str:
         """Return a LaTeX `tabular` with three significant digits, which requires the package booktabs."""
-        return to_latex(self.layout())
+        table = self.layout().shown_on("always", "wide")
+
+        def escaped(text: str) -> str:
+            return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+
+        def line(cells: Iterable[str]) -> str:
+            return f"{' & '.join(cells)} \\\\"
+
+        def heading(text: str) -> list[str]:
+            words = rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textbf{{{escaped(text)}}}}}"
+            return [r"\midrule", *([line([words])] if text else [])]
+
+        return "\n".join(
+            [
+                *([f"% {escaped(table.title)}"] if table.title else []),
+                rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
+                r"\toprule",
+                line(escaped(column.header) for column in table.columns),
+                *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
 
     def __str__(self) -> str:
         """Return the table as plain text for a monospaced font."""
@@ -266,29 +317,6 @@ def to_html(table: Table) -> str:
     return "\n".join([*lines, "</table>"])
 
 
-def to_markdown(table: Table) -> str:
-    """Return a table in GitHub-flavoured Markdown. Section headings are rows in bold."""
-    table = table.shown_on("always", "wide")
-
-    def escaped(text: str) -> str:
-        return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    def heading(text: str) -> list[str]:
-        return [line([f"**{escaped(text)}**", *[""] * (len(table.columns) - 1)])] if text else []
-
-    return "\n".join(
-        [
-            *([f"**{escaped(table.title)}**", ""] if table.title else []),
-            line(escaped(column.header) for column in table.columns),
-            line("---:" if column.is_number else ":---" for column in table.columns),
-            *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
-        ]
-    )
-
-
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "#$%&_{}"},
     "\\": r"\textbackslash{}",
@@ -301,45 +329,3 @@ _LATEX = {
     "…": r"\ldots{}",
 }
 """LaTeX code for special characters and for characters that LaTeX fonts lack."""
-
-
-def to_latex(table: Table) -> str:
-    """Return a table as a LaTeX `tabular`, which requires the package booktabs."""
-    table = table.shown_on("always", "wide")
-
-    def escaped(text: str) -> str:
-        return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
-
-    def line(cells: Iterable[str]) -> str:
-        return f"{' & '.join(cells)} \\\\"
-
-    def heading(text: str) -> list[str]:
-        words = rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textbf{{{escaped(text)}}}}}"
-        return [r"\midrule", *([line([words])] if text else [])]
-
-    return "\n".join(
-        [
-            *([f"% {escaped(table.title)}"] if table.title else []),
-            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
-            r"\toprule",
-            line(escaped(column.header) for column in table.columns),
-            *_lines(table, heading, lambda row: line(escaped(cell.page) for cell in row)),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
-
-
-def to_pandas(table: Table) -> Any:
-    """Return a table as a pandas DataFrame; see `Tabular.to_pandas`."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError(
-            "`to_pandas` needs pandas, which is not installed. Install it: pip install 'torchcalib[pandas]'."
-        ) from error
-    rows = [[section.heading, *row.data] for section in table.sections for row in section.rows]
-    frame = pd.DataFrame(rows, columns=[table.heading_name, *table.data_names])
-    if not any(section.heading for section in table.sections):
-        frame = frame.iloc[:, 1:]
-    return frame.set_index(list(table.index)) if table.index else frame

@@ -31,21 +31,11 @@ def in_one_line(
         >>> in_one_line(0.693147)
         '0.6931'
     """
-    places = places_of(value, noise_floor, high)
-    clauses = in_clauses(noise_floor, p_value, low, high, places=places, level=level)
-    return fixed(value, places) + (f" ({clauses})" if clauses else "")
-
-
-def in_clauses(
-    noise_floor: float,
-    p_value: float,
-    low: float = math.nan,
-    high: float = math.nan,
-    *,
-    places: int,
-    level: float = 0.95,
-) -> str:
-    """Format clauses such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`, without arguments that are NaN."""
+    # 2 decimals for absolute values of at least 10, 5 to 8 below 0.01, else 4
+    largest = max((abs(x) for x in (value, noise_floor, high) if math.isfinite(x)), default=0.0)
+    places = 2 if largest >= 10 else 4
+    if 1e-12 < largest < 10:
+        places = min(max(4, 2 - math.floor(math.log10(largest))), 8)
     clauses = []
     if not math.isnan(noise_floor):
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
@@ -55,7 +45,7 @@ def in_clauses(
         clauses.append(f"{100 * level:.10g}% {separator.join(ends)}")
     if not math.isnan(p_value):
         clauses.append(f"p {p_words(p_value, equals='= ')}")
-    return ", ".join(clauses)
+    return fixed(value, places) + (f" ({', '.join(clauses)})" if clauses else "")
 
 
 ONE_LOOK = "p-values hold for one look at the data: repeated looks at growing data give more false alarms."
@@ -67,14 +57,6 @@ def p_words(p_value: float, equals: str = "") -> str:
     if p_value < 0.001:
         return "< 0.001"
     return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
-
-
-def places_of(*numbers: float) -> int:
-    """Return the number of decimals: 2 if the largest absolute value is >= 10, 5 to 8 if it is < 0.01, else 4."""
-    largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
-    if largest >= 10:
-        return 2
-    return min(max(4, 2 - math.floor(math.log10(largest))), 8) if largest > 1e-12 else 4
 
 
 def fixed(number: float, places: int) -> str:

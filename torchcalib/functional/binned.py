@@ -1,6 +1,7 @@
 """Binned calibration errors and the calibration curve.
 
-Expected (ECE), adaptive (ACE), expected signed (ESCE), maximum (MCE) and root mean squared (RMSCE) calibration error.
+Expected (ECE), adaptive (ACE), expected signed (ESCE), maximum (MCE) and root mean squared (RMSCE) calibration error,
+and the error of all classes in common bins (Full-ECE).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
+from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag
 from torchcalib.core.bins import BinTable, equal_width_edges, root
-from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import Mode
+from torchcalib.core.event_sums import AllClassBins, EqualWidthBins
+from torchcalib.core.events import Mode, NamedMode
+from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins
@@ -24,9 +26,9 @@ from torchcalib.functional.estimator import Declaration, Estimator, metric_funct
 from torchcalib.io.errors import shown
 from torchcalib.ops.isotonic import Ties
 
-if TYPE_CHECKING:  # imported by tests only: values do not need inference
+if TYPE_CHECKING:  # only calibration tests import these modules: values do not need inference
     from torchcalib.inference.intervals import IntervalKind
-    from torchcalib.inference.labels import LabelRows
+    from torchcalib.inference.simulation import LabelRows
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
 
 
@@ -80,7 +82,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         self, statistic: BinStats | RankedSample, *, rows: "Sequence[LabelRows] | None" = None, **how: Any
     ) -> "CalibrationTest":
         """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
-        from torchcalib.inference.labels import LabelRows
+        from torchcalib.inference.simulation import LabelRows
         from torchcalib.inference.testing import run_error_test
 
         cancels = self.input_format.read_as == "multiclass"
@@ -144,7 +146,8 @@ def binned(
 
     `formula` maps sums over bins to values `(...)`. `debiased` is its option to use the variance of gaps.
     `from_sample` stores samples even for equal-width bins, because the formula requires more than sums. `hard_targets`
-    rejects soft targets, because the formula counts labels. `test` are fields of `BinnedEstimator` for its test.
+    rejects soft targets, because the formula counts labels. `test` contains the fields of `BinnedEstimator` that define
+    its calibration test.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
     equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
@@ -174,12 +177,12 @@ error_over_bins = partial(
     diagram="torchcalib.plots.reliability:reliability_diagram",
     diagram_of_classes="torchcalib.plots.classwise:classwise_reliability_diagrams",
 )
-"""What calibration errors over bins have in common."""
+"""Function that creates the declaration of a calibration error over bins."""
 
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[LabelRows] | None":
     """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
-    from torchcalib.inference.labels import LabelRows
+    from torchcalib.inference.simulation import LabelRows
 
     events = accumulator.events(p)
     absent = None if events.weights is None else ~(events.weights > 0)
@@ -507,3 +510,65 @@ def calibration_curve(
     if isinstance(estimator.accumulator, EqualWidthBins):
         estimator = replace(estimator, accumulator=replace(estimator.accumulator, with_noise=True))
     return estimator.table(estimator.statistic(preds, target, options.get("weights")))
+
+
+_AXES: dict[Task, NamedMode] = {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}
+
+
+def full_ece_from_bins(b: BinStats) -> Tensor:
+    """Compute the Full-ECE `(...)` from sums over the events of all classes; see `full_ece`."""
+    _, confidence, outcome = b.sums[..., :3, :].unbind(-2)
+    return (outcome - confidence).abs().sum(-1) / outcome.sum(-1)  # each sample has one true class
+
+
+@metric_function(
+    Declaration(
+        name="FullECE",
+        question="mean gap of the probabilities of all classes",
+        source="Liu et al., Full-ECE, arXiv 2406.11345",
+        unit="probability",
+        perfect=0.0,
+        value_range=(0.0, 2.0),
+        norm="l1",
+        noise_increases=True,
+    )
+)
+def full_ece(
+    task: Task | None = None,
+    *,
+    n_bins: int = 15,
+    average: Average | None = "macro",
+    right: bool = False,
+    **options: Unpack[InputOptions],
+) -> Estimator[BinStats]:
+    """Full-ECE: calibration error over bins of the probabilities of all classes.
+
+    Full-ECE = (1 / N) sum_b n_b |gap_b|. The events of a bin are all pairs of a sample and a class whose probability is
+    in the bin: n_b is their number, and gap_b the fraction of pairs with the true class minus the mean probability. N
+    is the number of samples, so that the weights of the bins have the sum C. The token-level error of language models
+    includes the probabilities of unlikely tokens, which have no influence on the top label.
+
+    The classes of a binary task are y=0 and y=1. Each label of a multi-label task is a binary problem.
+
+    Returns:
+        `(...)`, or `(..., L)` for multi-label with `average=None`, in [0, 2], in the dtype of `preds` (at least
+        float32). NaN without data.
+
+    Gradient:
+        With respect to the probabilities, for constant bins; 0 for a bin with gap 0.
+
+    Reference:
+        Liu et al.: Full-ECE: A Metric For Token-level Calibration on Large Language Models (2024), arXiv 2406.11345.
+
+    Example:
+        >>> import torch
+        >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
+        >>> full_ece(preds, torch.tensor([0, 1]), n_bins=2)
+        tensor(0.3000)
+    """
+    binning = Binning("equal_width", n_bins, right)
+    input_format = input_format_of(task, options)
+    read_as = input_format.read_as
+    averages = check_average(average, read_as == "multilabel")
+    accumulator = AllClassBins(_AXES[read_as], binning.n_bins, binning.right)
+    return Estimator(input_format, accumulator, full_ece_from_bins, averages)

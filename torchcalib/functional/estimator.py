@@ -1,8 +1,8 @@
 """Common implementation of all metrics.
 
 An accumulator reduces predictions to a statistic (sums or samples), from which a formula computes the value. A factory
-converts the options of a metric to an `Estimator`. `metric_function` decorates it with what the metric is, its
-`Declaration`. The public function has the name and the docstring of the factory. The streaming class
+converts the options of a metric to an `Estimator`. `metric_function` makes it the public function, with the name and
+the docstring of the factory, and stores its metadata, a `Declaration`. The streaming class
 (`torchcalib.metrics.base.CalibrationMetric`) and reports use the same factory and declaration.
 """
 
@@ -54,7 +54,7 @@ Better = Literal["higher", "lower", "nearer to 0"]
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a metric is. Reports, comparisons, diagrams, pages, classes and tests read it."""
+    """Metadata of a metric, for reports, comparisons, diagrams, pages, classes and tests."""
 
     key: str = ""  # Key in reports; by default the name of the function
     name: str  # Display name
@@ -259,23 +259,28 @@ def stream_parameters(factory: Callable[..., Any]) -> list[Parameter]:
     return [p for p in options_of(factory) if p.name not in FUNCTION_OPTIONS]
 
 
-_FACTORIES: dict[Callable[..., Any], Callable[..., Estimator[Any]]] = {}
-_DECLARATIONS: dict[Callable[..., Any], Declaration] = {}
+@dataclass
+class _Registered:
+    """What is known about the public function of a metric."""
+
+    factory: Any  # from which `metric_function` or `tuple_function` created the function
+    stream_factory: Any  # for streams, whose value is one tensor
+    declaration: Declaration | None  # None for a function that is not a metric of its own
+
+
+_METRICS: dict[Callable[..., Any], _Registered] = {}
 
 
 def factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
     """Return the factory from which `metric_function` or `tuple_function` created a function."""
-    return _FACTORIES[function]
-
-
-_STREAM_FACTORIES: dict[Callable[..., Any], Callable[..., Estimator[Any]]] = {}
+    return _METRICS[function].factory  # type: ignore[no-any-return]
 
 
 def streamed_by(function: Callable[..., Any]) -> Callable[[F], F]:
     """Decorate the factory for streams of the metric of a function, if it differs from that of the function."""
 
     def decorate(factory: F) -> F:
-        _STREAM_FACTORIES[function] = factory
+        _METRICS[function].stream_factory = factory
         return factory
 
     return decorate
@@ -283,32 +288,31 @@ def streamed_by(function: Callable[..., Any]) -> Callable[[F], F]:
 
 def stream_factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
     """Return the factory of a metric for streams, whose value is one tensor."""
-    return _STREAM_FACTORIES.get(function) or factory_of(function)
+    return _METRICS[function].stream_factory  # type: ignore[no-any-return]
 
 
 def is_metric(function: object) -> bool:
     """Return whether this is the function of a metric, which has a declaration."""
-    return callable(function) and function in _DECLARATIONS
+    return callable(function) and function in _METRICS and _METRICS[function].declaration is not None
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
     """Return what a metric is, from its function. Raise TypeError for a function without a declaration."""
-    if function not in _DECLARATIONS:
+    found = _METRICS[function].declaration if function in _METRICS else None
+    if found is None:
         raise TypeError(
             f"`function` must declare what the metric is, got {shown(function)}. Decorate it with "
             "metric_function(Declaration(name=..., question=..., source=..., unit=..., perfect=...))."
         )
-    return _DECLARATIONS[function]
+    return found
 
 
-def declared(declaration: Declaration | None, factory: Callable[..., Estimator[Any]] | None = None) -> Callable[[F], F]:
-    """Decorate a metric function with what it is, and with its factory if `metric_function` did not create it."""
+def declared(declaration: Declaration | None, factory: Callable[..., Estimator[Any]]) -> Callable[[F], F]:
+    """Decorate a metric function with what it is, and with its factory."""
 
     def decorate(function: F) -> F:
-        if factory is not None:
-            _FACTORIES[function] = factory
-        if declaration is not None:
-            _DECLARATIONS[function] = replace(declaration, key=declaration.key or function.__name__)
+        named = declaration and replace(declaration, key=declaration.key or function.__name__)
+        _METRICS[function] = _Registered(factory, factory, named)
         return function
 
     return decorate

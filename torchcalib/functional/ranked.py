@@ -1,4 +1,4 @@
-"""Rank-based calibration metrics: Kolmogorov-Smirnov (KS) error, CORP decomposition and CORP curve.
+"""Rank-based calibration metrics: Kolmogorov-Smirnov (KS) error, CORP decomposition and curve, and truthful errors.
 
 CORP stands for consistent, optimally binned, reproducible and PAV-based, with the pool-adjacent-violators (PAV)
 algorithm for isotonic regression.
@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, task_read_as
+from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, check_count, is_number, task_read_as
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.estimator import (
     Declaration,
@@ -27,10 +28,11 @@ from torchcalib.functional.estimator import (
     streamed_by,
     tuple_function,
 )
-from torchcalib.inference.labels import LabelRows
-from torchcalib.inference.simulation import RunCells, Simulation
+from torchcalib.inference.simulation import BinCells, BinsWithGaps, LabelRows, RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.io.errors import shown
+from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.loess import loess
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
@@ -77,7 +79,7 @@ rank_based = partial(
     has_test=True,
     needs_whole_weights=True,
 )
-"""What rank-based calibration errors have in common."""
+"""Function that creates the declaration of a rank-based calibration error."""
 
 
 def no_average(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
@@ -379,7 +381,6 @@ def cllr(
             posteriors at the class frequency f of y = 1, subtract log(f / (1-f)).
         target: Labels. Soft targets are not supported.
         component: `"value"`: Cllr. `"min"`: min-Cllr. `"loss"`: Cllr minus min-Cllr.
-        mode: Event whose probability is the confidence; see `ece`.
 
     Returns:
         `(...)`, or `(..., C)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32). NaN unless
@@ -507,3 +508,201 @@ def _recalibrated(sample: Any) -> Tensor:
     blocks = _ISOTONIC.from_sample(sample)
     index = run_index(blocks.ends, sample.score.shape[-1]).clamp(max=blocks.ends.shape[-1] - 1)
     return blocks.frequency.gather(-1, index)
+
+
+def atb_from_sample(sample: RankedSample) -> Tensor:
+    """Return the averaged two-bin calibration error `(...)` from a `RankedSample`; see `atb`."""
+    s = sample.sorted()
+    # The integrand is constant between adjacent confidences. The interval between tied confidences has width 0, so
+    # that their order has no effect.
+    zero = torch.zeros_like(s.drift[..., :1])
+    lower = torch.cat((zero, s.drift), -1)
+    upper = lower[..., -1:] - lower
+    edges = torch.cat((zero, s.confidence.masked_fill(~s.counted, 1), torch.ones_like(zero)), -1)
+    return (edges.diff(dim=-1) * (lower.square() + upper.square())).sum(-1)
+
+
+@metric_function(
+    rank_based(
+        name="ATB",
+        question="squared error over two bins, averaged over their boundary",
+        source="Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026, arXiv 2508.13100",
+        unit="squared probability",
+    )
+)
+def atb(
+    task: Task | None = None,
+    *,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Estimator[RankedSample]:
+    """Averaged two-bin calibration error (ATB): squared error over two bins, averaged over their boundary.
+
+    ATB = integral from 0 to 1 of (L(q)^2 + U(q)^2) dq, where L(q) is the sum of (p_i - y_i) / N over all samples with
+    p_i < q, and U(q) is the sum over all others.
+
+    ATB is truthful: if outcomes are independent, the true probabilities minimize its expected value. Other calibration
+    errors, such as ECE and smECE, can be smaller on average for predictions that differ from the true probabilities.
+    Report ATB if a person or a model is rewarded for a small calibration error.
+
+    For true probabilities t, the expected value is ATB with y = t, plus mean(t (1 - t)) / N. The second term does not
+    depend on the predictions, unless they select the event: for "top_label" and `TopK`, ATB is not truthful. Use
+    "classwise" for multi-class tasks.
+
+    ATB does not measure discrimination: always predicting mean(t) has the same expected value as predicting t. The
+    square root of ATB has the unit of a probability. It is usually smaller than ECE, because residuals of both signs
+    cancel in the two bins.
+
+    Returns:
+        A squared probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data.
+
+    Gradient:
+        With respect to the confidences. ATB is continuous, and differentiable if no confidences are equal. For equal
+        confidences, the gradient is that for one order of the samples.
+
+    Reference:
+        Hartline, Hu, Wu: A Perfectly Truthful Calibration Measure (COLT 2026, PMLR 336, arXiv 2508.13100).
+
+    Example:
+        >>> atb(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
+        tensor(0.0129)
+    """
+    return ranked(atb_from_sample, task, mode, average, options)
+
+
+ICIComponent = Literal["ici", "e50", "e90", "emax"]
+_QUANTILE_LEVELS: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
+
+
+def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
+    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| over all samples; see `ici`."""
+    # More samples than points, with copies; under `vmap` and `torch.compile` their number is unknown.
+    may_exceed = sample.score.shape[-1] > n_points or (
+        sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
+    )
+    if may_exceed:
+        bins = Binning("equal_mass", n_points).from_sample(sample)
+        return _ici_at_points(bins.confidence, bins.frequency, bins.n.detach(), component, span, degree)
+    s = sample.sorted()
+    n = s.counts.to(s.confidence.dtype)
+    return _ici_at_points(s.confidence, s.positives / n, n, component, span, degree)
+
+
+def ici_from_bins(bins: BinStats, component: ICIComponent, span: float, degree: int) -> Tensor:
+    """Compute the mean or a quantile of the distances `(...)` from narrow bins, with one point for each bin.
+
+    Bins may be `BinsWithGaps` with replicates `(R, ..., B)`, which share the weights of the local regressions.
+    """
+    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.from_bins(bins)
+    return _ici_at_points(cells.confidence, cells.confidence + bins.gap, cells.n, component, span, degree)
+
+
+def _ici_at_points(
+    confidence: Tensor, frequency: Tensor, n: Tensor, component: ICIComponent, span: float, degree: int
+) -> Tensor:
+    """Compute the mean or a quantile of |confidence - smoothed frequency| `(...)` over points `(..., M)`."""
+    empty = n == 0
+    confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
+    distance = (confidence - loess(confidence, frequency, n, span, degree)).abs()
+    if component == "ici":
+        return (n * distance).sum(-1) / n.sum(-1)
+    return _quantile(distance, n.expand_as(distance), _QUANTILE_LEVELS[component])
+
+
+def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
+    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`, as `torch.quantile` does."""
+    ordered, order = x.masked_fill(n == 0, torch.inf).sort(-1)
+    cumulative = n.gather(-1, order).cumsum(-1)
+    rank = share * (cumulative[..., -1:] - 1).clamp(min=0)
+    ranks = torch.cat((rank.floor(), rank.ceil()), -1)
+    index = torch.searchsorted(cumulative, ranks + 0.5).clamp(max=x.shape[-1] - 1)
+    below, above = ordered.gather(-1, index).unbind(-1)
+    value = below + (above - below) * (rank - rank.floor()).squeeze(-1)
+    return value.masked_fill(cumulative[..., -1] == 0, torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class ICIEstimator(RankedEstimator):
+    """Estimator of the integrated calibration index."""
+
+    component: ICIComponent
+    span: float
+    degree: int
+    n_points: int
+
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
+        """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
+        n_points = min(self.n_points, max(1, statistic.score.shape[-1]))
+        bins = Binning("equal_mass", n_points).from_sample(statistic).with_noise()
+        test = ErrorTest(partial(ici_from_bins, component=self.component, span=self.span, degree=self.degree))
+        found = run_error_test(test, bins, average=self.averages, **how)
+        return replace(found, statistic=self.value(statistic))
+
+
+@metric_function(
+    rank_based(
+        name="ICI",
+        question="mean distance between predictions and a smooth calibration curve",
+        source="Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281",
+        value_range=(0.0, math.inf),
+    )
+)
+def ici(
+    task: Task | None = None,
+    *,
+    component: ICIComponent = "ici",
+    span: float = 0.75,
+    degree: int = 2,
+    n_points: int = 1024,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
+) -> Estimator[RankedSample]:
+    """Integrated calibration index (ICI): mean distance between the predictions and a smooth calibration curve.
+
+    ICI = mean |p - f(p)|, where f is a local regression (loess) of the outcomes on the predictions p. At each p, a
+    polynomial is fitted to the nearest samples with tricube weights. Values of f may be outside [0, 1].
+
+    The curve is fitted at every prediction, as in R with `loess(y ~ p, surface = "direct")` and its defaults. (The
+    paper uses the R default, which interpolates between a few fits.) More than `n_points` samples, including copies,
+    are first pooled into `n_points` equal-mass bins. This changes the value in about the sixth digit.
+
+    Args:
+        component: Summary of the distances |p - f(p)|: the mean `"ici"`, the median `"e50"`, the 90th percentile
+            `"e90"` or the maximum `"emax"`.
+        span: Fraction of the samples in each local fit, in (0, 1].
+        degree: Degree of the local polynomial: 0, 1 or 2.
+        n_points: Maximum number of points at which the curve is fitted. The time is proportional to its square.
+
+    Returns:
+        `(...)`, or `(..., C)` with `average=None`, at least 0 and usually below 1, in the dtype of `preds` (at least
+        float32). NaN without data.
+
+    Gradient:
+        With respect to the confidences, including their effect on the curve, except where the set of neighbours
+        changes. The backward pass stores about 20 numbers per pair of points.
+
+    Reference:
+        Austin, Steyerberg: The Integrated Calibration Index (ICI) and related metrics for quantifying the calibration
+        of logistic regression models (Statistics in Medicine 2019). Cleveland, Devlin: Locally Weighted Regression
+        (JASA 1988).
+
+    Example:
+        >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0])
+        >>> ici(preds, target, task="binary")
+        tensor(0.4000)
+    """
+    check_choice("component", component, get_args(ICIComponent))
+    if not is_number(span):
+        raise TypeError(f"`span` must be a number, got {shown(span)}. The default is 0.75.")
+    if not 0 < span <= 1:
+        raise ValueError(f"`span` must be above 0 and at most 1, got {shown(span)}. The default is 0.75.")
+    check_count("degree", degree, at_least=0, at_most=2)
+    check_count("n_points", n_points, at_least=2, at_most=2**14)
+    settings: dict[str, Any] = {"component": component, "span": float(span), "degree": degree, "n_points": n_points}
+    formula = partial(ici_from_sample, **settings)
+    return ICIEstimator.of_events(
+        ExactSample, formula, task, mode, average, options, *settings.values(), whole_weights=True
+    )

@@ -116,7 +116,7 @@ class _WeightFunction:
 
 
 def read_weight(weight: object, rows: bool) -> _BetaWeight | _WeightFunction | None:
-    """Return the checked weight of operating points, for `rows` of C of them or for single ones; None if constant."""
+    """Return the checked weight of operating points, which are rows of C numbers or single ones; None if constant."""
     if isinstance(weight, str) and weight in _NAMED:
         return _NAMED[weight]
     if isinstance(weight, Beta) and weight.batch_shape.numel() == 1:

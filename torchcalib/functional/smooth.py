@@ -16,17 +16,15 @@ from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
+from torchcalib.core.sums import BinStats, kind_of_noise, noise_flag_of
 from torchcalib.functional.estimator import Declaration, Estimator, factory_of, metric_function
 from torchcalib.functional.ranked import no_average
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
-from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing import best_width, errors_of_replicates, smoothed_error, smoothed_frequency
-from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
-from torchcalib.ops.smoothing.formula import FINEST, LEVELS, N_CELLS
+from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, event_columns, smoothing_sums
 
 _CHUNK = 2**22  # maximum number of values in memory for batch elements that are processed together
 
@@ -63,14 +61,12 @@ class SmoothingAccumulator(EventSums[BinStats]):
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
         """Return the weighted summands of E events, one tensor `(..., E)` per sum; any noise is second to last."""
-        *columns, last = super().columns(events, p)
-        return [*columns, noise_summands(events, p)[1], last] if self.with_noise else [*columns, last]
+        return event_columns(*self._wide(events), events.weights, kind_of_noise(p, self.with_noise), p.copies)
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Return the sums over all events in `p`, computed in one pass."""
         columns = (events.confidence, events.outcome, events.weights)
-        noise: Noise = KIND_OF_NOISE[p.has_labels] if self.with_noise else "none"
-        cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
+        cells = self.wrap(smoothing_sums(*columns, noise=kind_of_noise(p, self.with_noise), copies=p.copies))
         return replace(cells, noise_flag=noise_flag_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:

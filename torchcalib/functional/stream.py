@@ -11,9 +11,9 @@ S = TypeVar("S")
 
 
 class Stream(Generic[S]):
-    """The statistic of all batches on one process. A failed update changes nothing.
+    """Statistic of all batches in one process. A failed update changes nothing.
 
-    The classes of `torchcalib.metrics` add what `torchmetrics.Metric` has: ranks, checkpoints, devices and graphs.
+    The classes of `torchcalib.metrics` also support ranks, checkpoints, devices and CUDA graphs.
 
     Args:
         estimator: an estimator from `Estimator.streamed`.

@@ -38,7 +38,7 @@ from torchcalib.core.clusters import effective_number
 from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import GAPS_AT_ONCE, BinCells, RunCells
 from torchcalib.ops.segments import cell_sums
-from torchcalib.special.bin_tests import t_critical
+from torchcalib.special.binomial import t_critical
 
 FEW_CLUSTERS = 200
 """Effective number of clusters below which p-values can be too small; see `benchmarks.clusters`."""

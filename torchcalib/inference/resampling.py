@@ -33,7 +33,7 @@ from torchcalib.ops.counter_rng import multinomial_counts, poisson_counts, rando
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums
 from torchcalib.special.beta import betainc
-from torchcalib.special.bin_tests import t_critical
+from torchcalib.special.binomial import t_critical
 
 Law = Literal["multinomial", "poisson", "sign"]
 """Distribution of the weights of U units in a replicate.

@@ -17,8 +17,17 @@ from torchcalib.core.sums import BinStats
 from torchcalib.display.words import in_one_line
 from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
 from torchcalib.inference.intervals import ErrorIntervals, IntervalKind, normal_quantile, replicated_interval
-from torchcalib.inference.labels import MAX_LABELS, LabelRows, LabelSimulation
-from torchcalib.inference.simulation import MAX_RUNS, BinCells, Metric, RunCells, Simulation, replicated
+from torchcalib.inference.simulation import (
+    MAX_LABELS,
+    MAX_RUNS,
+    BinCells,
+    LabelRows,
+    LabelSimulation,
+    Metric,
+    RunCells,
+    Simulation,
+    replicated,
+)
 
 Statistic = BinStats | RankedSample
 
@@ -173,8 +182,8 @@ def run_error_tests(
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over exclusive classes whose rows are given, whole labels are simulated; see
-    `torchcalib.inference.labels`. Otherwise the p-values of the classes are combined; see `cauchy_combination`. For the
-    interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent rows, see
+    `LabelSimulation`. Otherwise the p-values of the classes are combined; see `cauchy_combination`. For the interval,
+    see `torchcalib.inference.intervals`; an average over several classes has none. For dependent rows, see
     `torchcalib.inference.clusters`. Fields `(...)` are NaN without data.
 
     Args:

@@ -61,15 +61,14 @@ def _states(dataset: Any, partitions: Partitions, n_threads: int | None) -> Iter
     n_workers = n_threads or os.cpu_count() or 1
     computed: deque[Future[bytes | None]] = deque()
     with ThreadPoolExecutor(n_workers) as pool:
-        for numbered in enumerate(_fragments(dataset)):
+        fragments = (
+            part
+            for each in dataset.get_fragments()
+            for part in (each.split_by_row_group() if isinstance(each, pyarrow.dataset.ParquetFileFragment) else [each])
+        )
+        for numbered in enumerate(fragments):
             computed.append(pool.submit(state_of, numbered))
             if len(computed) > 2 * n_workers:  # no more states wait in memory if merging is slower
                 yield computed.popleft().result()
         while computed:
             yield computed.popleft().result()
-
-
-def _fragments(dataset: Any) -> Iterator[Any]:
-    for fragment in dataset.get_fragments():
-        is_parquet = isinstance(fragment, pyarrow.dataset.ParquetFileFragment)
-        yield from fragment.split_by_row_group() if is_parquet else [fragment]

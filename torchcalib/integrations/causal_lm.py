@@ -65,7 +65,10 @@ class NextTokens:
     @staticmethod
     def _fused(model: Any, inputs: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Tensor] | None:
         """Return a function from inputs to logits that are not written, if it agrees with the model; otherwise None."""
-        inner = _unwrapped(model)
+        inner = model
+        for wrapper in ("_orig_mod", "module"):  # the layers within wrappers of torch and PEFT are those of the wrapper
+            inner = getattr(inner, wrapper, inner)
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         layer = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
         body = getattr(inner, "base_model", inner)
         if not isinstance(layer, nn.Linear) or body is inner:
@@ -86,13 +89,6 @@ class NextTokens:
         return logits if bool(error <= _TOLERANCE.get(layer.weight.dtype, 0.05) * largest) else None
 
 
-def _unwrapped(model: Any) -> Any:
-    """Return the model within wrappers of torch and PEFT, whose layers are those of the wrapper."""
-    for name in ("_orig_mod", "module"):
-        model = getattr(model, name, model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _transformation(model: Any) -> dict[str, float]:
     """Return the logit scale and the soft cap in the configuration of a Hugging Face model."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
@@ -106,7 +102,6 @@ def _transformation(model: Any) -> dict[str, float]:
 
 
 def _first(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first tokens of the first item of a batch."""
     shape = inputs["input_ids"].shape
 
     def part(x: Any) -> Any:
@@ -118,7 +113,6 @@ def _first(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(model: Callable[..., Any], inputs: Mapping[str, Any]) -> Tensor:
-    """Return the logits of a model."""
     outputs = _called(model, inputs)
     logits, _ = predictions_in(outputs, True)
     if logits is None:

@@ -75,24 +75,12 @@ def evaluate(
             batch, and sets `task_is_inferred` in the report to True.
         from_logits: whether predictions are logits. None infers it from the name of the predictions, and raises an
             error if they have no name or an ambiguous one.
-        class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
         predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. It
             receives the batch on the device of the model.
         device: device of the model and the batches. A module is moved back afterwards. None selects the device of the
             first parameter.
         autocast: whether to run the model under `torch.autocast`; or the dtype to use there.
         progress: whether to show a progress bar, if stderr is a terminal and the package `rich` is installed.
-        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: whether to use bins `(a, b]` instead of `[a, b)`.
-        safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe; see
-            `torchcalib.report`.
-        with_calibration: whether to estimate the improvement of the scores by fitted calibrators.
-        with_intervals: whether to compute 95% intervals, and the p-values and noise floors of rank-based errors.
-        ignore_index: integer label of rows to drop, as in `torch.nn.functional.cross_entropy`.
-        nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
-        positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.
-        class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
-            target. If both are possible, it is the class axis of the first batch.
         cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
             item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
             the clusters, such as `"patient"`. None treats samples as independent.
@@ -116,13 +104,27 @@ def evaluate(
         >>> r.task, r.n
         ('multiclass', 32.0)
     """
-    _check_model(model)
+    if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
+            "Use torchcalib.Report.from_estimator(clf, X, y)."
+        )
+    if not callable(model):
+        raise TypeError(
+            f"`model` must be callable, got {type(model).__name__}. "
+            "Pass predictions to torchcalib.report(preds, target)."
+        )
     if not (cluster_by is None or isinstance(cluster_by, str)):
         raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {shown(cluster_by)}.")
     is_causal = task == "causal_lm"
     if is_causal:
-        _check_causal(predict=predict, from_logits=from_logits, class_axis=class_axis, ignore_index=ignore_index)
-        assert ignore_index is not None
+        for name, value in (("predict", predict), ("from_logits", from_logits), ("class_axis", class_axis)):
+            if not (value is None or (name == "from_logits" and value is True)):
+                raise ValueError(
+                    f"`{name}` must be None for task='causal_lm', got {shown(value)}. Pass task='multiclass' instead."
+                )
+        if ignore_index is None:
+            raise ValueError("`ignore_index` must be an int for task='causal_lm', got None. Keep -100.")
         predict, from_logits, cluster_by = NextTokens(ignore_index), True, cluster_by or _BATCH_ITEM
     settings: dict[str, Any] = {
         "n_bins": n_bins,
@@ -145,7 +147,11 @@ def evaluate(
             inputs = moved
             if predict is None and isinstance(moved, Mapping):  # clusters and groups are not inputs of the model
                 inputs = {name: value for name, value in moved.items() if name not in (cluster_by, group_by)}
-            with _autocast(autocast, place):
+            kind, dtype = (
+                "cpu" if place is None else place.type,
+                autocast if isinstance(autocast, torch.dtype) else None,
+            )
+            with nullcontext() if autocast is False else torch.autocast(kind, dtype):
                 found, named = _predict_batch(model, inputs, predict, declared)
             p = prepare(
                 found.preds, found.target, known_task, class_names=class_names, positive_classes=positive_classes
@@ -163,13 +169,27 @@ def evaluate(
                 known_task = p.task
             columns: dict[str, Any] = {
                 "weights": None if found.weights is None else per_sample("weights", found.weights, p.preds),
-                "clusters": None if cluster_by is None else _clusters_in(moved, cluster_by, p.preds, n_items),
-                **({} if group_by is None else _groups_in(moved, group_by, p.target)),
             }
+            if cluster_by == _BATCH_ITEM:
+                columns["clusters"] = torch.arange(n_items, n_items + len(p.preds), device=p.preds.device)
+            elif cluster_by is not None:
+                clusters = _entry(moved, "cluster_by", cluster_by, repr(_BATCH_ITEM))
+                columns["clusters"] = identifiers(clusters, p.preds.device)
+            if group_by is not None:
+                groups = (
+                    group_by(moved, p.target)
+                    if callable(group_by)
+                    else _entry(moved, "group_by", group_by, "a function")
+                )
+                columns["groups"], columns["group_names"] = numbered_groups(groups, None, p.target.device)
             n_items += len(p.preds)
             preds, target = p.preds, p.target
             if is_causal:
-                preds, target, columns = _of_tokens(preds, target, columns, ignore_index)
+                counts, kept = target != ignore_index, dict(columns)
+                for column in ("weights", "clusters", "groups"):
+                    if kept.get(column) is not None:
+                        kept[column] = of_samples(kept[column], target.shape)[counts]
+                preds, target, columns = preds[counts], target[counts], kept
             builder.update(preds, target, **columns)
             advance()
     if builder is None:
@@ -180,69 +200,14 @@ def evaluate(
 _BATCH_ITEM = "batch item"
 
 
-def _check_causal(**options: Any) -> None:
-    """Raise an error for options that do not apply to causal language models."""
-    for name, value in options.items():
-        if name == "ignore_index" and value is None:
-            raise ValueError("`ignore_index` must be an int for task='causal_lm', got None. Keep -100.")
-        if name != "ignore_index" and not (value is None or (name == "from_logits" and value is True)):
-            raise ValueError(
-                f"`{name}` must be None for task='causal_lm', got {shown(value)}. Pass task='multiclass' instead."
-            )
-
-
-def _of_tokens(
-    preds: Tensor, target: Tensor, columns: Mapping[str, Any], ignore_index: int | None
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return the tokens that count, as one axis of samples: predictions of prompts and padding are not computed."""
-    counts, kept = target != ignore_index, dict(columns)
-    for name in ("weights", "clusters", "groups"):
-        if kept.get(name) is not None:
-            kept[name] = of_samples(kept[name], target.shape)[counts]
-    return preds[counts], target[counts], kept
-
-
-def _groups_in(batch: Any, group_by: Callable[[Any, Tensor], Any] | str, target: Tensor) -> dict[str, Any]:
-    """Return the groups of the samples of a batch, and their names."""
-    if callable(group_by):
-        groups = group_by(batch, target)
-    else:
-        entries = batch._asdict() if hasattr(batch, "_asdict") else batch
-        if not isinstance(entries, Mapping) or group_by not in entries:
-            raise ValueError(
-                f"`group_by` must be a function or the name of an entry of each batch, got {shown(group_by)} for "
-                f"{described(batch)}. Yield batches with this entry."
-            )
-        groups = entries[group_by]
-    numbers, names = numbered_groups(groups, None, target.device)
-    return {"groups": numbers, "group_names": names}
-
-
-def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Tensor:
-    """Return the cluster of each item of a batch; `n_items` is the number of previous items."""
-    if cluster_by == _BATCH_ITEM:
-        return torch.arange(n_items, n_items + len(preds), device=preds.device)
+def _entry(batch: Any, option: str, name: Any, other: str) -> Any:
     entries = batch._asdict() if hasattr(batch, "_asdict") else batch
-    if not isinstance(entries, Mapping) or cluster_by not in entries:
+    if not isinstance(entries, Mapping) or name not in entries:
         raise ValueError(
-            f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry of each batch, got {shown(cluster_by)} for "
+            f"`{option}` must be {other} or the name of an entry of each batch, got {shown(name)} for "
             f"{described(batch)}. Yield batches with this entry."
         )
-    return identifiers(entries[cluster_by], preds.device)
-
-
-def _check_model(model: Any) -> None:
-    """Raise TypeError if a model is a scikit-learn classifier or not callable."""
-    if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
-            "Use torchcalib.Report.from_estimator(clf, X, y)."
-        )
-    if not callable(model):
-        raise TypeError(
-            f"`model` must be callable, got {type(model).__name__}. "
-            "Pass predictions to torchcalib.report(preds, target)."
-        )
+    return entries[name]
 
 
 @contextmanager
@@ -264,13 +229,6 @@ def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[
             module.training = training
         if device is not None and before is not None:
             model.to(before)
-
-
-def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
-    if wanted is False:
-        return nullcontext()
-    kind = "cpu" if device is None else device.type
-    return torch.autocast(kind) if wanted is True else torch.autocast(kind, dtype=wanted)
 
 
 @contextmanager
@@ -348,7 +306,6 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
 
 
 def _undeclared(preds: Tensor) -> ValueError:
-    """Return the error for predictions that are neither declared nor named as logits or probabilities."""
     low, high = (float(x) for x in preds.detach().float().aminmax()) if preds.numel() else (0.0, 0.0)
     advice = (
         "Pass from_logits=True if the model ends without softmax or sigmoid, and from_logits=False if it ends with one."

@@ -61,12 +61,7 @@ class CalibrationMetrics:
         metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates the negative log-likelihood
             (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration error (`ece`)
             and `accuracy`, with the other options.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         shift: whether the logits at position i predict the label at position i + 1.
-        from_logits: whether the model returns logits.
-        ignore_index: rows and tokens with this label are ignored.
-        num_classes: number of classes of a multi-class task, which is checked.
-        num_labels: number of labels, required for a multi-label task.
         **options: `positive_classes`, `class_axis`, `validate_args` and `nan_policy` of all metrics; see
             `torchcalib.functional.InputOptions`.
 
@@ -147,9 +142,19 @@ class CalibrationMetrics:
         for name, given in (("logits", logits), ("labels", labels)):
             if not isinstance(given, Tensor):
                 raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}. {advice[name]}")
-        self._reset_in_a_new_evaluation()
+        state = GradientState()
+        loader = state.active_dataloader
+        times = sum(other is loader for other in state.dataloader_references)
+        before, times_before = self._active_loader
+        if (before() if before else None) is not loader or times != times_before:
+            self.reset()
+            self._active_loader = (None if loader is None else weakref.ref(loader), times)
         (rank, _), n_rows = rank_and_size(), len(labels)
-        distinct = _n_distinct(n_rows, rank)
+        # `Accelerator.gather_for_metrics` concatenates the batches of all processes, and after the last one returns
+        # only the first `remainder` rows.
+        distinct = n_rows
+        if state.end_of_dataloader and state.remainder > 0:
+            distinct = min(max(int(state.remainder) - rank * n_rows, 0), n_rows)
         device = logits.device
         if any(metric.device != device for metric in self._members()):
             self.metrics.to(device)
@@ -199,20 +204,6 @@ class CalibrationMetrics:
     def _members(self) -> list[CalibrationMetric[Any]]:
         return [metric for metric in self.metrics.values() if isinstance(metric, CalibrationMetric)]
 
-    def _reset_in_a_new_evaluation(self) -> None:
-        """Reset the metrics if the data loader is new, because the Trainer does not mark the start of an evaluation.
-
-        The active data loaders of Accelerate contain an interrupted one until garbage collection. They contain it twice
-        if it is iterated again.
-        """
-        state = GradientState()
-        loader = state.active_dataloader
-        times = sum(other is loader for other in state.dataloader_references)
-        before, times_before = self._active_loader
-        if (before() if before else None) is not loader or times != times_before:
-            self.reset()
-            self._active_loader = (None if loader is None else weakref.ref(loader), times)
-
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return views of the logits, and labels, with the shapes that the metrics require."""
         if logits.dim() == 3 and labels.dim() == 2:
@@ -230,17 +221,6 @@ class CalibrationMetrics:
             assert self._ignored is not None
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
         return logits, labels
-
-
-def _n_distinct(n_rows: int, rank: int) -> int:
-    """Return the number of rows in the batch of this process that `Accelerator.gather_for_metrics` does not drop.
-
-    It concatenates the batches of all processes, and after the last one returns only the first `remainder` rows.
-    """
-    state = GradientState()
-    if not state.end_of_dataloader or state.remainder <= 0:
-        return n_rows
-    return min(max(int(state.remainder) - rank * n_rows, 0), n_rows)
 
 
 def _n_rows_of(rank: int, stored: Any) -> int:

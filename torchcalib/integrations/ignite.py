@@ -116,7 +116,18 @@ class IgniteMetric(Metric):
                 f"`idist` must use torch.distributed, got {idist.backend()}. Start it with the backend gloo or nccl."
             )
         if isinstance(self.metric, ReportBuilder):
-            return self.metric.report() if idist.get_world_size() == 1 else _report_on_all_ranks(self.metric)
+            if idist.get_world_size() == 1:
+                return self.metric.report()
+            whole, problem = self.metric.gather(), None
+            result: list[Report | None] = [None]
+            try:
+                result[0] = None if whole is None else whole.report()
+            except Exception as error:  # other ranks wait for the result, and raise the same error
+                problem = error
+            exchanged(_REPORT, (), problem=problem)
+            with waiting(_REPORT):
+                distributed.broadcast_object_list(result, src=0)
+            return result[0]
         value = self.metric.compute()
         if isinstance(value, Mapping):
             return {name: _number(one) for name, one in value.items()}
@@ -129,7 +140,6 @@ class IgniteMetric(Metric):
         return OrderedDict(self.metric.state_dict())
 
     def _load_state_dict_per_rank(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state of this process, which `load_state_dict` of ignite selects."""
         if isinstance(self.metric, ReportBuilder):
             self.metric = ReportBuilder.of_state(state_dict)
         else:
@@ -138,18 +148,3 @@ class IgniteMetric(Metric):
 
 def _number(value: Tensor) -> float | Tensor:
     return value.item() if not value.dim() else value.cpu()
-
-
-def _report_on_all_ranks(builder: ReportBuilder) -> Report:
-    """Return the report on the data of all ranks. All ranks raise the same errors."""
-    whole, problem = builder.gather(), None
-    result: list[Report | None] = [None]
-    try:
-        result[0] = None if whole is None else whole.report()
-    except Exception as error:  # other ranks wait for the result
-        problem = error
-    exchanged(_REPORT, (), problem=problem)
-    with waiting(_REPORT):
-        distributed.broadcast_object_list(result, src=0)
-    assert result[0] is not None
-    return result[0]

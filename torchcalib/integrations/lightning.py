@@ -79,12 +79,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     `torchcalib.calibration.load_calibrator("last.ckpt")`.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: number of classes, required for a multi-class task.
         num_labels: number of labels, required for a multi-label task.
-        from_logits: whether predictions are logits.
-        ignore_index: rows with this target are ignored.
-        n_bins: number of equal-width bins in metrics and in the diagram.
         get: function `get(outputs, batch)` of the return value of `validation_step` and its batch, which returns
             `(preds, target)` or `(preds, target, weights)`. None finds tensors by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
@@ -190,7 +186,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Reset the monitor of each loader."""
-        loaders = _loaders(trainer)
+        loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
+        loaders = list(loop._combined_loader.flattened) if loop._is_sequential else [None]
         self.monitors += [self._new_monitor() for _ in range(len(self.monitors), len(loaders))]
         self._n_loaders = max(1, len(loaders))  # `validate` can have fewer loaders than `fit`, whose histories remain
         for index, monitor in enumerate(self.monitors[: self._n_loaders]):
@@ -237,8 +234,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 # Without sync_dist, Lightning warns. All ranks have the same value, and unlike a mean, max is exact.
                 pl_module.log(name, tensor, sync_dist=True, reduce_fx="max", add_dataloader_idx=False)
             is_due = bool(self.diagrams_every) and (len(monitor.history) - 1) % self.diagrams_every == 0
-            if trainer.is_global_zero and (is_due if training else self.diagrams_every):
-                self._log_diagram(trainer, monitor)
+            is_shown = trainer.is_global_zero and trainer.loggers and (is_due if training else self.diagrams_every)
+            if is_shown and monitor.bin_table is not None:
+                ax = reliability_diagram(monitor.bin_table, title=f"step {trainer.global_step:,}")
+                for logger in trainer.loggers:
+                    log_picture(logger, f"{monitor.prefix}reliability{monitor.postfix}", ax, trainer.global_step)
         if self._calibrate is not None and self._buffer is not None:
             self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer, self._axis)
             self._buffer = None  # frees memory
@@ -297,48 +297,27 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         once = distinct.to(preds.device).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         return once if weights is None else torch.where(once == 0, 0, weights)
 
-    def _log_diagram(self, trainer: Any, monitor: Monitor) -> None:
-        table = monitor.bin_table
-        if table is None or not trainer.loggers:
-            return
-        ax = reliability_diagram(table, title=f"step {trainer.global_step:,}")
-        for logger in trainer.loggers:
-            log_picture(logger, f"{monitor.prefix}reliability{monitor.postfix}", ax, trainer.global_step)
-
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(capitalised(message), UserWarning, stacklevel=3)
 
 
-def _loaders(trainer: Any) -> list[Any]:
-    """Return the validation loaders by `dataloader_idx`, or [None] if Lightning combines them into one."""
-    loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
-    # `trainer.val_dataloaders` is not used: it can be nested, or contain the loaders of `fit` during `validate`. The
-    # loaders in the order of their indices have no public name.
-    return list(loop._combined_loader.flattened) if loop._is_sequential else [None]
-
-
 def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int = -1) -> Fitted:
     """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get equal results."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
-        buffer = _gathered(buffer)
+        content = io.BytesIO()
+        torch.save(buffer.state(), content)
+        empty = PredictionBuffer(buffer.input_format)
+        parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
+        buffer = sum(map(empty.loaded, parts), start=empty)
     result: list[Any] = [_fitted(calibrator, buffer, class_axis) if rank == 0 else None]
     if n_ranks > 1:
         with waiting(_FIT):
             distributed.broadcast_object_list(result, src=0)
     fit: Fitted = result[0]
     return fit
-
-
-def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Gather the samples of all ranks. Return all of them on rank 0, and an empty buffer on other ranks."""
-    content = io.BytesIO()
-    torch.save(buffer.state(), content)
-    empty = PredictionBuffer(buffer.input_format)
-    parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
-    return sum(map(empty.loaded, parts), start=empty)
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:

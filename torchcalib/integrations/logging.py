@@ -1,6 +1,6 @@
 """Log reports to MLflow, Weights & Biases and TensorBoard, directly or by the loggers of Lightning."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,7 +99,6 @@ def _tracker_of(run: Any, run_id: str | None) -> tuple[Callable[[Any, _Content],
 
 
 def _mlflow_run(run: Any, run_id: str | None) -> tuple[Any, str]:
-    """Return an MLflow client and the identifier of a run."""
     import mlflow
 
     if isinstance(run, ModuleType):
@@ -119,7 +118,10 @@ def _log_to_mlflow(target: tuple[Any, str], content: _Content) -> None:
 
     client, run_id = target
     now, step = round(time() * 1000), content.step or 0
-    metrics = [Metric(_mlflow_key(key, content.values), value, now, step) for key, value in content.values.items()]
+    metrics = []
+    for key, value in content.values.items():
+        parent, _, name = key.rpartition("/")  # stores in files use the parent key as a file name
+        metrics.append(Metric(f"{parent}.{name}" if parent in content.values else key, value, now, step))
     for start in range(0, len(metrics), _MOST_METRICS):
         client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
     client.set_tag(run_id, f"{content.prefix}.verdict", content.report.decision.verdict)
@@ -127,12 +129,6 @@ def _log_to_mlflow(target: tuple[Any, str], content: _Content) -> None:
 
 
 _MOST_METRICS = 1000  # limit of MLflow for one call
-
-
-def _mlflow_key(key: str, keys: Collection[str]) -> str:
-    """Return `"ece/top_label.low"` for `"ece/top_label/low"`: stores in files use the parent key as a file name."""
-    parent, _, name = key.rpartition("/")
-    return f"{parent}.{name}" if parent in keys else key
 
 
 def _log_to_wandb(run: Any, content: _Content) -> None:

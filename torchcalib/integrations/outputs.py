@@ -40,7 +40,9 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
     preds: Tensor | None
     target: Tensor | None
     if isinstance(outputs, Tensor) or _is_plain_tuple(outputs):
-        preds, target, weights = _by_position([outputs] if isinstance(outputs, Tensor) else outputs)
+        tensors = [x for x in ([outputs] if isinstance(outputs, Tensor) else outputs) if isinstance(x, Tensor)]
+        tensors = tensors[1:] if tensors and not tensors[0].dim() else tensors  # without a scalar loss
+        preds, target, weights = [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
     else:
         right = LOGITS if from_logits else PROBS
         if not tensor_named(outputs, right)[0]:
@@ -77,13 +79,6 @@ def _described(x: Any) -> str:
 
 def _is_plain_tuple(x: Any) -> bool:
     return isinstance(x, list | tuple) and not hasattr(x, "_fields")
-
-
-def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
-    tensors = [x for x in outputs if isinstance(x, Tensor)]
-    if tensors and not tensors[0].dim():  # a scalar loss
-        tensors = tensors[1:]
-    return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
 
 
 def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
@@ -142,7 +137,6 @@ def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | Non
 
 
 def _check_kind(outputs: Any, from_logits: bool, origin: str) -> None:
-    """Raise ValueError if `outputs` contains probabilities despite `from_logits`, or logits without it."""
     name, _ = tensor_named(outputs, PROBS if from_logits else LOGITS)
     if name:
         raise ValueError(

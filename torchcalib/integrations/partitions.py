@@ -159,14 +159,33 @@ class Partitions:
             files = {name: self._opened(table, preds) for name, preds in names.items()}
             first = next(iter(files.values()))
             if builder is None:
-                builder = self._builder(files)
+                of_first: dict[str, Any] = {**self.settings}
+                if self.systems:
+                    of_first |= {
+                        "task": first.task_of_report,
+                        "from_logits": {name: each.source.from_logits for name, each in files.items()},
+                        "class_axis": -1,
+                        "class_names": first.source.class_names or None,
+                    }
+                    builder = ComparisonBuilder(tuple(files), **of_first)
+                else:
+                    builder = builder_for(first, **of_first)
             elif not self.systems:
                 builder.source += first.source  # raises an error for other columns or dtypes
             for parts in zip(*(each.chunks(2 * PIECE_BYTES) for each in files.values()), strict=True):
                 rows = dict(zip(files, parts, strict=True))
                 digest.add(rows)
-                self._update(builder, rows)
-            self._limit(builder)
+                parts_of_first = next(iter(rows.values()))
+                if self.systems:
+                    preds_of = {name: each.preds for name, each in rows.items()}
+                    others = {"weights": parts_of_first.weights, "clusters": parts_of_first.clusters}
+                    builder.update(preds_of, parts_of_first.target, **others)
+                else:
+                    builder.update(**vars(parts_of_first))
+            # Apply the size limits of the whole table to a partition, because merging would apply them later.
+            if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
+                n = builder.source.shape[0]
+                builder.limit(*(math.ceil(size / n * max(n, self.n_rows)) for size in builder.held))
         if builder is None:
             return None
         builder.as_part(str(partition), digest.text)
@@ -235,33 +254,6 @@ class Partitions:
                 "classes in the order of the predictions."
             )
         return files
-
-    def _builder(self, files: Mapping[str, PredictionFiles]) -> Any:
-        first = next(iter(files.values()))
-        if not self.systems:
-            return builder_for(first, **self.settings)
-        return ComparisonBuilder(
-            tuple(files),
-            task=first.task_of_report,
-            from_logits={name: each.source.from_logits for name, each in files.items()},
-            class_axis=-1,
-            class_names=first.source.class_names or None,
-            **self.settings,
-        )
-
-    def _update(self, builder: Any, rows: Mapping[str, Rows]) -> None:
-        first = next(iter(rows.values()))
-        if not self.systems:
-            builder.update(**vars(first))
-            return
-        preds = {name: each.preds for name, each in rows.items()}
-        builder.update(preds, first.target, weights=first.weights, clusters=first.clusters)
-
-    def _limit(self, builder: Any) -> None:
-        """Apply the size limits of the whole table to a partition, because merging would apply them later."""
-        if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
-            n = builder.source.shape[0]
-            builder.limit(*(math.ceil(size / n * max(n, self.n_rows)) for size in builder.held))
 
 
 class _Digest:

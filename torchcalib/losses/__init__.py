@@ -4,24 +4,6 @@ Add a penalty to the training loss. Do not minimise it alone: a model that alway
 calibrated.
 """
 
-from typing import Any
+from torchcalib._lazy import names_of_stub
 
-from torchcalib._lazy import unknown_name
-from torchcalib.losses.base import PenaltyLoss
-from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
-from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
-
-__all__ = [
-    "CanonicalLoss",
-    "ECELoss",
-    "MMCELoss",
-    "PenaltyLoss",
-    "SKCELoss",
-    "SoftBinnedECELoss",
-    "mmce",
-    "soft_binned_ece",
-]
-
-
-def __getattr__(name: str) -> Any:
-    raise unknown_name(__name__, name, __all__)
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -44,7 +44,6 @@ class PenaltyLoss(nn.Module):
 
     Args:
         penalty: The calibration error and its settings.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         whole_weights: Require weights to be whole numbers.
         **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
@@ -74,17 +73,7 @@ class PenaltyLoss(nn.Module):
     def forward(
         self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """Return the penalty for a batch as a scalar.
-
-        Args:
-            preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
-            target: Labels, soft targets or annotator counts; see `torchcalib.functional.nll`.
-            weights: Non-negative weight per sample. Samples with weight 0 are ignored.
-            sample_weight: Alias of `weights`, as in scikit-learn.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
-        """
+        """Return the penalty for a batch as a scalar."""
         weights = weights_from(weights, sample_weight)
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.from_predictions(p).mean().to(p.dtype)

@@ -69,10 +69,6 @@ class ECELoss(PenaltyLoss):
     contain few samples, and this frequency is noisy. `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        n_bins: Number of equal-width bins.
-        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
-        right: Bins are `(a, b]` instead of `[a, b)`.
         **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
@@ -119,22 +115,14 @@ def soft_binned_ece(
     `torchcalib.functional.ece` (l1) or `rmsce` (l2). Its gradient includes changes of the bin membership.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels or soft targets; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         n_bins: Number of equal-width bins over [0, 1], represented by their centres.
         temperature: Softness of the bins, in squared probability. The default 0.01 is a choice of this package.
         norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the paper.
-        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
-        average: `"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.
         **options: Options of the input; see `torchcalib.functional.InputOptions`. Invalid values raise an error on the
             CPU, and make the result NaN elsewhere.
 
     Returns:
         The error in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
@@ -157,11 +145,8 @@ class SoftBinnedECELoss(PenaltyLoss):
     """Soft-binned expected calibration error (SB-ECE) as a training penalty; see `soft_binned_ece` and `ECELoss`.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        n_bins: Number of equal-width bins.
         temperature: Softness of the bins, in squared probability.
         norm: `"l1"` or `"l2"`.
-        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
         **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:

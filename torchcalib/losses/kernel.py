@@ -23,8 +23,7 @@ from torchcalib.core.arguments import (
 from torchcalib.core.bins import root
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.functional.canonical import DirichletSettings
-from torchcalib.functional.kernel import KernelSettings
+from torchcalib.functional.kernel import DirichletSettings, KernelSettings
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
@@ -98,24 +97,16 @@ def mmce(
     the pairs i = j.
 
     Args:
-        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
-        target: Labels or soft targets; see `torchcalib.functional.nll`.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001. The default is that of the
             authors' code, exp(-|c_i - c_j| / (2 * 0.2)).
         weighted: Average the residuals of correct and of wrong predictions separately, and weight both means equally
             (MMCE_w).
-        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
-        average: `"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.
         **options: Options of the input; see `torchcalib.functional.InputOptions`. Invalid values raise an error on the
             CPU, and make the result NaN elsewhere.
 
     Returns:
         The error `(...)`, in [0, 1], or in [0, 2] with `weighted=True`, in the dtype of `preds` (at least float32). NaN
         without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. The derivative of |c_i - c_j| is 0
@@ -139,10 +130,8 @@ class MMCELoss(PenaltyLoss):
     """Maximum mean calibration error (MMCE) as a training penalty; see `mmce` and `ECELoss`.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001.
         weighted: Average the residuals of correct and of wrong predictions separately (MMCE_w).
-        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
         **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
@@ -186,7 +175,6 @@ class CanonicalLoss(PenaltyLoss):
     is compared with its own label. `weights` must be whole numbers. Time is O(N^2 C) for N samples.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         p: Exponent, 1 or 2.
         bandwidth: Bandwidth of the Dirichlet kernel, above 0. `"likelihood"` selects the most likely of 20 values for
             each batch, as in the paper. The default 0.02 is a choice of this package.
@@ -217,7 +205,6 @@ class SKCELoss(PenaltyLoss):
     the Laplacian kernel, it is twice the squared MMCE of equal bandwidth. Time is O(N^2 C) for N samples.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         kernel: Kernel of the distance between predictions; see `torchcalib.functional.skce`.
         bandwidth: Bandwidth of the kernel; see `torchcalib.functional.skce`. The default 1 is a choice of this package.
             The paper uses the median distance between predictions, `bandwidth="median"`.

@@ -1,1 +1,1 @@
-"""Calibration metrics as functions and as streaming classes, one module per family."""
+"""Calibration metrics as streaming classes, which are subclasses of `torchmetrics.Metric`; collection and wrappers."""

@@ -1,4 +1,4 @@
-"""Base class for all streaming metrics: what a metric is, its options, and the conversion of batches."""
+"""Base class for all streaming metrics: metadata, options, and the conversion of batches."""
 
 import math
 import zlib
@@ -98,7 +98,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
     `torch.jit.script` can compile a module that contains a metric. The compiled module does not contain the metric.
 
-    A subclass names its function, `class ECE(BinnedMetric, function=ece)`, whose declaration says what the metric is.
+    A subclass names its function, whose declaration has the metadata: `class ECE(BinnedMetric, function=ece)`.
 
     Args:
         num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
@@ -112,8 +112,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     is_differentiable = True
     higher_is_better: bool | None = False
 
-    # What a metric is, from the declaration of its function: see `Declaration`. An attribute that depends on options is
-    # set by `__init__`.
+    # Metadata from the `Declaration` of the function. `__init__` sets those attributes that depend on options.
     key: ClassVar[str]
     name: ClassVar[str]
     question: ClassVar[str]
@@ -145,7 +144,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     """Function from options to the `Estimator` of the metric; see `stream_factory_of`."""
 
     def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
-        """Take over the declaration of the function of the same metric; None for a base class."""
+        """Copy the declaration of the function of the same metric to class attributes; None for a base class."""
         super().__init_subclass__(**kwargs)
         _exclude_from_torchscript(cls)
         own = vars(cls)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -132,9 +132,11 @@ class Bootstrapped(WrappedMetric[S]):
             ValueError: If rows on CUDA were invalid.
         """
         with self._over_ranks():
-            statistic, n_clustered = self.statistic(), int(self.state[-1])
-        values = self.metric._value(statistic)
-        n_clusters = _effective_number(statistic) if n_clustered else None
+            statistic, n_clustered = cast(Any, self.statistic()), int(self.state[-1])
+        values, n_clusters = self.metric._value(statistic), None
+        if n_clustered:  # the effective number follows from the variance of the total weight in the replicates
+            total = statistic.total if isinstance(statistic, Sums) else statistic.n.sum(-1)
+            n_clusters = least_of_batch(total[0].square() / (total[1:] - total[0]).square().mean(0))
         return Interval(values[0], values[1:], self.level, n_clusters)
 
     def reset(self) -> None:
@@ -227,9 +229,3 @@ class Bootstrapped(WrappedMetric[S]):
 
     def _value(self, statistic: S) -> Tensor:
         return self.metric._value(statistic)[0]
-
-
-def _effective_number(statistic: Any) -> float:
-    """Return the effective number of clusters, from the variance of the total weight in the replicates."""
-    total = statistic.total if isinstance(statistic, Sums) else statistic.n.sum(-1)
-    return least_of_batch(total[0].square() / (total[1:] - total[0]).square().mean(0))

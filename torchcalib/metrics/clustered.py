@@ -14,6 +14,7 @@ from torchcalib.core.clusters import (
     identifiers,
     in_clusters,
     least_of_batch,
+    num_clusters_for,
     of_samples,
 )
 from torchcalib.core.group_samples import GroupedSample
@@ -146,7 +147,7 @@ class Clustered(RowsInGroups):
         return None
 
     def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> ClusteredSumState:
-        by_cluster = SumsByCluster.for_shape(accumulator, shape)
+        by_cluster = SumsByCluster(accumulator, num_clusters_for(shape))
         return ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
 
     def _value(self, statistic: Any) -> Tensor:

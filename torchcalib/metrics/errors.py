@@ -1,12 +1,15 @@
 """Streaming calibration errors over bins."""
 
+from torch import Tensor
+
 from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.core.kernel_blocks import BlockStats
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.functional.all_classes import full_ece
-from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, mce, rmsce
-from torchcalib.functional.outcome_distance import estimation_error
-from torchcalib.functional.test_based import gce, tce
+from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, full_ece, mce, rmsce
+from torchcalib.functional.kernel import skce
+from torchcalib.functional.smooth import SmoothingCells, smece, width_from_cells
+from torchcalib.functional.test_based import estimation_error, gce, tce
 from torchcalib.metrics.base import CalibrationMetric
 
 
@@ -148,3 +151,49 @@ class EstimationError(BinnedMetric, function=estimation_error):
     """
 
     is_differentiable = False
+
+
+class SKCE(CalibrationMetric[BlockStats], function=skce):
+    """Streaming squared kernel calibration error (SKCE), a mean over blocks of samples; see `skce`.
+
+    Each update is divided into blocks of consecutive samples, and an incomplete last block is ignored. The value
+    therefore depends on the batch sizes. It is unbiased if the order of the samples is random. It equals the value of
+    `skce` for all data if every batch size is a multiple of the block size. `ByGroup` forms blocks within each group.
+
+    The state contains 3 sums, for multi-label 3 sums per label. The estimators "unbiased" and "biased" are only
+    available in `skce`, because they require all pairs of samples.
+
+    Args:
+        estimator: `"linear"`, with blocks of two, or `"block"`.
+        kernel: See `skce`.
+        bandwidth: A positive number. `"median"` is not supported, because the median would differ between updates.
+        block_size: See `skce`.
+        average: See `skce`.
+        chunk: See `skce`.
+
+    Example:
+        >>> import torch
+        >>> metric = SKCE(task="multiclass")
+        >>> metric.update(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]]), torch.tensor([1, 1]))
+        >>> metric.compute()
+        tensor(0.1317, dtype=torch.float64)
+    """
+
+
+class SmECE(CalibrationMetric[SmoothingCells], function=smece):
+    """Streaming smooth expected calibration error (smECE); see `smece`.
+
+    The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
+    The value equals `smece` for all samples, up to rounding errors. `test` does not compute an interval.
+
+    Example:
+        >>> import torch
+        >>> metric = SmECE(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.1753, dtype=torch.float64)
+    """
+
+    def width(self) -> Tensor:
+        """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""
+        return width_from_cells(self._synced_statistic())

@@ -9,7 +9,7 @@ from torchcalib.core.linear_logits import linear_logits
 
 
 class UpdatesFromHidden:
-    """Base class of what is updated with predictions and targets, and hence with hidden states and a linear head."""
+    """Base class for objects whose updates accept logits, and therefore also hidden states and a linear head."""
 
     update: Callable[..., None]
 

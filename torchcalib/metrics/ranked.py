@@ -10,10 +10,8 @@ from typing import Any
 from torchcalib.core.arguments import Task
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
-from torchcalib.functional.integrated_index import ici
 from torchcalib.functional.logistic import CoxCalibration, cox, spiegelhalter
-from torchcalib.functional.ranked import CORPDecomposition, cllr, corp, ks
-from torchcalib.functional.truthful import atb
+from torchcalib.functional.ranked import CORPDecomposition, atb, cllr, corp, ici, ks
 from torchcalib.metrics.base import CalibrationMetric
 
 

@@ -1,15 +1,17 @@
 """Streaming metrics of selective prediction."""
 
 from torchcalib.core.ranked import RankedSample
-from torchcalib.functional.risk_coverage import RiskCoverageCurve, events_of, risk_coverage_curve_of
 from torchcalib.functional.selective import (
+    RiskCoverageCurve,
     accuracy_at_coverage,
     augrc,
     aurc,
     correctness_auroc,
     coverage_at_risk,
     eaurc,
+    events_of,
     risk_at_coverage,
+    risk_coverage_curve_of,
 )
 from torchcalib.metrics.base import CalibrationMetric
 

@@ -1,6 +1,6 @@
 """Synchronise metric states across ranks in two collective operations.
 
-The first one compares the configurations, see `gathering`. The second one adds sums, or gathers sums and samples.
+The first one compares the configurations, see `core.gathering`. The second one adds sums, or gathers sums and samples.
 """
 
 from collections.abc import Sequence

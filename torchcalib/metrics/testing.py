@@ -48,8 +48,8 @@ def calibration_test(
     weights, floating targets are always treated as soft; see `BinStats.noise`.
 
     Outcomes of different classes are dependent. For an average over the classes of a multi-class task, the label of
-    each row is simulated from its predicted distribution (`torchcalib.inference.labels`). For soft targets, more than
-    2^25 rows times replicates, and multi-label tasks, the p-value is a Cauchy combination of the p-values of the
+    each row is simulated from its predicted distribution (`torchcalib.inference.simulation`). For soft targets, more
+    than 2^25 rows times replicates, and multi-label tasks, the p-value is a Cauchy combination of the p-values of the
     classes; see `CalibrationTest.smallest_p_value`. For signed errors, the statistic is the absolute value of the
     average over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
 

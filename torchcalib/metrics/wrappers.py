@@ -45,7 +45,7 @@ def _forwarded(name: str) -> property:
     return property(lambda self: getattr(self.metric, name))  # a function, as TorchScript requires
 
 
-# A wrapper is what the wrapped metric is.
+# A wrapper has the metadata of the wrapped metric.
 for _name in (
     *(field.name for field in fields(Declaration)),
     *("is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),

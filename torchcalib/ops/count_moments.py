@@ -101,7 +101,9 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
     # 5. Cornish-Fisher expansion for large variances, with the skewness (1 - 2 p) / standard deviation.
     deviation = variance.sqrt()
     if value_if_available((deviation > _MAX_DEVIATION).any()) is not False:
-        expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
+        z, skewness = torch.special.ndtri(chance), (1 - 2 * mean / n) / deviation
+        z = z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36
+        expanded = mean + deviation * z
         counts = torch.where(deviation > _MAX_DEVIATION, expanded.round().clamp(min=0), counts)
     return torch.where(variance > 0, counts, mean)
 
@@ -114,9 +116,3 @@ def _binomial(counts: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + log_odds
     logs = torch.cat((torch.zeros_like(steps[..., :1]), steps[..., :-1].cumsum(-1)), -1)
     return logs.nan_to_num(nan=-math.inf).softmax(-1)
-
-
-def _cornish_fisher(chance: Tensor, skewness: Tensor) -> Tensor:
-    """Return the quantiles at levels `chance` of a standardised variable by a second-order Cornish-Fisher expansion."""
-    z: Tensor = torch.special.ndtri(chance)
-    return z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36

@@ -9,7 +9,7 @@ Source:
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,13 +122,4 @@ def _leave_one_out_backward(
     return grad_queries, grad_keys, grad_bias
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.side = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    return (*_leave_one_out_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
-
-
-torch.library.register_autograd("torchcalib::leave_one_out_mean", _backward, setup_context=_setup_context)
+_leave_one_out.differentiate(_leave_one_out_backward, with_results=True)

@@ -134,12 +134,30 @@ class Operation:
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 
+    def differentiate(self, gradient: "Operation", *, with_results: bool = False) -> None:
+        """Register the operation that computes the gradients in the first arguments, in reverse mode.
+
+        Its arguments are the tensors of this operation, the results if `with_results`, the gradient in the first
+        result, and the other arguments, which follow the tensors.
+        """
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            n = next(k for k, x in enumerate(inputs) if x is not None and not isinstance(x, Tensor))
+            ctx.n_inputs, ctx.options = len(inputs), inputs[n:]
+            ctx.save_for_backward(*inputs[:n], *(output if with_results else ()))
+
+        def backward(ctx: Any, grads: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+            found = gradient(*ctx.saved_tensors, grads, *ctx.options)
+            found = (found,) if isinstance(found, Tensor) else found
+            return (*found, *[None] * (ctx.n_inputs - len(found)))
+
+        torch.library.register_autograd(self.registered, backward, setup_context=save)
+
 
 def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:
     """Decorate a function to register it as a torch operation, opaque to `torch.compile` and `vmap`.
 
-    `torch.library.custom_op` does the same, but its first call imports the compiler, which is slow. Use
-    `torch.library.register_autograd("torchcalib::<name>", ...)` to add a gradient.
+    `torch.library.custom_op` does the same, but its first call imports the compiler, which is slow.
 
     `schema` is as for `torch.library.define`. All tensors must accept another leading batch axis, which `vmap` adds.
     `fake` returns empty results of correct shapes and dtypes.
@@ -153,20 +171,16 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
         registered = getattr(torch.ops.torchcalib, name).default
 
         def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-            result = registered(
-                *(
-                    _batch_first(x, dim, info.batch_size) if isinstance(x, Tensor) else x
-                    for x, dim in zip(arguments, in_dims, strict=True)
-                )
-            )
+            # Move the batch axis of `vmap` to the front, or add one to tensors without it.
+            given = list(arguments)
+            for k, (x, dim) in enumerate(zip(arguments, in_dims, strict=True)):
+                if isinstance(x, Tensor):
+                    given[k] = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                    given[k] = given[k].contiguous()
+            result = registered(*given)
             return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
 
         torch.library.register_vmap(f"torchcalib::{name}", batched)
         return Operation(function, registered)
 
     return register
-
-
-def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Move the batch axis `dim` of `vmap` to the front. If `dim` is None, add an axis of length `size` instead."""
-    return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).contiguous()

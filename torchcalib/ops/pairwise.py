@@ -12,7 +12,7 @@ Source: Widmann, Lindsten, Zachariah: Calibration tests in multi-class classific
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,17 +96,7 @@ def _kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel) -> Tensor:
     return (2 * (x @ y.mT)).sub_(squares).clamp_(max=0).exp_()
 
 
-def _setup_pairs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, r, weights, ctx.kernel, ctx.side = inputs
-    ctx.save_for_backward(x, r, weights)
-
-
-def _pairs_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-    found = _pair_sums_backward(*ctx.saved_tensors, grads, ctx.kernel, ctx.side)
-    return (*found, None, None)
-
-
-torch.library.register_autograd("torchcalib::pair_sums", _pairs_backward, setup_context=_setup_pairs)
+_pair_sums.differentiate(_pair_sums_backward)
 
 
 def blocks(
@@ -280,15 +270,4 @@ def _block_sums_backward(
     return out
 
 
-def _setup_blocks(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    *tensors, ctx.from_logits, ctx.kernel, ctx.size, ctx.at_most_once, ctx.chunk = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _blocks_backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-    options = ctx.from_logits, ctx.kernel, ctx.size, ctx.at_most_once, ctx.chunk
-    found = _block_sums_backward(*ctx.saved_tensors, grads, *options)
-    return (found, *(None,) * 8)
-
-
-torch.library.register_autograd("torchcalib::block_sums", _blocks_backward, setup_context=_setup_blocks)
+_block_sums.differentiate(_block_sums_backward)

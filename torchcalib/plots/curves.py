@@ -14,7 +14,7 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.functional.proper_scores import ecd
 from torchcalib.functional.risk_area import AreaWeight, weights_at
-from torchcalib.functional.risk_coverage import RiskCoverageCurve
+from torchcalib.functional.selective import RiskCoverageCurve
 from torchcalib.io.errors import printable, shown
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
 from torchcalib.plots.sources import Source

@@ -14,12 +14,11 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
 from torchcalib.display.words import ends
 from torchcalib.functional.binned import BinnedEstimator, calibration_curve
+from torchcalib.functional.decision import BayesRiskCurve, bayes_risk_curve
 from torchcalib.functional.estimator import Estimator
 from torchcalib.functional.ranked import CORPCurve, RankedEstimator, corp_curve, curve_of
 from torchcalib.functional.risk_area import AreaWeight, bayes_risk_area
-from torchcalib.functional.risk_coverage import RiskCoverageCurve, risk_coverage_curve
-from torchcalib.functional.risk_curve import BayesRiskCurve, bayes_risk_curve
-from torchcalib.functional.selective import SelectiveEstimator
+from torchcalib.functional.selective import RiskCoverageCurve, SelectiveEstimator, risk_coverage_curve
 from torchcalib.functional.smooth import (
     SmoothCurve,
     SmoothEstimator,

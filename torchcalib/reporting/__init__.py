@@ -1,4 +1,4 @@
-"""Reports on predictions, comparisons of systems, and calibration during training.
+"""Reports on predictions, comparisons of systems, and audits of language models.
 
 A `ReportBuilder` (`building`) adds batches of predictions to sums, samples and a `buffer`. `assembling` computes the
 report: `lines` the scores and calibration errors, `testing` the p-values and intervals. `diagnosis` and `other_classes`

@@ -137,7 +137,6 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
 
 
 def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
-    """Return the calibration of each class or label from results of `_class_tests`; an empty tuple if binary."""
     if "classwise" not in data.bins:
         return ()
     bins = data.bins["classwise"]
@@ -183,7 +182,6 @@ def _adjusted(p_values: Tensor) -> Tensor:
 
 
 def _notes_on_samples(data: Data) -> list[str]:
-    """Return notes on rank-based errors that are omitted, or computed from a sketch."""
     ranked = data.catalogue.ranked
     if not data.samples:
         return [f"{names_of(ranked)} are omitted: they need weights that are whole numbers."]
@@ -226,7 +224,6 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
 
 
 def _warnings(data: Data, class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return notes on dependent samples, empty groups, dropped rows, and targets of a single class."""
     notes = []
     if data.has_several_samples_per_item:
         notes.append(

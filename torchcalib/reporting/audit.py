@@ -49,8 +49,8 @@ _STATED = ("stated", "reported", "forecast")
 _LOW_SHARE = 0.5  # share of one confidence from which it is called a constant
 
 
-class AuditKeywords(TypedDict, total=False):
-    """Keyword arguments of `audit`."""
+class AuditArguments(TypedDict, total=False):
+    """Arguments of `audit` by name."""
 
     confidence: str | None
     correct: str | None
@@ -71,15 +71,15 @@ class AuditKeywords(TypedDict, total=False):
 
 
 @overload
-def audit(log: Any, *, by: str, **options: Unpack[AuditKeywords]) -> AuditGroups: ...  # type: ignore[misc]
+def audit(log: Any, *, by: str, **arguments: Unpack[AuditArguments]) -> AuditGroups: ...  # type: ignore[misc]
 
 
 @overload
-def audit(log: Any, **options: Unpack[AuditKeywords]) -> Audit: ...
+def audit(log: Any, **arguments: Unpack[AuditArguments]) -> Audit: ...
 
 
 @overload
-def audit(log: Any, other: Any, /, *others: Any, **options: Unpack[AuditKeywords]) -> AuditComparison: ...
+def audit(log: Any, other: Any, /, *others: Any, **arguments: Unpack[AuditArguments]) -> AuditComparison: ...
 
 
 def audit(
@@ -132,9 +132,6 @@ def audit(
         same: function that returns True for two answers with the same meaning. None compares their texts.
         as_published: `"hle"`, `"browsecomp"` or `"browsecomp_plus"` adds the calibration error of stated confidences
             that this benchmark publishes. It stores 16 bytes for each answer.
-        n_bins: number of equal-width bins.
-        with_intervals: compute intervals, and p-values of rank-based errors.
-        with_calibration: compute the gains of calibrators.
         names: names of several logs; None for the names of their files.
 
     Returns:
@@ -381,20 +378,15 @@ class _SampledAnswers:
     def add(self, block: Block) -> None:
         """Add each answer to the first group whose first answer has the same meaning, or to a new one."""
         for index, text in block.texts.items():
-            group = self._group(f"{block.documents[index]}\n{block.contents[index]}", text)
+            groups = self._groups[f"{block.documents[index]}\n{block.contents[index]}"]
+            group = next((each for each in groups if self._same(each.text, text)), None)
+            if group is None:
+                groups.append(group := _Group(text))
             group.n += 1
             if not math.isnan(block.correct[index]):
                 group.outcomes.add(block.correct[index])
             elif index in block.voted and self._same(group.text, block.voted[index][0]):
                 group.outcomes.add(block.voted[index][1])
-
-    def _group(self, document: str, text: str) -> _Group:
-        groups = self._groups[document]
-        for group in groups:
-            if self._same(group.text, text):
-                return group
-        groups.append(_Group(text))
-        return groups[-1]
 
     def majorities(self, counts: Counter[str]) -> Iterator[tuple[float, float]]:
         """Yield the frequency of the most frequent answer to each question with several, and whether it is right."""
@@ -487,15 +479,6 @@ class AuditBuilder:
             published=None if benchmark is None else published(benchmark, *self.stated),
         )
 
-    def _check_swapped(self) -> None:
-        """Raise if confidences are 0 or 1 and outcomes are not, which are then probably swapped."""
-        scale = self.scales.get("reported")
-        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
-            raise InputError(
-                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
-                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
-            )
-
     def _notes(self) -> Iterator[str]:
         if not self.definitions:
             yield (
@@ -529,7 +512,16 @@ class AuditBuilder:
             distinct=known.distinct | self._distinct_in(block),
         )
         if self.layout.width > _MAX_OPTIONS:
-            raise InputError(self._too_many_options(block))
+            n, row = next(
+                (n, row)
+                for scores in block.scores.values()
+                for n, row in zip(scores.sizes, scores.rows, strict=True)
+                if n > _MAX_OPTIONS
+            )
+            raise InputError(
+                f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
+                f"{shown(block.documents[row])}. Keep the options of the question only."
+            )
         is_contradicted = self.layout.width > known.width or any(
             self.scales[source].name != before.name for source, before in known.scales.items()
         )
@@ -561,25 +553,26 @@ class AuditBuilder:
             if (source in columns or same in columns) and not _are_equal(columns.get(source), columns.get(same))
         }
 
-    def _too_many_options(self, block: Block) -> str:
-        n, row = next(
-            (n, row)
-            for scores in block.scores.values()
-            for n, row in zip(scores.sizes, scores.rows, strict=True)
-            if n > _MAX_OPTIONS
-        )
-        return (
-            f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
-            f"{shown(block.documents[row])}. Keep the options of the question only."
-        )
-
     def _add(self, block: Block) -> None:
         correct, truth = np.asarray(block.correct), np.asarray(block.truth)
         is_judged = ~np.isnan(correct)
         self.n_judged += int(is_judged.sum())
         self.truth[0] += float(np.nansum(truth))
         self.truth[1] += int((~np.isnan(truth)).sum())
-        self._count_omitted(block)
+        # Count the answers that have no distribution over options with one right option.
+        right, has_options, is_single = np.asarray(block.right), *np.zeros((2, len(block)), dtype=bool)
+        for scores in block.scores.values():
+            rows = np.asarray(scores.rows)
+            has_options[rows] = True
+            is_single[rows] |= np.asarray(scores.sizes) == 1
+        reasons = {
+            "no right option": has_options & (right == NONE),
+            "several right options": has_options & (right == SEVERAL),
+            "a single option": is_single & (right >= 0),
+        }
+        for reason, which in reasons.items():
+            if which.any():
+                self.omitted[f"options without an event: {reason}"] += int(which.sum())
         # Without repeated questions, the number of an answer identifies its question.
         questions = hashes_of(block.questions) if self.layout.repeats else self.n_answers + torch.arange(len(block))
         for source, scores in block.scores.items():
@@ -592,19 +585,6 @@ class AuditBuilder:
             for source, each in block.confidences.items()
             if source not in self.same_as
         }
-        confidences |= self._resolved(block, is_judged)
-        for source, (rows, values) in confidences.items():
-            judged = is_judged[rows]
-            if judged.any():
-                rows, confidence = rows[judged], torch.from_numpy(values[judged])
-                target = torch.from_numpy(correct[rows]).long()
-                self._add_confidences(
-                    source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
-                )
-                self._keep(source, "answer", block, rows, confidence, target, False)
-
-    def _resolved(self, block: Block, is_judged: Array) -> dict[str, tuple[Array, Array]]:
-        """Return the stated confidences as fractions, with their answers, except those of an ambiguous scale."""
         found, last = {}, np.full(len(block), math.nan)
         for source in self.log.stated:
             if source not in block.stated:
@@ -619,23 +599,16 @@ class AuditBuilder:
         if self.options.as_published is not None:
             self.stated[0].extend(last[is_judged])
             self.stated[1].extend(np.asarray(block.correct)[is_judged])
-        return found
-
-    def _count_omitted(self, block: Block) -> None:
-        """Count the answers that have no distribution over options with one right option."""
-        right, has_options, is_single = np.asarray(block.right), *np.zeros((2, len(block)), dtype=bool)
-        for scores in block.scores.values():
-            rows = np.asarray(scores.rows)
-            has_options[rows] = True
-            is_single[rows] |= np.asarray(scores.sizes) == 1
-        reasons = {
-            "no right option": has_options & (right == NONE),
-            "several right options": has_options & (right == SEVERAL),
-            "a single option": is_single & (right >= 0),
-        }
-        for reason, which in reasons.items():
-            if which.any():
-                self.omitted[f"options without an event: {reason}"] += int(which.sum())
+        confidences |= found
+        for source, (rows, values) in confidences.items():
+            judged = is_judged[rows]
+            if judged.any():
+                rows, confidence = rows[judged], torch.from_numpy(values[judged])
+                target = torch.from_numpy(correct[rows]).long()
+                self._add_confidences(
+                    source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
+                )
+                self._keep(source, "answer", block, rows, confidence, target, False)
 
     def _add_confidences(
         self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
@@ -653,7 +626,7 @@ class AuditBuilder:
             documents = [names[row] for row in rows]
             self.kept[source, event].append(EventRows(documents, preds, target, from_logits))
 
-    def _add_options(self, source: str, is_log: bool, part: _Options, block: Block, questions: Tensor) -> None:
+    def _add_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block, questions: Tensor) -> None:
         rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
         held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
@@ -750,17 +723,12 @@ def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
     return a is not None and b is not None and all(map(np.array_equal, a, b)) and len(a) == len(b)
 
 
-class _Options(NamedTuple):
-    """Scores of the options of n answers, each with one right option among several."""
+def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the answers of a block that have one right option among several, in parts of limited memory.
 
-    rows: Array  # index of each answer in its block, (n,)
-    sizes: Tensor  # numbers of options, (n,)
-    values: Tensor  # scores of the options of all answers, in turn
-    target: Tensor  # index of the right option, (n,)
-
-
-def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[_Options]:
-    """Yield the answers of a block that have one right option among several, in parts of limited memory."""
+    A part has the index in the block and the number of options of n answers, the scores of all these options in turn,
+    and the index of the right option of each answer.
+    """
     rows, sizes, values = map(np.asarray, (scores.rows, scores.sizes, scores.values))
     right = np.asarray(block.right)[rows]
     kept = (right >= 0) & (sizes > 1)
@@ -769,7 +737,7 @@ def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[_Options]:
     for start in range(0, len(rows), n):
         part = slice(start, start + n)
         columns = sizes[part], values[ends[start] - sizes[start] : ends[part][-1]], right[part]
-        yield _Options(rows[part], *map(torch.from_numpy, columns))
+        yield rows[part], *map(torch.from_numpy, columns)
 
 
 def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:

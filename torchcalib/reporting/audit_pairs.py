@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,16 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
             notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
         if n:
             n_paired[source] = n
-            comparisons[source] = _compared(tuple(by_name), paired, event, builders[0].options.n_bins)
+            names = tuple(by_name)
+            documents = paired[0].documents
+            task: Task = "multiclass" if event == "chosen" else "confidence"
+            from_logits = {name: rows.from_logits for name, rows in zip(names, paired, strict=True)}
+            comparison = ComparisonBuilder(names, task=task, from_logits=from_logits, n_bins=builders[0].options.n_bins)
+            clusters = hashes_of(documents) if len(set(documents)) < len(documents) else None
+            preds = {name: rows.preds for name, rows in zip(names, paired, strict=True)}
+            targets = {name: rows.target for name, rows in zip(names, paired, strict=True)}
+            comparison.update(preds, paired[0].target if event == "chosen" else targets, clusters=clusters)
+            comparisons[source] = comparison.comparison()
     if not comparisons:
         raise InputError("Logs must have questions in common, got none. Check that they have the same identifiers.")
     return AuditComparison(
@@ -102,18 +111,6 @@ def _in_pairs(rows: Sequence[EventRows], has_shared_target: bool) -> tuple[list[
         each._replace(documents=documents, preds=each.preds[index[kept]], target=each.target[index[kept]])
         for each, index in zip(rows, chosen, strict=True)
     ], len(common) - len(documents)
-
-
-def _compared(names: tuple[str, ...], paired: Sequence[EventRows], event: str, n_bins: int) -> Any:
-    documents = paired[0].documents
-    task: Task = "multiclass" if event == "chosen" else "confidence"
-    from_logits = {name: rows.from_logits for name, rows in zip(names, paired, strict=True)}
-    builder = ComparisonBuilder(names, task=task, from_logits=from_logits, n_bins=n_bins)
-    clusters = hashes_of(documents) if len(set(documents)) < len(documents) else None
-    preds = {name: rows.preds for name, rows in zip(names, paired, strict=True)}
-    targets = {name: rows.target for name, rows in zip(names, paired, strict=True)}
-    builder.update(preds, paired[0].target if event == "chosen" else targets, clusters=clusters)
-    return builder.comparison()
 
 
 def _names_of(paths: Sequence[Path]) -> list[str]:

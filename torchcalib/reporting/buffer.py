@@ -158,7 +158,16 @@ def _joined(pieces: list[Predictions]) -> Predictions:
     """Concatenate predictions; see `_moved`. If any have soft targets, labels are converted to soft targets."""
     first, has_labels = pieces[0], all(piece.has_labels for piece in pieces)
     per_class = first.task == "multiclass"
-    input_preds = _moved(pieces, -2 if per_class else -1)
+    axis = -2 if per_class else -1
+    sizes = [piece.input_preds.shape[axis] for piece in pieces]
+    shape = list(pieces[0].input_preds.shape)
+    shape[axis] = sum(sizes)
+    dtype = reduce(torch.promote_types, (piece.input_preds.dtype for piece in pieces))
+    whole = pieces[0].input_preds.new_empty(shape, dtype=dtype)
+    for k, part in enumerate(torch.split(whole, sizes, axis)):
+        part.copy_(pieces[k].input_preds)
+        pieces[k] = replace(pieces[k], input_preds=part)
+    input_preds = whole
 
     def target(piece: Predictions) -> Tensor:
         labels = piece.input_target
@@ -182,16 +191,3 @@ def _joined(pieces: list[Predictions]) -> Predictions:
         has_labels=has_labels,
         copies=all(piece.copies for piece in pieces),
     )
-
-
-def _moved(pieces: list[Predictions], axis: int) -> Tensor:
-    """Concatenate the predicted values, and replace those in the list by views, so that two copies never exist."""
-    sizes = [piece.input_preds.shape[axis] for piece in pieces]
-    shape = list(pieces[0].input_preds.shape)
-    shape[axis] = sum(sizes)
-    dtype = reduce(torch.promote_types, (piece.input_preds.dtype for piece in pieces))
-    whole = pieces[0].input_preds.new_empty(shape, dtype=dtype)
-    for k, part in enumerate(torch.split(whole, sizes, axis)):
-        part.copy_(pieces[k].input_preds)
-        pieces[k] = replace(pieces[k], input_preds=part)
-    return whole

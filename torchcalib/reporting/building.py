@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from math import prod
+from operator import add
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
@@ -26,11 +28,11 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.group_sums import ClusteredSumState, SumsByCluster, SumsByGroup
+from torchcalib.core.gathering import exchanged
+from torchcalib.core.group_sums import ClusteredSumState, NamedGroupState, SumsByCluster, SumsByGroup
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
-from torchcalib.core.named_groups import NamedGroupState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
@@ -45,6 +47,7 @@ from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
+from torchcalib.reporting.saving import GATHER, Builder, parts_of_ranks
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
@@ -56,7 +59,7 @@ _MAX_CLUSTERS = 2**12  # maximum number of clusters in tests of errors over bins
 T = TypeVar("T", bound=Calibrator)
 
 
-class ReportBuilder:
+class ReportBuilder(Builder):
     """Compute a `Report` from batches of predictions.
 
     `merge` adds the predictions of another builder, and `gather` merges the builders of all ranks. `save` and `load`
@@ -67,7 +70,6 @@ class ReportBuilder:
     bootstrap intervals are omitted above 2^20 samples or 2^26 predicted values, because they need all predictions.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
         source: origin of the predictions, such as file names, for the report.
         **options: see `torchcalib.reporting.options.BuilderOptionsDict`, without `weights`.
 
@@ -81,14 +83,13 @@ class ReportBuilder:
     """
 
     FORMAT = "torchcalib report state", 21
-    """Name and version of the format of `save`. Increase the version when the content of a state changes."""
+    _WRITERS = "`torchcalib report --save-state` or `ReportBuilder.save`"
 
     def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[BuilderOptionsDict]) -> None:
+        super().__init__()
         self.source = source
         self._options = ReportOptions.from_arguments(task, options)
         self._format, self._task = self._options.input_format, self._options.task
-        # Identifiers of all merged builders, to reject a second merge, and a digest of their rows, empty if unknown
-        self._parts: dict[str, str] = {}
         self._has_groups: bool | None = None  # None before the first batch
         self._has_clusters: bool | None = None
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
@@ -114,19 +115,12 @@ class ReportBuilder:
         """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
         Args:
-            preds: probabilities or logits; see `torchcalib.report`.
-            target: labels or soft targets.
-            weights: non-negative weight of each sample.
-            sample_weight: alias of `weights`, as in scikit-learn.
             groups: group of each sample: text, empty for no group, or a number, -1 for no group. Pass groups with all
                 batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
                 different clusters are treated as independent. Pass clusters with all batches or with none.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         check_has_values("preds", preds)
@@ -346,54 +340,6 @@ class ReportBuilder:
         both.merge(other)
         return both
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """Identifier of each merged builder, with the digest of its rows from `as_part`; else an empty string."""
-        return dict(self._parts)
-
-    def as_part(self, identifier: str, digest: str) -> None:
-        """Name a builder after the partition of a data set that it contains, and store a digest of its rows.
-
-        Builders with the same identifier cannot be merged. A partition is therefore counted once.
-        """
-        self._parts = {identifier: digest}
-
-    def state_bytes(self) -> bytes:
-        """Return the state as bytes, the content of a file that `save` writes; `from_bytes` restores the builder.
-
-        The size is bounded. Sums take a few kilobytes for each class, and sums by cluster up to 128 MB for each mode.
-        Up to 2^24 exact samples take 5 to 17 bytes each (multi-label: for each label), and a sketch of more samples at
-        most 110 MB. Predictions for calibrators and intervals take up to 2^26 values, 256 MB for float32. They are
-        omitted with `with_calibration=False` and `with_intervals=False`, and above their limits.
-
-        Example:
-            >>> import torch
-            >>> builder = ReportBuilder(task="binary")
-            >>> builder.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
-            >>> ReportBuilder.from_bytes(builder.state_bytes()).report().n
-            2.0
-        """
-        from torchcalib.reporting.saving import state_bytes
-
-        return state_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "ReportBuilder":
-        """Restore a builder from `state_bytes`, with the checks of `load`: untrusted bytes are safe.
-
-        Args:
-            content: bytes from `state_bytes`, or the content of a file that `save` wrote.
-
-        Returns:
-            The builder, on the CPU.
-
-        Raises:
-            ValueError: if the bytes are not a report state, are damaged, or have another version.
-        """
-        from torchcalib.reporting.saving import builder_from
-
-        return builder_from(content, "content", cls)
-
     def save(self, path: str | Path) -> None:
         """Write the state to a file. An interrupted write leaves no incomplete file.
 
@@ -410,7 +356,7 @@ class ReportBuilder:
         write_whole(Path(path), self.state_bytes())
 
     @classmethod
-    def load(cls, path: str | Path) -> "ReportBuilder":
+    def load(cls, path: str | Path) -> Self:
         """Load a builder from a file that `save` or `torchcalib report --save-state` wrote.
 
         Untrusted files are safe: no code is executed, all values are checked, and the file size limits the memory.
@@ -438,9 +384,7 @@ class ReportBuilder:
             >>> whole.report().n
             4.0
         """
-        from torchcalib.reporting.saving import builder_from
-
-        return builder_from(Path(path), str(path), cls)
+        return cls._loaded(Path(path), str(path))
 
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
@@ -458,9 +402,14 @@ class ReportBuilder:
             RuntimeError: the same error on all ranks if the builders cannot be merged, see `merge`; or if a rank does
                 not answer.
         """
-        from torchcalib.reporting.saving import merged_over_ranks
-
-        return merged_over_ranks(self, process_group)
+        whole, problem = None, None
+        parts = parts_of_ranks(self, process_group)
+        try:
+            whole = reduce(add, parts) if parts else None
+        except Exception as error:  # all ranks raise the same errors
+            problem = error
+        exchanged(GATHER, (), process_group, problem=problem)
+        return whole
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -533,7 +482,7 @@ class ReportBuilder:
             kinds[name] = SumState(accumulator, shape)
             if isinstance(accumulator, EqualWidthBins):
                 kinds.setdefault(_GROUPS, NamedGroupState(accumulator, shape))  # the bins of the main mode
-                by_cluster = SumsByCluster.for_shape(accumulator, shape)
+                by_cluster = SumsByCluster(accumulator, num_clusters_for(shape))
                 is_main = kinds[_GROUPS].accumulator is accumulator
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))

@@ -155,7 +155,7 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     assert bins is not None and bins.noise_flag is not None  # noqa: PT018 - there is a piece, with sums of noise
     bins = accumulator.wrap(with_noise_row(bins.sums, bins.noise_flag))
     means = {name: values.reshape(*shape[:-1], n_splits, n).mean(-2) for name, values in scores.items()}
-    ece = catalogue.named(f"ece/{main}").estimator.value(bins)
+    ece = next(each for each in catalogue.members if each.key == f"ece/{main}").estimator.value(bins)
     return _Evaluated(means, float(ece), bins)
 
 

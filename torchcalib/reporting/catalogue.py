@@ -29,7 +29,7 @@ from torchcalib.functional.estimator import (
     stream_factory_of,
 )
 from torchcalib.functional.proper_scores import accuracy, brier_score, ecd, nll
-from torchcalib.functional.ranked import RankedEstimator, corp, ks
+from torchcalib.functional.ranked import RankedEstimator, atb, corp, ks
 from torchcalib.functional.scores import ScoreEstimator
 from torchcalib.functional.selective import (
     SelectiveEstimator,
@@ -41,7 +41,6 @@ from torchcalib.functional.selective import (
     eaurc,
 )
 from torchcalib.functional.test_based import tce
-from torchcalib.functional.truthful import atb
 from torchcalib.inference.testing import ErrorTest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.results.lines import SELECTIVE_GROUP, Line
@@ -59,7 +58,7 @@ class Entry(NamedTuple):
 
     @property
     def declaration(self) -> Declaration:
-        """What the metric is with these options."""
+        """Declaration of the metric with these options."""
         return replace(declaration_of(self.function), **self.described)
 
 
@@ -217,10 +216,6 @@ class Catalogue:
         if isinstance(member.estimator, ScoreEstimator):
             return member.declaration.name
         return f"errors over equal-width bins, {member.group}"
-
-    def named(self, key: str) -> Member:
-        """Return the member with a key, such as `"ece/top_label"`."""
-        return next(member for member in self.members if member.key == key)
 
 
 def names_of(members: Iterable[Member]) -> str:

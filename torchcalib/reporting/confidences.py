@@ -27,8 +27,11 @@ def report_of_confidences(report: Report, n: float) -> Report:
     Statistics and Methodology, 2019).
     """
     accuracy = report.priors[1]
-    has_intervals = any(line.interval is not None for line in report.lines)
-    interval = _wilson(accuracy, n) if has_intervals else None
+    interval = None
+    if any(line.interval is not None for line in report.lines):  # Wilson 1927, for a proportion of n samples
+        centre = (accuracy + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z / (1 + _Z**2 / n) * (accuracy * (1 - accuracy) / n + _Z**2 / (4 * n**2)) ** 0.5
+        interval = LineInterval(max(0.0, centre - half), min(1.0, centre + half))
     lines = [
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
         for line in _as_top_label(report.lines)
@@ -67,10 +70,3 @@ def _as_top_label(lines: tuple[Q, ...]) -> list[Q]:
         for line in lines
         if line.group != GROUPS["top_label"]
     ]
-
-
-def _wilson(share: float, n: float) -> LineInterval:
-    """Return the 95% Wilson score interval (Wilson 1927) of a binomial proportion `share` of n samples."""
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n**2)) ** 0.5
-    return LineInterval(max(0.0, centre - half), min(1.0, centre + half))

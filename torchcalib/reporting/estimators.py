@@ -28,7 +28,18 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
             "Fit it, or pass its predictions to torchcalib.report with class_names."
         )
     if isinstance(probs, list):  # a classifier with several outputs returns one array for each
-        return _multilabel_predictions([np.asarray(each) for each in probs], classes, target)
+        columns = []
+        for output, output_classes in zip([np.asarray(each) for each in probs], classes, strict=True):
+            if not set(np.asarray(output_classes).tolist()) <= {0, 1}:
+                raise ValueError(
+                    "`estimator` must have outputs 0 and 1 for a multi-label report, got classes "
+                    f"{list(output_classes)}. Create one report for each output with torchcalib.report."
+                )
+            column = np.flatnonzero(np.asarray(output_classes) == 1)
+            columns.append(output[:, column[0]] if len(column) else np.zeros(len(output)))
+        stacked = np.stack(columns, -1)
+        _check_rows(stacked, target)
+        return Prepared(torch.from_numpy(stacked), _flags(target), "multilabel", ())
     probs, names = np.asarray(probs), tuple(map(str, classes))
     if target.ndim == 2:
         _check_rows(probs, target)
@@ -45,22 +56,6 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
     if len(classes) == 2:
         return Prepared(torch.from_numpy(probs[:, 1].copy()), labels, "binary", names)
     return Prepared(torch.from_numpy(probs.copy()), labels, "multiclass", names)
-
-
-def _multilabel_predictions(probs: Sequence[NDArray[Any]], classes: Sequence[Any], target: NDArray[Any]) -> Prepared:
-    """Return targets and probabilities P(y_l = 1) `(N, L)`, given one array `(N, 2)` of `probs` for each label l."""
-    columns = []
-    for output, output_classes in zip(probs, classes, strict=True):
-        if not set(np.asarray(output_classes).tolist()) <= {0, 1}:
-            raise ValueError(
-                f"`estimator` must have outputs 0 and 1 for a multi-label report, got classes {list(output_classes)}. "
-                "Create one report for each output with torchcalib.report."
-            )
-        column = np.flatnonzero(np.asarray(output_classes) == 1)
-        columns.append(output[:, column[0]] if len(column) else np.zeros(len(output)))
-    stacked = np.stack(columns, -1)
-    _check_rows(stacked, target)
-    return Prepared(torch.from_numpy(stacked), _flags(target), "multilabel", ())
 
 
 def _check_rows(probs: NDArray[Any], target: NDArray[Any]) -> None:

@@ -205,7 +205,16 @@ class Findings:
         self.labels = None
         if label_p_values is not None:
             self.labels = Labels.from_bins(label_p_values, bins, design_effect)
-        self.candidates = self._candidates()
+        found = [] if self.evidence is None else list(self.evidence.candidates)
+        groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
+        # Without the predictions, faults that all groups share are not tested, such as a temperature.
+        if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
+            p, statistic = p_values_of_roots(groups.roots), float(scores_of_gaps(groups.cells).max())
+            index = int(groups.roots.abs().argmax()) // 2
+            gap, slope = groups.roots[index].tolist()
+            n_groups = len(groups.names)
+            found.append(Candidate("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
+        self.candidates = found if self.labels is None else [*found, self.labels.worst]
         self.cause = self._cause()
         # With a reversed order of confidences, no positive scale is best.
         self.is_reversed = (
@@ -227,21 +236,7 @@ class Findings:
         """Whether the verdict is miscalibration."""
         return self.cause is not None or self.n_impossible > 0
 
-    def _candidates(self) -> list[Candidate]:
-        """Return all tested causes."""
-        found = [] if self.evidence is None else list(self.evidence.candidates)
-        groups = self.groups if self.groups is not None and len(self.groups.names) > 1 else None
-        # Without the predictions, faults that all groups share are not tested, such as a temperature.
-        if groups is not None and (self.evidence is not None or groups.p_value_of_differences() < LEVEL):
-            p, statistic = p_values_of_roots(groups.roots), float(scores_of_gaps(groups.cells).max())
-            index = int(groups.roots.abs().argmax()) // 2
-            gap, slope = groups.roots[index].tolist()
-            n_groups = len(groups.names)
-            found.append(Candidate("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
-        return found if self.labels is None else [*found, self.labels.worst]
-
     def _cause(self) -> Candidate | None:
-        """Return the cause with the most evidence; None without a significant one."""
         uneven = Candidate("uneven", math.inf, 1) if self.is_significant else None
         if self.evidence is not None or uneven is None:
             return cause_of(self.candidates, self.is_significant) or uneven
@@ -372,7 +367,18 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
         return untestable
     decision = _decided(found, stage)
     if found.n_impossible:
-        decision = _with_impossible(found, decision)
+        verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
+        is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
+        verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
+        occurred = capitalised("; ".join(_impossible_in_words(found)))
+        words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
+        decision = replace(
+            decision,
+            kind="impossible outcomes",
+            verdict=verdict,
+            cause=_joined(words, decision.cause),
+            action=_joined(_remedy(found.data), decision.action),
+        )
     if stage is None:
         return decision
     recommended = stage.recommendation
@@ -387,7 +393,6 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
 
 
 def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
-    """Return the decision without outcomes of predicted probability 0."""
     advice = "" if stage is None else stage.recommendation.text
     if found.cause is not None:
         return _with_cause(found, found.cause, stage)
@@ -411,95 +416,6 @@ def _decided(found: Findings, stage: CalibrationStage | None) -> Decision:
             f"{stage.recommendation.best} is.",
             advice,
         )
-    return _without_cause(found, advice)
-
-
-def _with_impossible(found: Findings, decision: Decision) -> Decision:
-    """Return the decision with outcomes of predicted probability 0, which no other evidence can explain."""
-    verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
-    is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
-    verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
-    occurred = capitalised("; ".join(_impossible_in_words(found)))
-    words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
-    return replace(
-        decision,
-        kind="impossible outcomes",
-        verdict=verdict,
-        cause=_joined(words, decision.cause),
-        action=_joined(_remedy(found.data), decision.action),
-    )
-
-
-def _remedy(data: Data) -> str:
-    """Return a sentence on what to do about outcomes with predicted probability 0."""
-    decimals = data.decimals
-    if decimals == 0:
-        return "All predictions are 0 or 1: evaluate probabilities instead of decisions."
-    # Clip predictions to the frequency of these outcomes, with half an event more. Fractional weights have no unit.
-    half = 0.5 if data.weights_are_copies else 0.0
-    n_excluded = data.num_classes - 1 if data.task == "multiclass" else 1  # classes that share the frequency
-    rates = [float(f"{(k + half) / (m + 2 * half) / n_excluded:.2g}") if m else 0.0 for k, m in data.impossible]
-    if max(rates) > CLIPPED:
-        return "Check the labels and the inputs of these rows: certain predictions are often wrong."
-    low, high = rates[0], 1 - sum(rates[1:])  # a multi-class task has one rate
-    bounds = f"between {low:g} and {high:g}" if low else f"at most {high:g}"
-    bounds = bounds if high < 1 else f"at least {low:g}"
-    if decimals is None:
-        return f"Clip probabilities to values {bounds}."
-    rounded = f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}"
-    return f"{rounded}: use more digits, or clip probabilities to values {bounds}."
-
-
-def _impossible_in_words(found: Findings) -> Iterator[str]:
-    """Yield a clause on the outcomes with predicted probability 0, for predictions of 0 and of 1."""
-    for (k, m), outcome in zip(found.data.impossible, (1, 0), strict=False):
-        if not k:
-            continue
-        n = f"{count(k)} of {count(m)}" if found.data.weights_are_copies else f"{percent(k / m)} of the"
-        if found.task == "multiclass":
-            yield f"{n} labels had predicted probability 0"
-        elif found.are_confidences:
-            yield f"{n} answers with confidence {1 - outcome} are {'correct' if outcome else 'wrong'}"
-        elif found.task == "binary":
-            yield f"in {n} rows with P({found.name(1)}) = {1 - outcome}, {found.name(outcome)} occurred"
-        else:
-            yield f"in {n} entries with predicted probability {1 - outcome}, outcome {outcome} occurred"
-
-
-def _joined(*sentences: str) -> str:
-    return " ".join(filter(None, sentences))
-
-
-def _untestable(found: Findings) -> Decision | None:
-    """Return the decision for one outcome, one cluster, or no data of a label: nothing can be tested."""
-    if (only := found.data.only_class) is not None:
-        verdict = f"Only {found.name(only)} in the targets"
-        if found.are_confidences:
-            verdict = f"All answers are {'correct' if only else 'wrong'}"
-        elif found.task == "multilabel":
-            verdict = f"Only {only} in the targets of all labels"
-        cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
-        action = "Check that `target` is the right array, and evaluate more data."
-        return Decision("one class", "", verdict, cause, action)
-    empty = [] if found.labels is None else [k for k, gaps in enumerate(found.labels.gaps) if not float(gaps.n.sum())]
-    if found.n_clusters is not None and found.n_clusters < 2:
-        cause = "All rows are in one cluster, and tests and intervals need several clusters."
-        action = "Evaluate more clusters, or omit `clusters` if rows are independent."
-    elif empty:
-        cause = f"No entry is known for {found.names(empty)}, so that averages over labels are undefined."
-        action = "Leave out the labels without known entries."
-    else:
-        return None
-    return Decision("too little data", "", "Too little data", cause, action)
-
-
-def _ece_in_words(found: Findings) -> str:
-    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
-    value, floor = significant(found.ece.value), significant(found.ece.noise_floor or 0.0)
-    return f"ECE{mode} is {value}, and {floor} is expected if the model is calibrated"
-
-
-def _without_cause(found: Findings, advice: str) -> Decision:
     floor, relative, other = found.ece.noise_floor or 0.0, _relative(found), "other " * (found.n_impossible > 0)
     high = found.size.interval.high if found.size.interval is not None else floor
     tested = _ece_in_words(found)
@@ -527,6 +443,72 @@ def _without_cause(found: Findings, advice: str) -> Decision:
         action = "Check the inputs of the model."
     cause = f"No {other}significant miscalibration was found. {tested}.{also}{relative}"
     return Decision("calibrated", "", verdict, cause, advice or action)
+
+
+def _remedy(data: Data) -> str:
+    decimals = data.decimals
+    if decimals == 0:
+        return "All predictions are 0 or 1: evaluate probabilities instead of decisions."
+    # Clip predictions to the frequency of these outcomes, with half an event more. Fractional weights have no unit.
+    half = 0.5 if data.weights_are_copies else 0.0
+    n_excluded = data.num_classes - 1 if data.task == "multiclass" else 1  # classes that share the frequency
+    rates = [float(f"{(k + half) / (m + 2 * half) / n_excluded:.2g}") if m else 0.0 for k, m in data.impossible]
+    if max(rates) > CLIPPED:
+        return "Check the labels and the inputs of these rows: certain predictions are often wrong."
+    low, high = rates[0], 1 - sum(rates[1:])  # a multi-class task has one rate
+    bounds = f"between {low:g} and {high:g}" if low else f"at most {high:g}"
+    bounds = bounds if high < 1 else f"at least {low:g}"
+    if decimals is None:
+        return f"Clip probabilities to values {bounds}."
+    rounded = f"Predictions are rounded to {decimals} decimal{'s' * (decimals > 1)}"
+    return f"{rounded}: use more digits, or clip probabilities to values {bounds}."
+
+
+def _impossible_in_words(found: Findings) -> Iterator[str]:
+    for (k, m), outcome in zip(found.data.impossible, (1, 0), strict=False):
+        if not k:
+            continue
+        n = f"{count(k)} of {count(m)}" if found.data.weights_are_copies else f"{percent(k / m)} of the"
+        if found.task == "multiclass":
+            yield f"{n} labels had predicted probability 0"
+        elif found.are_confidences:
+            yield f"{n} answers with confidence {1 - outcome} are {'correct' if outcome else 'wrong'}"
+        elif found.task == "binary":
+            yield f"in {n} rows with P({found.name(1)}) = {1 - outcome}, {found.name(outcome)} occurred"
+        else:
+            yield f"in {n} entries with predicted probability {1 - outcome}, outcome {outcome} occurred"
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _untestable(found: Findings) -> Decision | None:
+    if (only := found.data.only_class) is not None:
+        verdict = f"Only {found.name(only)} in the targets"
+        if found.are_confidences:
+            verdict = f"All answers are {'correct' if only else 'wrong'}"
+        elif found.task == "multilabel":
+            verdict = f"Only {only} in the targets of all labels"
+        cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
+        action = "Check that `target` is the right array, and evaluate more data."
+        return Decision("one class", "", verdict, cause, action)
+    empty = [] if found.labels is None else [k for k, gaps in enumerate(found.labels.gaps) if not float(gaps.n.sum())]
+    if found.n_clusters is not None and found.n_clusters < 2:
+        cause = "All rows are in one cluster, and tests and intervals need several clusters."
+        action = "Evaluate more clusters, or omit `clusters` if rows are independent."
+    elif empty:
+        cause = f"No entry is known for {found.names(empty)}, so that averages over labels are undefined."
+        action = "Leave out the labels without known entries."
+    else:
+        return None
+    return Decision("too little data", "", "Too little data", cause, action)
+
+
+def _ece_in_words(found: Findings) -> str:
+    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
+    value, floor = significant(found.ece.value), significant(found.ece.noise_floor or 0.0)
+    return f"ECE{mode} is {value}, and {floor} is expected if the model is calibrated"
 
 
 def _relative(found: Findings) -> str:
@@ -637,7 +619,6 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
 
 
 def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
-    """Return the sentences on a cause, and the badge without its degree."""
     temperature = _temperature(cause)
     match kind:
         case "over-confidence" | "under-confidence":
@@ -650,9 +631,35 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
             words = f"Probabilities are not spread correctly{temperature}; {_means(found)}.{_also(found)}"
             return words, "miscalibrated in the spread of probabilities"
         case "class bias":
-            return _class_bias(found, cause)
+            mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
+            if found.evidence is not None:
+                of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
+                mean, frequency, z = map(float, of_class)
+            high = "high" if mean > frequency else "low"
+            if not _sign(z):
+                words, badge = "Class frequencies differ from the mean probabilities of the classes.", "biased"
+            elif found.task == "binary":
+                words = f"P({found.name(1)}) is too {high}: {_means(found)}."
+                badge = f"biased towards {found.name(1 if mean > frequency else 0)}"
+            elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.gaps.z()):
+                words, badge = f"Probabilities are too {high}: {_means(found)}.", f"too {high} probabilities"
+            else:
+                words, badge = _bias_of(found.name(cause.which), mean, frequency)
+            return words + _also(found), badge
         case "label noise":
-            return _label_noise(found, cause)
+            gaps, is_high = found.gaps, found.is_high
+            n = float(gaps.n[is_high].sum())
+            mean = float((gaps.n * found.confidence_of_bins)[is_high].sum()) / n
+            frequency = mean + float((found.sides * gaps.total)[is_high].sum()) / n
+            what, outcome = "the probability of an outcome", "the frequency of this outcome"
+            if found.is_top_label:
+                what, outcome = "confidence", "accuracy"
+            words = (
+                f"Where {what} is at least {found.threshold:.0%}, its mean is {mean:.1%}, but {outcome} is "
+                f"{frequency:.1%}. Label noise is one explanation: random labels for {percent(cause.value)} of the "
+                "samples."
+            )
+            return words, "flatter than predicted at high confidence"
         case "bad class":
             name, over = found.name(cause.which), cause.value > 1
             if _sign(cause.gap) != (-1 if over else 1):
@@ -671,7 +678,28 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
             mean = float((gaps.n * gaps.confidence)[gaps.n > 0].sum() / gaps.n.sum())
             return _bias_of(name, mean, mean + float(gaps.total.sum() / gaps.n.sum()))
         case "bad group":
-            return _bad_group(found, cause)
+            assert found.groups is not None  # the cause is only considered with groups
+            name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
+            is_slope = abs(cause.gap) < abs(cause.value)
+            of_outcome = is_slope and not found.is_top_label
+            mean, frequency, (lower, upper) = found.groups.gap_of(cause.which, confident=of_outcome)
+            if of_outcome:
+                means = (
+                    f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
+                )
+            else:
+                means = _means(found, (mean, frequency))
+            if is_slope:
+                what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
+            else:
+                score = "Confidence" if found.is_top_label else "The probability"
+                what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
+            n_groups = len(found.groups.names)
+            return (
+                f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points "
+                f"(95% interval {ends(100 * lower, 100 * upper)}, adjusted for the choice among {n_groups:,} groups).",
+                f"miscalibrated in group {name}",
+            )
         case "other classes":
             words = "Below the top label, classes with a higher probability are not more frequent."
             if not math.isinf(cause.value):
@@ -692,7 +720,17 @@ def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
                 f"frequency {cause.value:.1%}.",
                 f"miscalibrated for {label} where {predicted} is predicted",
             )
-    return _largest_gaps(found), "miscalibrated in some ranges"
+    table, gaps = found.table, found.gaps
+    in_errors = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
+    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < _Z), 0)
+    parts = []
+    for side, words in ((-1, "too high"), (1, "too low")):
+        index = int((side * gap).argmax())
+        if side * float(gap[index]) > 0:
+            parts.append(f"{words} between {float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}")
+    what = "confidence" if found.is_top_label else "the probability"
+    largest = f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."
+    return largest, "miscalibrated in some ranges"
 
 
 def _means(found: Findings, means: tuple[float, float] | None = None) -> str:
@@ -706,7 +744,6 @@ def _means(found: Findings, means: tuple[float, float] | None = None) -> str:
 
 
 def _also(found: Findings) -> str:
-    """Return a sentence on a second cause, if it is significant; otherwise an empty string."""
     also = None if found.evidence is None else found.evidence.also
     if also is None or found.are_confidences or also.p_value >= CAUSES_LEVEL:
         return ""
@@ -716,7 +753,6 @@ def _also(found: Findings) -> str:
 
 
 def _temperature(cause: Candidate) -> str:
-    """Return the fitted temperature in parentheses; empty without a value."""
     if math.isnan(cause.value):
         return ""
     if math.isinf(cause.value):
@@ -729,24 +765,6 @@ def _bias_of(name: str, mean: float, frequency: float) -> tuple[str, str]:
     return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
 
 
-def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
-    mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
-    if found.evidence is not None:
-        of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
-        mean, frequency, z = map(float, of_class)
-    high = "high" if mean > frequency else "low"
-    if not _sign(z):
-        words, badge = "Class frequencies differ from the mean probabilities of the classes.", "biased"
-    elif found.task == "binary":
-        words = f"P({found.name(1)}) is too {high}: {_means(found)}."
-        badge = f"biased towards {found.name(1 if mean > frequency else 0)}"
-    elif found.task == "multilabel" and _most_labels(found) == (mean > frequency) and _sign(found.gaps.z()):
-        words, badge = f"Probabilities are too {high}: {_means(found)}.", f"too {high} probabilities"
-    else:
-        words, badge = _bias_of(found.name(cause.which), mean, frequency)
-    return words + _also(found), badge
-
-
 def _most_labels(found: Findings) -> bool | None:
     """Return whether the probabilities of most labels are too high, False if too low; None if neither."""
     if found.evidence is None:
@@ -755,54 +773,3 @@ def _most_labels(found: Findings) -> bool | None:
     large = gap.abs() > gap.abs().max() / 3  # the signs of small gaps are sampling noise
     too_high, too_low = (float((large & (side * gap > 0)).double().mean()) for side in (1, -1))
     return True if too_high >= _MOST else False if too_low >= _MOST else None
-
-
-def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
-    gaps, high = found.gaps, found.is_high
-    n = float(gaps.n[high].sum())
-    mean = float((gaps.n * found.confidence_of_bins)[high].sum()) / n
-    frequency = mean + float((found.sides * gaps.total)[high].sum()) / n
-    what, outcome = "the probability of an outcome", "the frequency of this outcome"
-    if found.is_top_label:
-        what, outcome = "confidence", "accuracy"
-    words = (
-        f"Where {what} is at least {found.threshold:.0%}, its mean is {mean:.1%}, but {outcome} is {frequency:.1%}. "
-        f"Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
-    )
-    return words, "flatter than predicted at high confidence"
-
-
-def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
-    assert found.groups is not None  # the cause is only considered with groups
-    name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
-    is_slope = abs(cause.gap) < abs(cause.value)
-    of_outcome = is_slope and not found.is_top_label
-    mean, frequency, (low, high) = found.groups.gap_of(cause.which, confident=of_outcome)
-    if of_outcome:
-        means = f"the mean probability of the more probable outcome is {mean:.1%}, its frequency {frequency:.1%}"
-    else:
-        means = _means(found, (mean, frequency))
-    if is_slope:
-        what = f"Probabilities are too {'far from' if cause.value > 0 else 'close to'} 0 and 1"
-    else:
-        score = "Confidence" if found.is_top_label else "The probability"
-        what = f"{score} is too {'low' if cause.gap > 0 else 'high'}"
-    n_groups = len(found.groups.names)
-    return (
-        f"{what} in group {name}: {means}. The gap is {100 * (frequency - mean):.3g} percentage points (95% interval "
-        f"{ends(100 * low, 100 * high)}, adjusted for the choice among {n_groups:,} groups).",
-        f"miscalibrated in group {name}",
-    )
-
-
-def _largest_gaps(found: Findings) -> str:
-    table, gaps = found.table, found.gaps
-    z = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
-    gap = (table.gap * table.share).masked_fill((table.n == 0) | (z.abs() < _Z), 0)
-    parts = []
-    for side, words in ((-1, "too high"), (1, "too low")):
-        index = int((side * gap).argmax())
-        if side * float(gap[index]) > 0:
-            parts.append(f"{words} between {float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}")
-    what = "confidence" if found.is_top_label else "the probability"
-    return f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."

@@ -73,7 +73,7 @@ class GroupGaps(NamedTuple):
             Benjamini, Yekutieli: False discovery rate-adjusted multiple confidence intervals (Journal of the American
             Statistical Association, 2005), for one selected parameter.
         """
-        cells = self._cells_of(group)
+        cells = self.cells.map(lambda x: x[group : group + 1])
         if confident:
             swap = cells.confidence < 0.5
             cells = replace(
@@ -87,14 +87,11 @@ class GroupGaps(NamedTuple):
 
     def rmsce_of(self, group: int) -> tuple[float, tuple[float, float]]:
         """Return the debiased root mean squared calibration error of a group, and its interval; see `gap_of`."""
-        cells = self._cells_of(group)
+        cells = self.cells.map(lambda x: x[group : group + 1])
         value = float(rmsce_from_bins(replace(self.bins, sums=self.bins.sums[group]), debiased=True))
         nothing = torch.full_like(cells.n.sum(-1), torch.nan)
         low, high = (float(x) for x in self._intervals(cells).ends("debiased", nothing, nothing))
         return value, (min(low, value), max(high, value))
-
-    def _cells_of(self, group: int) -> BinCells:
-        return self.cells.map(lambda x: x[group : group + 1])
 
     def _intervals(self, cells: BinCells) -> ErrorIntervals:
         return ErrorIntervals(cells, normal_quantile(1 - 0.05 / len(self.names), cells.n))

@@ -191,21 +191,6 @@ class Data:
     def lines(self) -> list[Line]:
         """Return all lines, without noise floors, p-values and intervals."""
         found = _numbers(values(self.members, self.statistics))
-        naive = self._naive_values()
-        perfect: dict[str, float] = {}
-        for mode in self.samples if self.has_labels else ():
-            # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
-            # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
-            unc, is_top, largest = found[f"unc/{mode}"], mode == "top_label", max(self.priors)
-            perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
-            naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
-        return [
-            member.line(found[member.key], naive.get(member.key, 0.0), perfect.get(member.key))
-            for member in self.members
-        ]
-
-    def _naive_values(self) -> dict[str, float]:
-        """Return scores and metrics of selective prediction for always predicting the class frequencies, by key."""
         naive: dict[str, float] = {}
         for member in self.members:
             if isinstance(estimator := member.estimator, ScoreEstimator):
@@ -219,7 +204,18 @@ class Data:
             # As a probability of the positive class above 1/2, the score is not changed by `of_predicted_class`.
             constant = RankedSample(torch.full_like(total, 0.75), correct, total, False)
             naive |= _numbers(values(selective, {selective[0].statistic: constant}))
-        return naive
+        naive = naive
+        perfect: dict[str, float] = {}
+        for mode in self.samples if self.has_labels else ():
+            # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
+            # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
+            unc, is_top, largest = found[f"unc/{mode}"], mode == "top_label", max(self.priors)
+            perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
+            naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
+        return [
+            member.line(found[member.key], naive.get(member.key, 0.0), perfect.get(member.key))
+            for member in self.members
+        ]
 
 
 def bin_table(task: Task, bins: BinStats) -> BinTable:

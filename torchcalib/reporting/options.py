@@ -15,12 +15,8 @@ from torchcalib.io.errors import shown
 MAX_BINS = 1000
 """Maximum number of bins, for legible diagrams and tables."""
 
-ONLY_REPORTS = (
-    "safe_threshold",
-    "with_calibration",
-    "with_intervals",
-    "with_classes",
-)  # options that comparisons do not have
+# Options that comparisons do not have
+ONLY_REPORTS = ("safe_threshold", "with_calibration", "with_intervals", "with_classes")
 _ROLES = ("groups", "group_names", "clusters")  # further arguments of `torchcalib.report`, which errors suggest
 _INPUT_SETTINGS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
 

@@ -35,10 +35,6 @@ def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Can
     return [*_tail(p, w, scale), *_swapped(p, w, scale, *slopes), *_confusion(scale * expected, scale * observed)]
 
 
-def _log_probs(p: Predictions) -> Tensor:
-    return p.log_probs.to(torch.float64)
-
-
 def _pairs(p: Predictions, w: Tensor) -> Tensor:
     """Return six sums for pairs of classes, `(6, C, C)`.
 
@@ -53,7 +49,7 @@ def _pairs(p: Predictions, w: Tensor) -> Tensor:
     for start in range(0, w.shape[-1], rows):
         piece, weights = p.part(slice(start, start + rows)), w[start : start + rows]
         used = weights > 0
-        log_q, label, top = _log_probs(piece)[used], piece.target[used], piece.rows.top[used]
+        log_q, label, top = piece.log_probs.double()[used], piece.target[used], piece.rows.top[used]
         weights = weights[used].unsqueeze(-1)
         log_odds = log_q.gather(-1, label.unsqueeze(-1)) - log_q  # of the label against each class
         wrong = (-log_odds).sigmoid()
@@ -86,7 +82,7 @@ def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
         return []
     piece = p.part(rows)
     label = piece.target.unsqueeze(-1)
-    log_q = _log_probs(piece).scatter(-1, piece.rows.top.unsqueeze(-1), -math.inf).log_softmax(-1)
+    log_q = piece.log_probs.double().scatter(-1, piece.rows.top.unsqueeze(-1), -math.inf).log_softmax(-1)
     is_possible = log_q.isfinite()
     finite = log_q.masked_fill(~is_possible, 0)
 
@@ -140,7 +136,7 @@ def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, onl
         is_pair &= (p.rows.top != first) & (p.rows.top != second)
     rows = is_pair.nonzero().squeeze(-1)
     piece = p.part(rows)
-    log_q = _log_probs(piece)[:, (first, second)]
+    log_q = piece.log_probs.double()[:, (first, second)]
     log_odds = torch.where(piece.target == first, log_q[:, 0] - log_q[:, 1], log_q[:, 1] - log_q[:, 0])
     log_odds, weights = log_odds[log_odds.isfinite()], w[rows][log_odds.isfinite()]
 

@@ -66,7 +66,12 @@ def run_tests(data: Data, *, with_intervals: bool) -> tuple[dict[str, Calibratio
     elif with_intervals and data.samples:  # simulated outcomes of copies would be independent
         names = names_of(each for each in data.catalogue.ranked if each.is_error)
         notes.append(f"Noise floor and p of {names} are omitted: floating weights do not count samples.")
-    n_replicates = _number_of_replicates(data, ranked.values())
+    n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked.values()])
+    p = data.predictions
+    n_rows = 0 if p is None or data.task != "multiclass" or not p.has_labels else p.samples.numel()
+    n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
+    fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
+    n_replicates = next(fitting, _REPLICATES[-1])
     for mode in data.bins:
         found |= _test_binned(data, mode, n_replicates, notes)
         if mode in ranked:
@@ -116,18 +121,7 @@ class _Ranked(NamedTuple):
         )
 
 
-def _number_of_replicates(data: Data, ranked: Iterable[_Ranked]) -> int:
-    """Return the number of replicates of all tests of a report."""
-    n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked])
-    p = data.predictions
-    n_rows = 0 if p is None or data.task != "multiclass" or not p.has_labels else p.samples.numel()
-    n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
-    fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
-    return next(fitting, _REPLICATES[-1])
-
-
 def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the errors over equal-width bins for one mode, and append to `notes`."""
     name, p = bins_of(mode), data.predictions
     b, average = data.bins[mode], mode == "classwise"
     over_classes = average and data.task == "multiclass"
@@ -145,7 +139,6 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
 def _test_ranked(
     data: Data, tests: _Ranked, mode: NamedMode, n_replicates: int, notes: list[str]
 ) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and append to `notes`."""
     sample = data.samples[mode]
     if tests.omitted:
         notes.append(
@@ -215,7 +208,17 @@ def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[lis
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
     fast: list[Member] = []
     notes = []
-    for name, members in _resampled(data).items():
+    sharing: dict[tuple[str, str], list[Member]] = defaultdict(list)
+    for member in data.members:
+        if not member.is_error:
+            sharing[member.group, member.statistic].append(member)
+    named = {}
+    for (group, _), members in sharing.items():
+        name = f"{listed([each.declaration.name for each in members])}, {group}"
+        if members[0].mode is None:
+            name = f"metrics of {group}" if group == SELECTIVE_GROUP else members[0].declaration.name
+        named[name] = members
+    for name, members in named.items():
         accumulator = data.catalogue.accumulators[members[0].statistic]
         n_events, limit = accumulator.n_events(p), MAX_RANKED if isinstance(accumulator, ExactSample) else MAX_EVENTS
         if n_events <= limit:
@@ -242,21 +245,6 @@ def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[lis
         why = "the value of some replicates is undefined" if n_clusters is None else "there are too few clusters"
         notes.append(f"Intervals of {listed(undefined)} are omitted: {why}.")
     return changed, notes
-
-
-def _resampled(data: Data) -> dict[str, list[Member]]:
-    """Return the metrics with a bootstrap interval, by their name in notes: all but calibration errors."""
-    sharing: dict[tuple[str, str], list[Member]] = defaultdict(list)
-    for member in data.members:
-        if not member.is_error:
-            sharing[member.group, member.statistic].append(member)
-    named = {}
-    for (group, _), members in sharing.items():
-        name = f"{listed([each.declaration.name for each in members])}, {group}"
-        if members[0].mode is None:
-            name = f"metrics of {group}" if group == SELECTIVE_GROUP else members[0].declaration.name
-        named[name] = members
-    return named
 
 
 @torch.no_grad()

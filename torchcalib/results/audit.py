@@ -402,7 +402,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Args:
             path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table). Any other
                 path is a folder for the page and the JSON file.
-            pages: add a page with the report of each definition to the folder, which takes seconds.
+            pages: add a page with the report of each definition to the folder, which takes a few seconds.
 
         Returns:
             The paths of the written files.
@@ -594,9 +594,14 @@ def _columns() -> list[Column]:
         found = None if line is None else getattr(line, name)
         return math.nan if found is None else float(found)
 
-    def gain(each: AuditedConfidence) -> float:
+    def p_value(each: AuditedConfidence) -> Cell:
+        found = of_ece(each, "p_value")
+        return Cell() if math.isnan(found) else Cell(p_words(found), found)
+
+    def gain(each: AuditedConfidence) -> Cell:
         found = None if each.report is None else each.report.decision.gain
-        return math.nan if found is None else float(found)
+        is_known = found is not None and not math.isnan(found)
+        return Cell(f"{found:.1f}%".replace("-", "−"), found) if is_known else Cell()
 
     def mean(each: AuditedConfidence) -> float:
         return math.nan if each.event == "each" else each.mean
@@ -607,7 +612,7 @@ def _columns() -> list[Column]:
         Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
         number("ECE", "ece"),
         Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
-        Column("p", lambda each: _p_cell(of_ece(each, "p_value"))),
+        Column("p", p_value),
         number("accuracy", "accuracy"),
         Column("mean confidence", lambda each: _number(mean(each))),
         Column("direction", lambda each: Cell(each.direction), is_number=False),
@@ -616,7 +621,7 @@ def _columns() -> list[Column]:
         Column("significant from", lambda each: _number(each.detectable), shown="wide"),
         number("AUROC", "correctness_auroc"),
         number("accuracy at 80%", "accuracy_at_coverage"),
-        Column("gain of calibration", lambda each: _percent(gain(each)), shown="wide"),
+        Column("gain of calibration", gain, shown="wide"),
     ]
 
 
@@ -627,11 +632,3 @@ def _short(name: str, k: int) -> str:
 
 def _number(value: float) -> Cell:
     return Cell() if math.isnan(value) else Cell(significant(value), value)
-
-
-def _percent(value: float) -> Cell:
-    return Cell() if math.isnan(value) else Cell(f"{value:.1f}%".replace("-", "−"), value)
-
-
-def _p_cell(value: float) -> Cell:
-    return Cell() if math.isnan(value) else Cell(p_words(value), value)

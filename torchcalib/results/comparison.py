@@ -76,7 +76,6 @@ class Comparison(Results[ComparedLine]):
         return line
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the main findings and the table of all lines."""
         words = [*self.sentences.values(), self.input_line]
         return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), super()._repr_html_()])
 

@@ -157,7 +157,6 @@ def _truth(node: ast.expr, terms: dict[Term, None]) -> Callable[[_Values], bool]
 
 
 def _number(node: ast.expr, terms: dict[Term, None]) -> Callable[[_Values], float]:
-    """Return the function that evaluates an operand of a comparison; see `_truth`."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return lambda _: number

@@ -52,8 +52,7 @@ class GroupTable(Tabular):
             confidence; NaN if too few groups have enough outcomes. None if it was not tested. A report tests it.
 
     Example:
-        >>> from torchcalib import ECE
-        >>> from torchcalib.metrics.by_group import ByGroup
+        >>> from torchcalib import ECE, ByGroup
         >>> metric = ByGroup(ECE(task="binary"), num_groups=2)
         >>> metric.update(torch.full((8,), 0.9), torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]), groups=torch.arange(8) // 4)
         >>> metric.worst().group

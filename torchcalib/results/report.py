@@ -36,22 +36,6 @@ WORST_CLASSES = 10
 """Number of classes in the tables of a terminal, of a notebook and of `str`."""
 
 
-def _check_columns(names: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise TypeError unless arguments for a DataFrame with all columns are names of columns, and others are None."""
-    for name, value in names.items():
-        if not isinstance(value, str | None):
-            raise TypeError(
-                f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
-                "predictions and targets as separate arguments."
-            )
-    for name, value in others.items():
-        if value is not None:
-            raise TypeError(
-                f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
-                "predictions and targets as separate arguments."
-            )
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report(Results[float]):
     """Scores, calibration errors and bin tables of one set of predictions.
@@ -157,28 +141,16 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`. `"confidence"` is a binary task in which predictions are
                 confidences in the predicted class or answer, and targets are 1 if it is correct. None infers the task
                 from the data and sets `task_is_inferred`.
-            class_names: names of the classes or labels in the order of the class axis; the negative class first if
-                binary.
-            n_bins: number of equal-width bins, and of equal-mass bins for ACE.
-            right: use bins `(a, b]` instead of `[a, b)`.
-            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
-                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
-            with_calibration: compute `calibration`.
-            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
                 contains the groups with the largest excess of ECE over its noise floor.
             group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
-            sample_weight: alias of `weights`, as in scikit-learn.
             **options: see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
         Returns:
             The report.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
 
         Example:
             >>> import torch, torchcalib
@@ -190,16 +162,31 @@ class Report(Results[float]):
             'binary'
         """
         weights = weights_from(options.pop("weights", None), sample_weight)
+        settings: dict[str, Any] = {
+            "n_bins": n_bins,
+            "right": right,
+            "safe_threshold": safe_threshold,
+            "with_calibration": with_calibration,
+            "with_intervals": with_intervals,
+        }
         if target is None and not is_frame(preds):
             raise TypeError(
                 "`target` must be given for predictions without columns, got None. Call report(preds, target), or "
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
-            _check_columns(
-                {"target": target, "weights": weights, "groups": groups, "clusters": clusters},
-                {"group_names": group_names, "class_axis": options.pop("class_axis", None)},
-            )
+            for name, value in {"target": target, "weights": weights, "groups": groups, "clusters": clusters}.items():
+                if not isinstance(value, str | None):
+                    raise TypeError(
+                        f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
+                        "predictions and targets as separate arguments."
+                    )
+            for name, value in {"group_names": group_names, "class_axis": options.pop("class_axis", None)}.items():
+                if value is not None:
+                    raise TypeError(
+                        f"`{name}` must be None for a DataFrame with all columns, got {shown(value)}. Omit it, or pass "
+                        "predictions and targets as separate arguments."
+                    )
             return cls._read(
                 (),
                 {
@@ -213,11 +200,7 @@ class Report(Results[float]):
                     "class_names": class_names,
                     "nan_policy": options.get("nan_policy", "raise"),
                 },
-                n_bins=n_bins,
-                right=right,
-                safe_threshold=safe_threshold,
-                with_calibration=with_calibration,
-                with_intervals=with_intervals,
+                **settings,
                 **options,
             )
         for name, value in (("weights", weights), ("groups", groups), ("clusters", clusters)):
@@ -240,11 +223,7 @@ class Report(Results[float]):
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=task if task == "confidence" else p.task,
             class_names=p.class_names,
-            n_bins=n_bins,
-            right=right,
-            safe_threshold=safe_threshold,
-            with_calibration=with_calibration,
-            with_intervals=with_intervals,
+            **settings,
             **options,
         )
         builder.update(
@@ -372,15 +351,6 @@ class Report(Results[float]):
             clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
             from_logits: whether predictions are logits; None infers it from their name.
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
-            class_names: names of the classes in the order of the class axis.
-            n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-            right: use bins `(a, b]` instead of `[a, b)`.
-            safe_threshold: largest entropic calibration difference (ECD) in nats that is called safe. `decision.safety`
-                is then "safe", "unsafe" or "cannot be told", by the interval of ECD. None does not decide.
-            with_calibration: compute `calibration`.
-            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
-            ignore_index: rows with this target are dropped.
-            nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
 
         Returns:
             The report. `source` contains the names of the files and arrays.
@@ -509,7 +479,6 @@ class Report(Results[float]):
         return size if is_complete else f"{size}, {count(self.n)} labelled entries"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
         words = [self.sentence, self.input_line]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]

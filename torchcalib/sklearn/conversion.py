@@ -90,7 +90,6 @@ def index_tensor(y: Any, classes: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _classes(y: Any, labels: Any, n_classes: int, pos_label: Any) -> NDArray[Any]:
-    """Return the classes in the order of the columns of predictions."""
     if labels is not None:
         classes = classes_of_argument(labels)
         if len(classes) != n_classes:

@@ -133,7 +133,6 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
         Args:
             y_true: Labels `(N,)`, numbers or text.
             y_prob: Probabilities of the positive class `(N,)`, of both classes `(N, 2)`, or of each class `(N, C)`.
-            n_bins: Number of bins.
             strategy: `"uniform"`: bins of equal width, which include their upper edges as in scikit-learn.
                 `"quantile"`: bins with equal numbers of samples.
             pos_label: Positive class of a binary task. None: the last one in `labels`.
@@ -176,14 +175,9 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
             estimator: Fitted classifier or pipeline with `predict_proba`.
             X: Features that it accepts.
             y: Labels `(N,)`.
-            n_bins: Number of bins.
-            strategy: Kind of bins; see `from_predictions`.
             pos_label: Positive class of a binary task. None: the last one in `classes_`.
             name: Name in the legend. None: the class of the classifier.
-            ax: Axes to draw on. None creates a pyplot figure.
-            ref_line: Draw the diagonal.
-            sample_weight: Weights `(N,)`.
-            **kwargs: Options of `matplotlib.axes.Axes.plot` for the curve.
+            strategy, ax, ref_line, sample_weight, **kwargs: See `from_predictions`.
 
         Returns:
             The display.
@@ -227,14 +221,9 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
             y: Labels `(N,)`.
             per_fold: Draw a curve for each test part, at most 10. Otherwise one diagram of all predictions has bands,
                 which requires that each row is in at most one test part.
-            n_bins: Number of bins.
-            strategy: Kind of bins; see `from_predictions`.
             pos_label: Positive class of a binary task. None: the last class.
             name: Name in the legend. None: the class of the classifier.
-            ax: Axes to draw on. None creates a pyplot figure.
-            ref_line: Draw the diagonal.
-            sample_weight: Weights `(N,)`.
-            **kwargs: Options of `matplotlib.axes.Axes.plot` for the curves.
+            strategy, ax, ref_line, sample_weight, **kwargs: See `from_predictions`.
 
         Returns:
             The display. With `per_fold`, `prob_true`, `prob_pred`, `y_prob`, `table` and `line_` are lists.

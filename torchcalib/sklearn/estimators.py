@@ -32,7 +32,6 @@ from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.core.arguments import Task, check_choice
 from torchcalib.core.arrays import as_tensor, is_foreign_array
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown, warn
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton import CONVERGED, SEPARABLE
@@ -48,6 +47,11 @@ from torchcalib.sklearn.conversion import (
     placed,
 )
 
+try:
+    from sklearn.frozen import FrozenEstimator  # scikit-learn 1.6 or later
+except ImportError:
+    FrozenEstimator = ()
+
 Response = Literal["decision_function", "predict_proba"]
 _RESPONSES: dict[str, tuple[Response, ...]] = {
     "auto": ("decision_function", "predict_proba"),
@@ -56,14 +60,9 @@ _RESPONSES: dict[str, tuple[Response, ...]] = {
 }
 
 
-def _short_name(kind: type[Calibrator]) -> str:
-    """Return the name of a calibrator in snake case without its last word: "temperature" for `TemperatureScaling`."""
-    words = re.findall(r"[A-Z][a-z]+", kind.__name__)
-    return "_".join(words[:-1]).lower()
-
-
 NAMES: dict[str, type[Calibrator]] = {
-    **{_short_name(kind): kind for kind in (*CALIBRATORS, *ON_REQUEST)},
+    # "temperature" for `TemperatureScaling`: snake case without the last word
+    **{"_".join(re.findall(r"[A-Z][a-z]+", x.__name__)[:-1]).lower(): x for x in (*CALIBRATORS, *ON_REQUEST)},
     "sigmoid": PlattScaling,  # as in scikit-learn
 }
 """Calibrators by the names that estimators accept."""
@@ -142,9 +141,12 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         classes = classes_of(labels) if self.classes is None else classes_of_argument(self.classes)
         check_classes(classes, preds.shape[1])
         check_distinct("classes", classes)
-        is_probability = _are_probabilities(preds) if self.from_logits is None else not self.from_logits
+        from_logits = self.from_logits
+        if from_logits is None:
+            is_sum_one = preds.shape[1] == 1 or ((preds.sum(-1) - 1).abs() <= SUM_TOLERANCE[preds.dtype]).all()
+            from_logits = not (bool(((preds >= 0) & (preds <= 1)).all()) and bool(is_sum_one))
         target = index_tensor(labels, classes, preds.device)
-        return self._fit(preds, target, _checked_weights(sample_weight, X, preds), classes, not is_probability)
+        return self._fit(preds, target, _checked_weights(sample_weight, X, preds), classes, from_logits)
 
     def _fit(
         self,
@@ -165,7 +167,18 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         p = calibrator.read(preds, target, task=task, options={"from_logits": from_logits, "weights": weights})
         fit = calibrator.fit_to(p)
         if from_logits and type(fit) is TemperatureScaling and bool(fit.outcome == SEPARABLE):
-            fit.alpha, fit.converged = _alpha_of_smoothed_labels(p), ~fit.converged
+            s = p.values.to(wide_dtype(p.values.device))
+            s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
+            s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
+            share = (w.sum() + 1) / (w.sum() + 2)
+            of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
+            of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
+            low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
+            for _ in range(100):  # bisection of log alpha
+                middle = (low + high) / 2
+                excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
+                low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
+            fit.alpha, fit.converged = torch.full_like(w[0], math.exp(middle)), ~fit.converged
             fit.outcome = torch.full_like(fit.outcome, CONVERGED)
         if is_fold:
             fit = with_warning(fit, p)
@@ -202,7 +215,6 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         return _labels_at(self._probabilities(self._predictions(X, reset=False)).argmax(-1), self.classes_, X)
 
     def _probabilities(self, preds: Tensor) -> Tensor:
-        """Return calibrated probabilities `(N, C)` for predictions `(N, K)`."""
         calibrator, values = self.calibrator_, self._canonical(preds)
         if calibrator is not None and preds.device != calibrator.grad_norm.device:
             calibrator = deepcopy(calibrator).to(preds.device)
@@ -252,7 +264,14 @@ class Calibration(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scik
         X = X if hasattr(X, "shape") else np.asarray(X)
         if len(X.shape) == 1 and (reset or self.n_features_in_ == 1):
             X = np.asarray(X).reshape(-1, 1)
-        return torch.from_numpy(np.array(validated(self, X, reset=reset)))  # a copy, because arrays may be read-only
+        how = {"reset": reset, "dtype": [np.float64, np.float32]}
+        if hasattr(self, "_validate_data"):  # before scikit-learn 1.7
+            X = self._validate_data(X, **how)
+        else:
+            from sklearn.utils.validation import validate_data  # scikit-learn 1.6 or later
+
+            X = validate_data(self, X, **how)
+        return torch.from_numpy(np.array(X))  # a copy, because arrays may be read-only
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -265,11 +284,6 @@ class CalibratedPair(NamedTuple):
 
     estimator: Any
     calibration: Calibration
-
-    def probabilities(self, scores: Tensor, classes: NDArray[Any]) -> Tensor:
-        """Return calibrated probabilities `(N, C)`, which are 0 for classes that the classifier does not know."""
-        probs = self.calibration._probabilities(scores)
-        return placed(probs, index_tensor(self.calibration.classes_, classes, probs.device), len(classes), 0.0)
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
@@ -359,7 +373,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         weights = _checked_weights(sample_weight, X, None)
         of_estimator, of_splitter = self._routed(sample_weight, params)
         has_cv = not (isinstance(self.cv, str) and self.cv == "prefit")
-        is_prefit = not has_cv or _is_frozen(self.estimator)
+        is_prefit = not has_cv or isinstance(self.estimator, FrozenEstimator)
         ensemble = not is_prefit if self.ensemble == "auto" else self.ensemble
         if is_prefit:
             if not hasattr(self.estimator, "classes_"):
@@ -379,14 +393,27 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             self._own_classes = np.arange(len(self.classes_))
             labels = index_tensor(labels, self.classes_, as_tensor("X", X).device)
             y = like(labels, X)
-        self.response_method_ = _response_method(self.estimator, self.response_method)
+        methods = [name for name in _RESPONSES[self.response_method] if hasattr(self.estimator, name)]
+        if not methods:
+            raise TypeError(
+                f"`estimator` must have {' or '.join(_RESPONSES[self.response_method])}, got "
+                f"{type(self.estimator).__name__}. Pass a classifier of scikit-learn."
+            )
+        self.response_method_ = methods[0]
         if is_prefit and not (ensemble and has_cv):
-            scores = _scores_of(self.estimator, X, self.response_method_)
+            scores = _columns(getattr(self.estimator, self.response_method_)(X))
             self.calibrated_classifiers_ = [self._pair(self.estimator, scores, labels, weights)]
         else:
             splits = list(check_cv(self.cv, of_split, classifier=True).split(X, of_split, **of_splitter))
             if ensemble:
-                _check_test_parts(self.cv, splits)
+                n_rows = sum(len(test) for _, test in splits)
+                if n_rows < 2 * len(splits):
+                    kind = "LeaveOneOut" if isinstance(self.cv, LeaveOneOut) else f"Requesting {len(splits)}-fold"
+                    raise ValueError(
+                        f"`cv` must have at least 2 rows in a test part on average with ensemble=True, got {n_rows} in "
+                        f"{len(splits)} parts. {kind} cross-validation does not leave enough rows for each calibrator. "
+                        "Pass ensemble=False, or fewer folds."
+                    )
             method = self.response_method_
             folds = Parallel(n_jobs=self.n_jobs)(
                 delayed(_fit_fold)(clone(self.estimator), X, y, train, test, of_estimator, method)
@@ -399,7 +426,23 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
                 ]
             else:
                 fitted = clone(self.estimator).fit(X, y, **of_estimator)
-                self.calibrated_classifiers_ = [self._pair_of_folds(fitted, folds, splits, labels, weights)]
+                order = np.concatenate([test for _, test in splits])
+                if not np.array_equal(np.sort(order), np.arange(len(labels))):
+                    raise ValueError(
+                        "`cv` must have every row in one test part with ensemble=False, got other parts. "
+                        "Pass ensemble=True."
+                    )
+                parts, kept = [folds[0][1][:0]], [order[:0]]
+                for (model, scores), (_, test) in zip(folds, splits, strict=True):
+                    if len(model.classes_) > 1:  # a classifier of a single class predicts nothing
+                        known = np.flatnonzero(_is_known(labels[test], model.classes_))
+                        parts.append(self._in_all_classes(model, scores)[torch.from_numpy(known).to(scores.device)])
+                        kept.append(test[known])
+                scores = torch.cat(parts[1:] or parts)
+                labels, weights = _rows(labels, weights, np.concatenate(kept))
+                self.calibrated_classifiers_ = [
+                    CalibratedPair(fitted, self._calibration(scores, labels, weights, self._own_classes))
+                ]
         n_unchanged = sum(pair.calibration.calibrator_ is None for pair in self.calibrated_classifiers_)
         if n_unchanged:
             warn(
@@ -451,7 +494,6 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         return tags
 
     def _routed(self, sample_weight: Any, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arguments for `fit` of the classifier, and for `split` of the splitter."""
         if _routing_enabled():
             routed = process_routing(self, "fit", sample_weight=sample_weight, **params)
             return routed.estimator.fit, routed.splitter.split
@@ -470,13 +512,15 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         found = []
         for pair in self.calibrated_classifiers_:
             response = getattr(pair.estimator, self.response_method_)(X)
-            found.append(pair.probabilities(_columns(response), self._own_classes))
+            probs, own = pair.calibration._probabilities(_columns(response)), pair.calibration.classes_
+            # The probability is 0 for classes that the classifier does not know.
+            columns = index_tensor(own, self._own_classes, probs.device)
+            found.append(placed(probs, columns, len(self._own_classes), 0.0))
         return torch.stack(found).mean(0), response
 
     def _pair(
         self, estimator: Any, scores: Tensor, labels: Any, weights: Tensor | None, is_fold: bool = False
     ) -> CalibratedPair:
-        """Calibrate a classifier on rows of the classes that it knows."""
         classes = classes_of_argument(estimator.classes_)
         if len(classes) > 1:
             check_classes(classes, scores.shape[1])
@@ -485,25 +529,6 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             rows = np.flatnonzero(known)
             (labels, weights), scores = _rows(labels, weights, rows), scores[torch.from_numpy(rows).to(scores.device)]
         return CalibratedPair(estimator, self._calibration(scores, labels, weights, classes, is_fold))
-
-    def _pair_of_folds(
-        self, estimator: Any, folds: list[Any], splits: list[Any], labels: Any, weights: Tensor | None
-    ) -> CalibratedPair:
-        """Calibrate a classifier by the predictions of other classifiers for rows outside their training parts."""
-        order = np.concatenate([test for _, test in splits])
-        if not np.array_equal(np.sort(order), np.arange(len(labels))):
-            raise ValueError(
-                "`cv` must have every row in one test part with ensemble=False, got other parts. Pass ensemble=True."
-            )
-        parts, kept = [folds[0][1][:0]], [order[:0]]
-        for (model, scores), (_, test) in zip(folds, splits, strict=True):
-            if len(model.classes_) > 1:  # a classifier of a single class predicts nothing
-                known = np.flatnonzero(_is_known(labels[test], model.classes_))
-                parts.append(self._in_all_classes(model, scores)[torch.from_numpy(known).to(scores.device)])
-                kept.append(test[known])
-        scores = torch.cat(parts[1:] or parts)
-        labels, weights = _rows(labels, weights, np.concatenate(kept))
-        return CalibratedPair(estimator, self._calibration(scores, labels, weights, self._own_classes))
 
     def _in_all_classes(self, model: Any, scores: Tensor) -> Tensor:
         """Return predictions with a column for each of more than two classes, in the order of `classes_`."""
@@ -542,16 +567,6 @@ def calibrator_of(calibrator: str | Calibrator) -> Calibrator:
     return NAMES[calibrator]()
 
 
-def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """Check a numeric array `(N, K)`, and its number and names of columns, by the installed version of scikit-learn."""
-    how = {"reset": reset, "dtype": [np.float64, np.float32]}
-    if hasattr(estimator, "_validate_data"):  # before scikit-learn 1.7
-        return estimator._validate_data(X, **how)
-    from sklearn.utils.validation import validate_data  # scikit-learn 1.6 or later
-
-    return validate_data(estimator, X, **how)
-
-
 def _checked_labels(y: Any, n: int | None) -> Any:
     """Return labels `(N,)` as an array, or as a tensor if they are in a tensor or on a device."""
     if _is_array(y):
@@ -573,76 +588,12 @@ def _checked_weights(sample_weight: Any, X: Any, preds: Tensor | None) -> Tensor
 
 
 def _is_array(x: Any) -> bool:
-    """Return whether `x` is a tensor, or an array of another library with the array API."""
     return isinstance(x, Tensor) or is_foreign_array(x)
 
 
-def _check_test_parts(cv: Any, splits: list[Any]) -> None:
-    """Raise ValueError if test parts have too few rows for a calibrator each, as scikit-learn does."""
-    n_rows = sum(len(test) for _, test in splits)
-    if n_rows < 2 * len(splits):
-        kind = "LeaveOneOut" if isinstance(cv, LeaveOneOut) else f"Requesting {len(splits)}-fold"
-        raise ValueError(
-            f"`cv` must have at least 2 rows in a test part on average with ensemble=True, got {n_rows} in "
-            f"{len(splits)} parts. {kind} cross-validation does not leave enough rows for each calibrator. Pass "
-            "ensemble=False, or fewer folds."
-        )
-
-
-def _alpha_of_smoothed_labels(p: Predictions) -> Tensor:
-    """Return the factor alpha of separable scores with the smallest NLL for smoothed labels, a scalar.
-
-    By Laplace's rule of succession, the label has the probability (N + 1) / (N + 2), and the other classes share the
-    rest. The derivative of the NLL in alpha increases, and has a root, because each label has the largest score.
-    """
-    s = p.values.to(wide_dtype(p.values.device))
-    s = torch.stack((torch.zeros_like(s), s), -1) if p.task == "binary" else s
-    s, w = s - s.amax(-1, keepdim=True), sample_weights(p)
-    share = (w.sum() + 1) / (w.sum() + 2)
-    of_label = s.gather(-1, p.target.long().unsqueeze(-1)).squeeze(-1)
-    of_target = share * of_label + (1 - share) / (s.shape[-1] - 1) * (s.sum(-1) - of_label)
-    low, high = -math.log(float(s.abs().max())) - 100, -math.log(float(s[s < 0].abs().min())) + 100
-    for _ in range(100):  # bisection of log alpha
-        middle = (low + high) / 2
-        excess = ((math.exp(middle) * s).softmax(-1) * s).sum(-1) - of_target
-        low, high = (low, middle) if float((w * excess).sum()) > 0 else (middle, high)
-    return torch.full_like(w[0], math.exp(middle))
-
-
-def _are_probabilities(preds: Tensor) -> bool:
-    """Return whether all values are in [0, 1], and rows of several columns sum to 1."""
-    inside = bool(((preds >= 0) & (preds <= 1)).all())
-    return inside and (preds.shape[1] == 1 or bool(((preds.sum(-1) - 1).abs() <= SUM_TOLERANCE[preds.dtype]).all()))
-
-
-def _response_method(estimator: Any, response_method: str) -> Response:
-    """Return the name of the first suitable method that a classifier has."""
-    for name in _RESPONSES[response_method]:
-        if hasattr(estimator, name):
-            return name
-    raise TypeError(
-        f"`estimator` must have {' or '.join(_RESPONSES[response_method])}, got {type(estimator).__name__}. Pass a "
-        "classifier of scikit-learn."
-    )
-
-
-def _is_frozen(estimator: Any) -> bool:
-    """Return whether a classifier is a `FrozenEstimator`, whose `fit` does nothing."""
-    try:
-        from sklearn.frozen import FrozenEstimator  # scikit-learn 1.6 or later
-    except ImportError:
-        return False
-    return isinstance(estimator, FrozenEstimator)
-
-
 def _columns(response: Any) -> Tensor:
-    """Return predictions as a tensor `(N, K)`."""
     scores = as_tensor("predictions", response)
     return scores[:, None] if scores.dim() == 1 else scores
-
-
-def _scores_of(estimator: Any, X: Any, method: Response) -> Tensor:
-    return _columns(getattr(estimator, method)(X))
 
 
 def _fit_fold(
@@ -657,11 +608,10 @@ def _fit_fold(
     """Fit a classifier to the training part, and return it with its predictions `(N, K)` for the test part."""
     given = _check_method_params(X, params, indices=train)
     estimator.fit(_safe_indexing(X, train), _safe_indexing(y, train), **given)
-    return estimator, _scores_of(estimator, _safe_indexing(X, test), method)
+    return estimator, _columns(getattr(estimator, method)(_safe_indexing(X, test)))
 
 
 def _rows(labels: Any, weights: Tensor | None, index: NDArray[Any]) -> tuple[Any, Tensor | None]:
-    """Return the labels and the weights of some rows."""
     return labels[index], None if weights is None else weights[index]
 
 

@@ -58,7 +58,6 @@ def calibration_error(
             each label `(N, L)`. An array, a tensor on any device, or an array of a library with the array API.
         norm: `"l1"`, `"l2"` or `"max"`.
         squared: Return the square, for `norm="l2"` only.
-        n_bins: Number of bins.
         strategy: `"uniform"`: bins of equal width. `"quantile"`: bins with equal numbers of samples; weights must then
             be whole numbers.
         sample_weight: Weights `(N,)`.
@@ -201,7 +200,6 @@ def get_scorer_names() -> list[str]:
 
 @cache
 def _scorers() -> dict[str, tuple[Callable[..., float], int, dict[str, Any]]]:
-    """Return the score function, the sign and the arguments of each scorer, by name."""
     found: dict[str, tuple[Callable[..., float], int, dict[str, Any]]] = {}
     for norm in get_args(Norm):
         found[f"neg_{norm}_calibration_error"] = calibration_error, -1, {"norm": norm}
@@ -212,13 +210,9 @@ def _scorers() -> dict[str, tuple[Callable[..., float], int, dict[str, Any]]]:
         if not is_metric(function):
             continue
         better = declaration_of(function).better
-        if better is not None and _has_single_value(function):
+        if better is not None and (
+            signature(function).return_annotation is Tensor
+            and all(option.default is not Parameter.empty for option in options_of(factory_of(function))[1:])
+        ):
             found[prefix[better] + name] = ScoreFunction(function), 1 if better == "higher" else -1, {}
     return found
-
-
-def _has_single_value(function: Callable[..., Any]) -> bool:
-    """Return whether a metric function returns a tensor, and has no required options."""
-    return signature(function).return_annotation is Tensor and all(
-        option.default is not Parameter.empty for option in options_of(factory_of(function))[1:]
-    )

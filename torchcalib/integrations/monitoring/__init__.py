@@ -1,4 +1,4 @@
 """Calibration during training: a `Monitor` evaluates each validation and appends the values to a `History`.
 
-This package does not depend on a training framework; see `torchcalib.integrations` for adapters.
+This package does not depend on a training framework; `integrations.lightning` is an adapter.
 """

@@ -84,8 +84,6 @@ class Monitor:
     are under-confident early in training.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_bins: number of equal-width bins.
         metrics: metrics by name; None uses `usual_metrics`. Warnings need a metric `ecd`, and the best epoch needs a
             metric `nll`.
         prefix: prefix of the names of all returned values.
@@ -150,14 +148,7 @@ class Monitor:
     def update(
         self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
     ) -> None:
-        """Add a batch, and move the metrics to its device.
-
-        Args:
-            preds: probabilities, or logits with `from_logits=True`.
-            target: labels or soft targets.
-            weights: non-negative weight of each sample.
-            sample_weight: alias of `weights`, as in scikit-learn.
-        """
+        """Add a batch, and move the metrics to its device."""
         if isinstance(preds, Tensor):
             self.to(preds.device)
         self._metrics.update(preds, target, weights, sample_weight=sample_weight)

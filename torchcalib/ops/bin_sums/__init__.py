@@ -164,7 +164,7 @@ def _class_sums(
 
 
 def _class_gradient(
-    backend: Backend,
+    _: Backend,
     arguments: list[Any],
     results: tuple[Tensor, ...],  # noqa: ARG001
     needed: list[int],
@@ -177,13 +177,8 @@ def _class_gradient(
         return gradient_of(class_formula, given, needed, grads)
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = grads.unsqueeze(0).flatten(0, -4), out.unsqueeze(0).flatten(0, -3)
-    source: Any = source_of("classes", values.device.type, values.dtype, values.numel(), backend)
-    # Compiled code omits the gradient in the sum of squared residuals, which only debiased errors have. Reading it
-    # would synchronise an accelerator.
-    if bins.noise != "none" and (values.device.type != "cpu" or grads[..., 6, :].any()):
-        source = chunked
     for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
-        source.class_gradient(ClassRows(matrix, from_logits, *columns), labels, bins.right, upstream[k], filled[k])
+        chunked.class_gradient(ClassRows(matrix, from_logits, *columns), labels, bins.right, upstream[k], filled[k])
     return [out]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
+from torchcalib.ops.dispatch import rows_are_wide
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
@@ -313,7 +314,7 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
     """Yield slices of rows with their probabilities `(n, C)`, in a reused buffer that the caller may overwrite."""
     on_cpu = values.device.type == "cpu"
     n = max(1, (_ENTRIES if on_cpu else _ENTRIES_OFF_CPU) // values.shape[-1])
-    dtype = torch.promote_types(values.dtype, torch.float32)
+    dtype = torch.promote_types(values.dtype, torch.float64 if on_cpu and rows_are_wide() else torch.float32)
     buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
     first, confidences = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
     for start in range(0, len(values), n):

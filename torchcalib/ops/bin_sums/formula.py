@@ -42,14 +42,17 @@ def event_formula(
 def weighted_columns(
     confidence: Tensor, outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, bins: Bins
 ) -> list[Tensor]:
-    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0."""
+    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0.
+
+    Weights may have further leading axes, of replicates.
+    """
     wide = wide_dtype(confidence.device)
     p, y = confidence.to(wide), outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
     if bins.noise != "none":
         residual = y - p
         if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
-            residual = residual.masked_fill(weights == 0, 0)
+            residual = torch.where(weights == 0, 0, residual)
         residual = residual.square()
         spread = (p * (1 - p)).detach()
         variance = residual.detach() if bins.noise == "shares" else spread
@@ -57,7 +60,7 @@ def weighted_columns(
         share, fixed = (x if x is None else x.detach() for x in (weights, square))
         columns += [(spread, share), (variance, fixed), (columns[0][0], square), (residual, weights)]
     columns += [] if ecd is None else [(ecd.to(wide), weights)]
-    return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
+    return [column if share is None else torch.where(share == 0, 0, column) * share for column, share in columns]
 
 
 def class_formula(

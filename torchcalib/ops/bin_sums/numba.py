@@ -25,11 +25,9 @@ from torchcalib.ops.numba_math import (
     F,
     all_bits,
     bin_of,
-    by_rows,
-    clipped,
     compiled_loop,
     copy,
-    exp,
+    exp64,
     fill_exps,
     fill_limits,
     lanes,
@@ -188,7 +186,7 @@ def _count_at_least(x, low):
 def _add_below(x, low, scale, total):
     """Add scale * x[k] to total[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
-        total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
+        total[k] += scale * (0.0 if x[k] >= low else x[k])
 
 
 @step
@@ -196,7 +194,7 @@ def _add_below_with_spread(x, low, scale, w, total, spread):
     """Add w q to total[k] and w q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
     factor = scale * w
     for k in range(x.size):
-        part = np.float64(ZERO if x[k] >= low else x[k])
+        part = 0.0 if x[k] >= low else x[k]
         total[k] += factor * part
         q = scale * part
         spread[k] += w * (q - q * q)
@@ -222,6 +220,19 @@ def _proportional(x, largest, from_logits, shifted, out):
         fill_exps(x, largest, shifted, out)
 
 
+@step
+def _fill_shares(x, largest, from_logits, out):
+    """Fill `out` with probabilities as `_proportional` does, in float64."""
+    if not from_logits:
+        copy(x, out)
+    elif largest == INF:
+        for k in range(x.size):
+            out[k] = (1.0 if x[k] == INF else 0.0) if x[k] == x[k] else np.nan
+    else:
+        for k in range(x.size):
+            out[k] = exp64(np.float64(x[k]) - np.float64(largest))
+
+
 @compiled_loop
 def _add_classes(values, target, weights, largest, confidence, from_logits, edges, right, first, sums):
     """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
@@ -232,10 +243,8 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
     `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
     the other sums of `chunked.store`.
     """
-    # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
-    # rows are float64, because a class can have millions of rows.
     n_sums, _, n_classes = sums.shape
-    shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
+    block, unused = np.empty(BLOCK), np.empty(BLOCK)
     w = 1.0
     for i in range(len(values)):
         if weights is not None:
@@ -246,12 +255,12 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
         #    scale once, instead of multiplying every entry. It is lowered by the rounding error of q.
         row = values[i]
         scale = confidence[i] if from_logits else 1.0
-        low = F(BELOW_EDGE * edges[1] / scale)
+        low = BELOW_EDGE * edges[1] / scale
         for start in range(0, n_classes, BLOCK):
             # 2. Entries e of a block, which stays in the level-1 cache for steps 3 to 5.
             x = row[first + start : first + min(start + BLOCK, n_classes)]
             e = block[: x.size]
-            _proportional(x, largest[i], from_logits, shifted[: x.size], e)
+            _fill_shares(x, largest[i], from_logits, e)
             columns = slice(start, start + BLOCK)
             # 3. Add probabilities in the first bin by vector instructions. Larger entries are replaced by 0 instead of
             #    skipped, because a branch would prevent them.
@@ -270,7 +279,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
                 if _count_at_least(part, low) > 0:
                     for k in range(part.size):
                         if part[k] >= low:
-                            value = scale * np.float64(part[k])
+                            value = scale * part[k]
                             b = bin_of(value, edges, right)
                             sums[0, b, start + begin + k] += w
                             sums[1, b, start + begin + k] += w * value
@@ -283,7 +292,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
             # 5. Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
-                value = scale * np.float64(e[label])
+                value = scale * e[label]
                 b = bin_of(value, edges, right)
                 sums[2, b, start + label] += w
                 if n_sums > 3:  # (1 - q)^2 = q^2 + 1 - 2 q
@@ -296,13 +305,13 @@ def _fill_shifted(x, largest, out):
     n_classes = x.shape[1]
     for i in range(len(x)):
         for k in range(n_classes):
-            out[i * n_classes + k] = clipped(x[i, k] - largest[i])
+            out[i * n_classes + k] = np.float64(x[i, k]) - np.float64(largest[i])
 
 
 @step
 def _replace_by_exps(x):
     for k in range(x.size):
-        x[k] = exp(x[k])
+        x[k] = exp64(x[k])
 
 
 @compiled_loop
@@ -317,7 +326,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
     n_bins = edges.size - 1
     size = max(1, BLOCK // n_classes)
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
-    shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
+    shares, rounded = np.empty(size * n_classes), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
     confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[-2], sums[-1]
     for i in range(first.size):
@@ -335,17 +344,17 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
         for i in range(len(rows)):
             flat = slice(i * n_classes, (i + 1) * n_classes)
             if from_logits and largest[start + i] == INF:
-                fill_limits(rows[i], q[flat], e[flat])
-            _multiple(e[flat], F(scales[i]), q[flat])
+                _fill_shares(rows[i], INF, True, e[flat])
+            _multiple(e[flat], scales[i], q[flat])
         # 2. Cells by vector instructions, and in float64 if a value is near an edge, as in `add_labels`.
         if _cells(q, n_bins, first, cells):
             for i in range(e.size):
-                cells[i] = first[i] + bin_of(scales[i // n_classes] * np.float64(e[i]), edges, right)
+                cells[i] = first[i] + bin_of(scales[i // n_classes] * e[i], edges, right)
         # 3. Additions
         for i in range(len(rows)):
             scale = scales[i]
             for k in range(i * n_classes, (i + 1) * n_classes):
-                cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
+                cell, value = np.uintp(cells[k]), scale * e[k]
                 counts[cell] += 1
                 confidences[cell] += value
                 if noise:
@@ -357,7 +366,7 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
                 k = i * n_classes + label
                 outcomes[cells[k]] += 1
                 if noise:
-                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * np.float64(e[k])
+                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * e[k]
     for k in range(counts.size):
         sums[0, k] += counts[k]
 
@@ -366,62 +375,6 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
 def _multiple(x, scale, out):
     for k in range(x.size):
         out[k] = x[k] * scale
-
-
-@lanes
-def _dot(x, y):
-    total = ZERO
-    for k in range(x.size):
-        total += x[k] * y[k]
-    return total
-
-
-@step
-def _softmax_gradient(e, slope, mean, scale, out):
-    """Fill `out` with scale * e_k (slope_k - mean), the product of the softmax Jacobian and `slope`."""
-    for k in range(e.size):
-        out[k] = scale * e[k] * (slope[k] - mean)
-
-
-@compiled_loop
-def _fill_class_gradients(values, weights, largest, confidence, grads, first_grads, from_logits, edges, right, out):
-    """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
-
-    g_k is the entry of `grads`, the gradient in the sums of confidence `(C, B)`, for class k and the bin of q_k.
-    `first_grads` is a contiguous copy of `grads[:, 0]`. Other arguments are as for `_add_classes`.
-    """
-    n_rows, n_classes = values.shape
-    shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
-    w = 1.0
-    for i in range(n_rows):
-        if weights is not None:
-            w = weights[i]
-        if w == 0 or (from_logits and largest[i] == INF):
-            out[i] = 0
-            continue
-        # 1. g_k: start with the gradients of the first bin, which contains most probabilities.
-        copy(first_grads, slope)
-        mean = 0.0
-        scale = confidence[i] if from_logits else 1.0
-        low = F(BELOW_EDGE * edges[1] / scale)
-        for start in range(0, n_classes, BLOCK):
-            x = values[i, start : start + BLOCK]
-            part = e[start : start + BLOCK]
-            _proportional(x, largest[i], from_logits, shifted[: x.size], part)
-            # 2. Replace g_k where q_k >= 1/B, as in step 4 of `_add_classes`.
-            for begin in range(0, x.size, _PROBE):
-                if _count_at_least(part[begin : begin + _PROBE], low) > 0:
-                    for k in range(begin, min(begin + _PROBE, x.size)):
-                        if part[k] >= low:
-                            b = bin_of(scale * np.float64(part[k]), edges, right)
-                            slope[start + k] = grads[start + k, b]
-            # 3. sum_j q_j g_j: float32 within a block, float64 across blocks. The scale follows in step 4.
-            mean += _dot(part, slope[start : start + BLOCK])
-        # 4. w q_k (g_k - sum_j q_j g_j), or w g_k.
-        if from_logits:
-            _softmax_gradient(e, slope, F(mean * scale), F(w * scale), out[i])
-        else:
-            _multiple(slope, F(w), out[i])
 
 
 def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
@@ -567,15 +520,6 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
-
-
-def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:  # noqa: ARG001
-    """Fill `out` with the gradient in `values`, for gradients in the sums of w q, as `chunked.class_gradient` does."""
-    values, from_logits, weights, top, confidence = rows
-    slopes = grads[:, 1].float().contiguous().numpy()
-    columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
-    options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right
-    by_rows(_fill_class_gradients, values, columns, options, out)
 
 
 @cache

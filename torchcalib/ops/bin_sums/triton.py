@@ -1,4 +1,4 @@
-"""Sums over bins by Triton kernels, and the gradient of class-wise sums.
+"""Sums over bins by Triton kernels.
 
 Results are reproducible although programs run in any order. Programs store their own sums, which are then added in a
 fixed order. Class-wise sums of the rare probabilities >= 1/B use atomic additions of numbers that float64 adds without
@@ -70,20 +70,6 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     total = others.sum(0)
     total[:, 0] += first.sum(0)
     chunked.store(total.movedim(-1, 0), sums)
-
-
-def class_gradient(rows: ClassRows, target: Tensor, right: bool, grads: Tensor, out: Tensor) -> None:  # noqa: ARG001
-    """Fill `out` as `chunked.class_gradient` does, for gradients in the sums of w q, without synchronising."""
-    values, from_logits, weights, top, confidence = rows
-    n_rows, n_classes = values.shape
-    block = min(_CLASSES, triton.next_power_of_2(n_classes))
-    tile = _TILE // block
-    columns = [x.contiguous() for x in (confidence if weights is None else weights, top, confidence, grads[:, 1].T)]
-    with torch.cuda.device_of(values):
-        _fill_gradient[(triton.cdiv(n_rows, tile),)](
-            values, *in_units(values), *columns, out, n_rows, grads.shape[-1], weights is not None, from_logits, right,
-            tile, block, num_warps=1,
-        )  # fmt: skip
 
 
 def _contiguous(x: Tensor) -> Tensor:
@@ -304,63 +290,3 @@ def _add_classes(
     if n_sums > 5:
         tl.store(to + 5 * n_classes, noise, mask=real)
         tl.store(to + 6 * n_classes, square, mask=real)
-
-
-@triton.jit
-def _slopes(x, reaches, inside, scale, columns, grads, n_classes, n_bins, logits: tl.constexpr, right: tl.constexpr):
-    """Return the gradients in the sums of confidence at the bins of a tile of entries, in their dtype."""
-    low = tl.load(grads + columns, mask=columns < n_classes, other=0).to(x.dtype)
-    slope = tl.where(inside, low[None, :], 0.0)
-    n_reached = tl.sum(reaches.to(tl.int32), 1)
-    while tl.max(n_reached, 0) > 0:
-        best, place, reaches = _next_at_least_edge(x, reaches, columns)
-        n_reached -= 1
-        wide = best.to(tl.float64)
-        if logits:
-            wide *= scale
-        at = _bin(wide, n_bins, right).to(tl.int64) * n_classes + place
-        high = tl.load(grads + at, mask=best >= 0, other=0).to(x.dtype)
-        slope = tl.where(columns[None, :] == place[:, None], high[:, None], slope)
-    return slope
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_bins"])
-def _fill_gradient(
-    values, row_units, column_stride, units, unit: tl.constexpr, weights, tops, confidence, grads, out, n_rows, n_bins,
-    weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Store the gradient of rows: w s_k for probabilities, w q_k (s_k - sum_j q_j s_j) for logits, with slopes s."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    real = row < n_rows
-    n_classes, row_at = units * unit, row * row_units * unit
-    w = tl.load(weights + row, mask=real, other=0) if weighted else real.to(tl.float64)
-    place = tl.load(tops + row, mask=real, other=0)
-    largest = tl.load(values + row_at + place * column_stride, mask=real, other=0)
-    scale = tl.load(confidence + row, mask=real, other=0)
-    present = real & (w != 0)
-    threshold = _BELOW_EDGE / n_bins
-    mean = tl.zeros([rows], tl.float64)
-    if logits:
-        present = present & (largest != float("inf"))
-        for start in range(0, n_classes, block):
-            columns = start + tl.arange(0, block)
-            inside = present[:, None] & (columns < n_classes)[None, :]
-            at = row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
-            x = _proportional(tl.load(values + at, mask=inside, other=0), largest, logits)
-            q = x * scale.to(x.dtype)[:, None]
-            slope = _slopes(
-                x, inside & (q >= threshold), inside, scale, columns, grads, n_classes, n_bins, logits, right
-            )
-            mean += tl.sum(tl.where(inside, q * slope, 0.0), 1)
-    for start in range(0, n_classes, block):
-        columns = start + tl.arange(0, block)
-        stored = real[:, None] & (columns < n_classes)[None, :]
-        inside = stored & present[:, None]
-        at = row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
-        x = _proportional(tl.load(values + at, mask=inside, other=0), largest, logits)
-        q = x * scale.to(x.dtype)[:, None] if logits else x
-        slope = _slopes(x, inside & (q >= threshold), inside, scale, columns, grads, n_classes, n_bins, logits, right)
-        if logits:
-            slope = q * (slope - mean.to(x.dtype)[:, None])
-        result = tl.where(inside, slope * w.to(x.dtype)[:, None], 0.0)
-        tl.store(out + row[:, None] * n_classes + columns[None, :], result.to(out.dtype.element_ty), mask=stored)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from torchcalib.ops.dispatch import rows_are_wide
 from torchcalib.ops.logs import safe_log, xmul
 
 _PIECE = 2**18  # values per piece: smaller pieces need more calls, and larger ones do not fit the cache
@@ -18,6 +19,7 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     x, t = values.reshape(-1, n), target.reshape(-1, n)
     size = max(1, _PIECE // len(x))
     is_narrow = kind == "log" and from_logits and values.dtype != torch.float64 and not target.is_floating_point()
+    is_narrow = is_narrow and not rows_are_wide()
     # Scores of all pieces have the same memory: the first use of new memory takes as long as a score.
     memory = torch.empty(len(x), min(size, n), dtype=torch.float32 if is_narrow else torch.float64)
     total = torch.zeros(len(x), dtype=torch.float64)

@@ -4,7 +4,7 @@ The method, for blocks of at most 1,024 values, which stay in the level-1 cache:
 
 1. Check the values and the targets of the block.
 2. Fill a buffer with float64 scores. Labels need one logarithm, of the probability of the outcome. Other targets need
-   two. Log losses of float32 logits and integer labels are float32, which doubles the entries of a vector.
+   two.
 3. Add the buffer to the sums. Multi-label input `(N, L)` is read in the order of its memory, and has a sum per column.
 
 A branch for each value would prevent vector instructions. So each step is a loop without branches.
@@ -22,14 +22,11 @@ from torchcalib.ops.numba_math import (
     ONE,
     ZERO,
     all_bits,
-    clipped,
     compiled_loop,
     contiguous_array,
-    exp,
     exp64,
     lanes,
     log1p_of_fraction,
-    log1p_of_fraction32,
     log64,
     log_of_complement,
     step,
@@ -75,21 +72,6 @@ def _fill_log_losses_of_logits(z, t, out):
         x = np.float64(z[k])
         signed = x if t[k] != 0 else -x
         out[k] = max(-signed, 0.0) + log1p_of_fraction(exp64(-abs(x)))
-
-
-@step
-def _fill_signed(z, t, out):
-    """Fill `out` with the logit of the label: z for 1, and -z for 0."""
-    for k in range(z.size):
-        out[k] = z[k] if t[k] != 0 else -z[k]
-
-
-@step
-def _replace_by_log_losses(s):
-    """Replace the float32 logit of each label by log(1 + e^-s). Values below 1e-38 become 0."""
-    for k in range(s.size):
-        x = s[k]
-        s[k] = max(-x, ZERO) + log1p_of_fraction32(exp(clipped(-abs(x))))
 
 
 @step
@@ -182,15 +164,13 @@ def _add(x, totals):
 
 
 @compiled_loop
-def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, totals):
+def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
-    `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32.
+    `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled.
     """
     width = totals.size
     size = max(1, BLOCK // width) * width
-    is_narrow = is_log and from_logits and labels is not None and x.itemsize == narrow.itemsize
     number = x.dtype.type
     low, high = (number(-math.inf), number(math.inf)) if from_logits else (number(0), number(1))
     for start in range(0, x.size, size):
@@ -210,9 +190,6 @@ def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, total
         # 2. Scores
         if shares is not None:
             _fill_scores_of_shares(values, targets, n_shares > 0, is_log, from_logits, out)
-        elif is_narrow:
-            _fill_signed(values, targets, narrow[: values.size])
-            _replace_by_log_losses(narrow[: values.size])
         elif not is_log and from_logits:
             _fill_squares_of_logits(values, targets, out)
         elif not is_log:
@@ -222,10 +199,7 @@ def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, total
         else:
             _fill_log_losses(values, targets, out)
         # 3. Sums
-        if is_narrow:
-            _add(narrow[: values.size], totals)
-        else:
-            _add(out, totals)
+        _add(out, totals)
 
 
 @compiled_loop
@@ -235,11 +209,11 @@ def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
     A row of `x` has the values of one series, in pieces of `size` values. `first` is the number of the first piece.
     """
     n_pieces, width = -(-x.shape[1] // size), sums.shape[1]
-    buffer, narrow = np.empty(max(BLOCK, width)), np.empty(max(BLOCK, width), np.float32)
+    buffer = np.empty(max(BLOCK, width))
     for i in range(len(sums)):
         row, piece = divmod(first + i, n_pieces)
         part = slice(piece * size, (piece + 1) * size)
-        _add_scores(x[row, part], t[row, part], labels, shares, is_log, from_logits, buffer, narrow, sums[i])
+        _add_scores(x[row, part], t[row, part], labels, shares, is_log, from_logits, buffer, sums[i])
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:

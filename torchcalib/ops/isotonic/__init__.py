@@ -1,8 +1,7 @@
 """Isotonic regression by the pool adjacent violators algorithm (PAVA), and PAVA with block constraints (PAVA-BC).
 
 Both algorithms divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean.
-They differ in the rule for merging two neighbouring blocks. `formula` has the loops in Python. `numba` compiles them,
-and `triton` repeats PAVA-BC for a GPU.
+They differ in the rule for merging two neighbouring blocks. `formula` has the loops in Python. `numba` compiles them.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,7 +103,7 @@ def block_starts(
     if backend == "auto" and _may_overflow(weight, values):
         chosen = "python"  # arbitrary precision
     # Sum tied groups first, so that each group is one element.
-    if begins is not None and chosen in ("rounds", "triton"):
+    if begins is not None and chosen == "rounds":
         group = begins.cumsum(-1) - 1
         n_groups = largest(group[..., -1:] + 1, bound=group.shape[-1])
         kind = weight.dtype if weight.is_floating_point() else torch.int64
@@ -116,10 +115,6 @@ def block_starts(
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
     if chosen == "rounds":
         return _pava_rounds(*columns).view(weight.shape)
-    source = implementation(op, chosen)
-    if chosen == "triton":  # one kernel launch for all rows
-        found: Tensor = source.pava_bc(*columns, *bounds, paper)
-        return found.view(weight.shape)
     # Other backends loop over the rows on the CPU.
     first = np.zeros(columns[0].shape, dtype=np.bool_)
     tied = [] if begins is None else [begins.reshape(first.shape)]
@@ -127,7 +122,8 @@ def block_starts(
     own_bounds = given[2:4] if bounds else [None, None]
     arguments = [*given[:2], given[-1] if tied else None, *own_bounds, paper]
     # The third and the last buffer, `start` and `ends`, contain indices.
-    _call_loop(source.starts_of_rows, chosen, arguments, [first], (True, True, False, True, True, False))
+    loop = implementation(op, chosen).starts_of_rows
+    _call_loop(loop, chosen, arguments, [first], (True, True, False, True, True, False))
     return torch.from_numpy(first).to(weight.device, non_blocking=True).view(weight.shape)
 
 

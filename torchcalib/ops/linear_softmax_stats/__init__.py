@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.bin_sums import event_bins
-from torchcalib.ops.linear_softmax_stats.blocks import Head
-from torchcalib.ops.linear_softmax_stats.gradient import gradient
-from torchcalib.ops.linear_softmax_stats.merged import (
+from torchcalib.ops.linear_softmax_stats.blocks import (
+    Head,
     all_sums,
     first_class,
     in_blocks,
@@ -21,6 +20,7 @@ from torchcalib.ops.linear_softmax_stats.merged import (
     of_all_ranks,
     sums_of_block,
 )
+from torchcalib.ops.linear_softmax_stats.gradient import gradient
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, Rows
 from torchcalib.ops.softmax_stats.chunked import first_largest

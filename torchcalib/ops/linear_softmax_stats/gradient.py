@@ -104,8 +104,12 @@ class _Rows:
             torch.mul(d, alpha, out=result)
             torch.exp(result, out=q).mul_(q_top)
             result.mul_(c).add_(a).addcmul_(q, b).mul_(q)
+            # Replace the entries of the top class and of the label, if they are in this block.
             for index, value in ((self.top, for_top), (self.label, for_label)):
-                _put(result, index[part].unsqueeze(-1) - classes.start, value)
+                column = index[part].unsqueeze(-1) - classes.start
+                inside = (column >= 0) & (column < result.shape[-1])
+                column = column.masked_fill(~inside, 0)
+                result.scatter_(-1, column, torch.where(inside, value, result.gather(-1, column)))
             if of_alphas is not None:
                 of_alphas[k] += torch.mul(result, d, out=q).sum(dtype=of_alphas.dtype) / alpha
             if k:
@@ -114,13 +118,6 @@ class _Rows:
             total.addcmul_(total, torch.add(d, largest, out=q).div_(self.softcap).square_(), value=-1)
         total.masked_fill_(self.is_flat[part].unsqueeze(-1), 0)
         return total
-
-
-def _put(x: Tensor, index: Tensor, value: Tensor) -> None:
-    """Replace an entry of every row by `value`, if its `index` is one of the columns."""
-    inside = (index >= 0) & (index < x.shape[-1])
-    index = index.masked_fill(~inside, 0)
-    x.scatter_(-1, index, torch.where(inside, value, x.gather(-1, index)))
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:

@@ -13,7 +13,7 @@ Modules:
 - `scores`: standard form of scores.
 - `temperature`: fit of alpha in softmax(alpha s), by a bracketed search for the root of the derivative of the NLL.
 - `affine`: fit of alpha and beta in softmax(alpha s + beta), or of beta alone.
-- `structured`, `structured_fits`: softmax(W x + b) with a diagonal or full W, with an optional ridge.
+- `structured`: softmax(W x + b) with a diagonal or full W, with an optional ridge.
 - `regression`: logistic regression on several features, with an optional ridge.
 - `mixture`: weights of a mixture of distributions.
 - `logistic`: fit of intercept and slope to binary outcomes, differentiable in the scores.

@@ -5,13 +5,13 @@ which costs one more product for each score.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 from torchcalib.ops.newton.descent import DECREMENT, GRADIENT, ROUNDS, all_true, is_within_rounding
-from torchcalib.ops.newton.moments import nll_derivatives
 from torchcalib.ops.newton.scores import ZERO_SLOPE, LabelledScores, Solution
 
 
@@ -23,7 +23,8 @@ def solve_temperature(p: LabelledScores) -> Solution:
     # Start: the result of a float32 fit to all samples, which itself starts at a fit to about a thousand samples.
     start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
     start = start.to(p.w.dtype).expand_as(p.label_mean)
-    alpha, slope, done = _bracketed(nll_derivatives(p), p.scale, start, at_bound | separable, None, ROUNDS)
+    derivatives = partial(nll_derivatives, p)
+    alpha, slope, done = _bracketed(derivatives, p.scale, start, at_bound | separable, None, ROUNDS)
 
     # A minimum at the bound has priority: with equal scores, every label has the largest score of its row.
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
@@ -92,8 +93,32 @@ def approximate_alpha(p: LabelledScores, start: Tensor, relative: float = 0.3) -
     """Return an approximate alpha, `(1, S)` in [1e-3, 1e3], with relative tolerance `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.label_mean)
     fixed = torch.zeros_like(start, dtype=torch.bool)
-    alpha, *_ = _bracketed(nll_derivatives(p), p.scale, start, fixed, relative, 15)
+    alpha, *_ = _bracketed(partial(nll_derivatives, p), p.scale, start, fixed, relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
+
+
+def nll_derivatives(p: LabelledScores, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first three derivatives of the mean NLL in alpha, for alpha `(R, S)`, `(R, S)` each.
+
+    Each is a weighted mean over the rows. The scores of a row have the distribution softmax(alpha s). The derivatives
+    are their mean minus the score of the label, their variance, and their third central moment.
+    """
+    slope, curvature, skew = -p.label_mean, torch.zeros_like(p.label_mean), torch.zeros_like(p.label_mean)
+    alpha = alpha[..., None, None]
+    buffer: Tensor | None = None  # reused, because allocation is slower than the arithmetic
+    for s, w in p.pieces():
+        buffer = s.new_empty(*w.shape, s.shape[-1]) if buffer is None else buffer[..., : s.shape[1], :]
+        q = torch.mul(alpha, s, out=buffer).exp_()  # at most 1, because no score is positive
+        norm = q.sum(-1)
+        # Compute the raw moments of the scores of order 1 to 3: multiply by s once more for each order.
+        mean = q.mul_(s).sum(-1).div_(norm)
+        square = q.mul_(s).sum(-1).div_(norm)
+        cube = q.mul_(s).sum(-1).div_(norm)
+        variance = square - mean.square()
+        slope = slope + (w * mean).sum(-1)
+        curvature = curvature + (w * variance).sum(-1)
+        skew = skew + (w * (cube - mean * (square + 2 * variance))).sum(-1)
+    return slope, curvature, skew
 
 
 _SHARE = 0.01  # the error of the Taylor series in units of its estimate varies with the scores, and this covers it

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.formula import (
+from torchcalib.ops.smoothing.cells import (
     COARSE_STEPS,
     FINEST,
     FINEST_STEPS,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.ops.dispatch import rows_are_wide
 from torchcalib.ops.logs import LANES, spread_infinite_logits
 from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 
@@ -38,13 +39,14 @@ def forward(values: Tensor, target: Any, from_logits: bool, tolerance: float, de
 
 def of_array(values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, Any]:
     """Return the results of `forward` for an array of float32 or float64 rows."""
+    dtype = np.float64 if rows_are_wide() else values.dtype
     n, n_classes = values.shape
     axis = 1 if from_logits and detail == "label" else class_axis(n_classes)
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         scores, top = of_array(values.repeat(2, 0), target.repeat(2), from_logits, tolerance, detail)
         return scores[:, :1], top[:1]
     blocks = blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS if axis else _ENTRIES)
-    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), values.dtype)
+    memory = np.empty((3, -(-n // len(blocks)) * n_classes + LANES), dtype)
     scores, tops = np.zeros((4, n)), []
     replace_infinite = False  # infinite logits are rare, and only replaced if a sum is not finite
     with np.errstate(all="ignore"):
@@ -96,8 +98,9 @@ def copied(block: Any, memory: Any, axis: int) -> Any:
 
 
 def _rows_of(block: Any, memory: Any, axis: int) -> Any:
-    """Return rows as a read-only array with the given class axis, copied only if necessary."""
-    return block if axis and block.flags.c_contiguous else copied(block, memory[0], axis)
+    """Return rows as a read-only array with the given class axis and the dtype of `memory`, copied if necessary."""
+    is_ready = axis and block.flags.c_contiguous and block.dtype == memory.dtype
+    return block if is_ready else copied(block, memory[0], axis)
 
 
 def _fill_from_logits(

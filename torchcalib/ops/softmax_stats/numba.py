@@ -1,9 +1,8 @@
 """Statistics of rows by compiled loops. Only `dispatch` imports this module, at first use.
 
-A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cache for several vector passes. The passes
-compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, because it
-would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks, and all float64 for
-float64 input. Every loop is compiled for both dtypes.
+Sums of a row are float64 for every dtype, as in plain torch where loops are used for larger calls: a stream of small
+batches then has the value of one large call. They exclude the top entry, whose exp is 1, because it would round small
+entries to 0. Gradients have the dtype of the row, in blocks of 1,024 entries that stay in the level-1 cache.
 """
 
 import math
@@ -19,7 +18,6 @@ from torchcalib.ops.numba_math import (
     FEW_CLASSES,
     INF,
     LANES,
-    NAN,
     ONE,
     ZERO,
     bits_of,
@@ -28,13 +26,14 @@ from torchcalib.ops.numba_math import (
     compiled_loop,
     copy,
     exp,
+    exp64,
     fill_exps,
     fill_limits,
     fill_logs,
     float_of_bits,
     lanes,
-    log,
-    log1p,
+    log1p64,
+    log64,
     step,
 )
 from torchcalib.ops.softmax_stats.formula import Detail
@@ -124,43 +123,71 @@ def _probability_gradient(q, logs, b, c, out):
         out[k] = b * q[k] + c * slope
 
 
+@lanes
+def _rest(x, largest):
+    """Return the sum R of e = exp(x - largest)."""
+    rest = 0.0
+    for k in range(x.size):
+        rest += exp64(np.float64(x[k]) - largest)
+    return rest
+
+
+@lanes
+def _exp_sums(x, largest):
+    """Return the sums R of e = exp d with d = x - largest, S of e^2, and P of e d."""
+    rest, squares, product = 0.0, 0.0, 0.0
+    for k in range(x.size):
+        shift = clipped(np.float64(x[k]) - largest)
+        e = exp64(shift)
+        rest += e
+        squares += e * e
+        product += e * shift
+    return rest, squares, product
+
+
+@step
+def _count_infinite(x):
+    """Return the number of logits of +inf, as a float; NaN if a logit is NaN."""
+    count = 0.0
+    for k in range(x.size):
+        count += (1.0 if x[k] == INF else 0.0) if x[k] == x[k] else math.nan
+    return count
+
+
 @compiled_loop
-def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
-    n_rows, n_classes = values.shape
-    shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
+def _forward_logits(values, target, scores, tops, with_squares):
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`.
+
+    Squared errors and entropies are undefined unless `with_squares`.
+    """
+    n_rows, _ = values.shape
     for i in range(n_rows):
         # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
         #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
         row, h = values[i], target[i]
         top = _first_largest(row)
-        largest = row[top]
+        largest = np.float64(row[top])
         # 2. With d = x - m and e = exp d, the sums over the other classes of e (R), of e^2 (S) and of e d (P).
-        rest, squares, product = 0.0, 0.0, 0.0  # sums that exclude the top entry, whose exp is 1
-        for start in range(0, n_classes, BLOCK):
-            x = row[start : start + BLOCK]
-            y, e = shifted[: x.size], exps[: x.size]
-            if largest == INF:
-                fill_limits(x, y, e)
-            else:
-                fill_exps(x, largest, y, e)
-            # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
-            if start <= top < start + x.size and e[top - start] == ONE:
-                e[top - start] = ZERO
-            sums = _sums(e, y)
-            rest += sums[0]
-            squares += sums[1]
-            product += sums[2]
+        squares, product = 0.0, 0.0
+        below, above = row[:top], row[top + 1 :]
+        if largest == INF:
+            rest = _count_infinite(below) + _count_infinite(above)
+            squares = rest
+        elif with_squares:
+            first, second = _exp_sums(below, largest), _exp_sums(above, largest)
+            rest, squares, product = first[0] + second[0], first[1] + second[1], first[2] + second[2]
+        else:
+            rest = _rest(below, largest) + _rest(above, largest)
         # 3. Z = 1 + R is the sum of all e. The entropy is sum_k q_k log q_k = P / Z - log Z, and max_k q_k = 1 / Z.
         total = 1 + rest
         log_total = math.log1p(rest)
         tops[i] = top
         scores[2, i] = product / total - log_total
         scores[3, i] = 1 / total
-        if not 0 <= h < n_classes:
+        if not 0 <= h < row.size:
             scores[0, i] = scores[1, i] = math.nan
             continue
-        shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
+        shift = 0.0 if row[h] == row[top] else np.float64(row[h]) - largest
         scores[0, i] = shift - log_total
         # 4. log q_h = x_h - m - log Z, and the squared error sum_k q_k^2 - 2 q_h + 1. If h is the top class, it is
         #    (R^2 + S) / Z^2, because 1 - q_h = R / Z: no cancellation.
@@ -216,7 +243,7 @@ def _update_largest(x, largest):
 def _update_maximum(x, k, largest, tops):
     """Update the running maxima `largest` and their classes `tops` with the logits `x` of class `k`."""
     for i in range(LANES):
-        tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
+        tops[i] = np.int64(k) if x[i] > largest[i] else tops[i]
     _update_largest(x, largest)
 
 
@@ -226,14 +253,14 @@ def _fill_exps_of_rows(x, largest, shifted, exps):
     for i in range(LANES):
         shift = clipped(x[i] - largest[i])
         shifted[i] = shift
-        exps[i] = exp(shift)
+        exps[i] = exp64(shift)
 
 
 @step
 def _clear_at(k, places, x):
     """Set `x` to 0 in the rows whose top class is `k`."""
     for i in range(LANES):
-        x[i] = ZERO if places[i] == k else x[i]
+        x[i] = 0.0 if places[i] == k else x[i]
 
 
 @step
@@ -253,31 +280,31 @@ def _replace_by_limits(x, largest):
     """Replace logits of rows with +inf by logits with the limit of their softmax: 0 for +inf, and otherwise -inf."""
     for i in range(LANES):
         if largest[i] == INF:
-            largest[i] = ZERO
+            largest[i] = 0.0
             for k in range(len(x)):
-                x[k, i] = (ZERO if x[k, i] == INF else -INF) if x[k, i] == x[k, i] else NAN
+                x[k, i] = (0.0 if x[k, i] == INF else -math.inf) if x[k, i] == x[k, i] else math.nan
 
 
 @step
-def _column(x):
+def _column():
     """Return an array for one number per row. Separate arrays do not overlap, unlike rows of a matrix."""
-    return np.empty(LANES, x.dtype)
+    return np.empty(LANES)
 
 
 @step
 def _log_totals(rest, out):
     for i in range(LANES):
-        out[i] = log1p(rest[i])
+        out[i] = log1p64(rest[i])
 
 
 @compiled_loop
-def _forward_few_logits(values, target, scores, tops):
+def _forward_few_logits(values, target, scores, tops, with_squares):
     """Fill `scores` and `tops` like `_forward_logits`, by vector instructions that span 64 rows of few classes."""
     n_rows, n_classes = values.shape
-    x = np.zeros((n_classes, LANES), values.dtype)
-    places, labels = np.zeros(LANES, np.int32), np.zeros(LANES, np.int32)
-    largest, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x)
-    squares, product, log_totals = _column(x), _column(x), np.empty(LANES)
+    x = np.zeros((n_classes, LANES))
+    places, labels = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
+    largest, shifted, exps, rest = _column(), _column(), _column(), _column()
+    squares, product, log_totals = np.zeros(LANES), np.zeros(LANES), _column()
     for start in range(0, n_rows, LANES):
         # 1. Transpose a block of rows, so that a vector instruction processes one class of several rows.
         n = min(LANES, n_rows - start)
@@ -293,19 +320,20 @@ def _forward_few_logits(values, target, scores, tops):
             _update_maximum(x[k], k, largest, places)
         if _first_equal(largest, INF) < LANES:
             _replace_by_limits(x, largest)
-        # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
-        rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
+        # 3. The sums R, S and P of `_forward_logits`.
+        rest[:], squares[:], product[:] = 0.0, 0.0, 0.0
         for k in range(n_classes):
             _fill_exps_of_rows(x[k], largest, shifted, exps)
             _clear_at(k, places, exps)
             _add(exps, rest)
-            _add_product(exps, exps, squares)
-            _add_product(exps, shifted, product)
-        # 4. Scores as in `_forward_logits`, in float64.
+            if with_squares:
+                _add_product(exps, exps, squares)
+                _add_product(exps, shifted, product)
+        # 4. Scores as in `_forward_logits`.
         _log_totals(rest, log_totals)
         for i in range(n):
             h, top, log_total = labels[i], places[i], log_totals[i]
-            others, square = np.float64(rest[i]), np.float64(squares[i])
+            others, square = rest[i], squares[i]
             confidence = 1 / (1 + others)
             tops[start + i] = top
             scores[2, start + i] = product[i] * confidence - log_total
@@ -313,7 +341,7 @@ def _forward_few_logits(values, target, scores, tops):
             if h < 0:
                 scores[0, start + i] = scores[1, start + i] = math.nan
                 continue
-            shift = np.float64(x[h, i]) - np.float64(largest[i])
+            shift = x[h, i] - largest[i]
             scores[0, start + i] = shift - log_total
             if h == top:
                 scores[1, start + i] = (others * others + square) * (confidence * confidence)
@@ -328,17 +356,17 @@ def _fill_log_probs(rest, shifts, out):
     It is -log(1 + R) if d = 0, and otherwise d - log(R + exp d), where R >= 1 includes the top class.
     """
     for i in range(LANES):
-        other = (rest[i] - ONE) + exp(clipped(shifts[i]))
-        out[i] = np.float64(shifts[i]) - log1p(rest[i] if shifts[i] == ZERO else other)
+        other = (rest[i] - 1) + exp64(shifts[i])
+        out[i] = shifts[i] - log1p64(rest[i] if shifts[i] == 0 else other)
 
 
 @compiled_loop
-def _forward_few_labels(values, target, scores, _):
+def _forward_few_labels(values, target, scores, _, __):
     """Fill `scores[0]` with log q_h as `_forward_few_logits` does. This needs no top class, and only one sum."""
     n_rows, n_classes = values.shape
-    x, labels = np.zeros((n_classes, LANES), values.dtype), np.zeros(LANES, np.int32)
-    largest, shifts, shifted, exps, rest = _column(x), _column(x), _column(x), _column(x), _column(x)
-    log_probs = np.empty(LANES)
+    x, labels = np.zeros((n_classes, LANES)), np.zeros(LANES, np.int64)
+    largest, shifts, shifted, exps, rest = _column(), _column(), _column(), _column(), _column()
+    log_probs = _column()
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
         for i in range(n):
@@ -347,7 +375,7 @@ def _forward_few_labels(values, target, scores, _):
             for k in range(n_classes):
                 x[k, i] = values[start + i, k]
         copy(x[0], largest)
-        rest[:] = ZERO
+        rest[:] = 0.0
         for k in range(1, n_classes):
             _update_largest(x[k], largest)
         if _first_equal(largest, INF) < LANES:
@@ -357,59 +385,59 @@ def _forward_few_labels(values, target, scores, _):
             _clear_at(k, labels, exps)
             _add(exps, rest)
         for i in range(LANES):
-            shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else NAN
+            shifts[i] = x[labels[i], i] - largest[i] if labels[i] >= 0 else math.nan
         _fill_log_probs(rest, shifts, log_probs)
         copy(log_probs[:n], scores[0, start : start + n])
 
 
 @lanes
-def _count_negative(x):
-    """Return the number of negative entries, as a float."""
-    count = ZERO
-    for k in range(x.size):
-        count += ONE if x[k] < ZERO else ZERO
-    return count
+def _sums_of_part(q):
+    """Return the sums of q and q^2, and the number of negative entries."""
+    total, squares, n_negative = 0.0, 0.0, 0.0
+    for k in range(q.size):
+        x = np.float64(q[k])
+        total += x
+        squares += x * x
+        n_negative += 1.0 if x < 0 else 0.0
+    return total, squares, n_negative
+
+
+@lanes
+def _neg_entropy(q):
+    """Return the sum of q log q, with 0 log 0 = 0, and NaN for q < 0."""
+    total = 0.0
+    for k in range(q.size):
+        x = np.float64(q[k])
+        value = x * log64(x)  # outside of the conditions, which would be branches
+        value = value if x != 0 else 0.0
+        total += value if x >= 0 else math.nan
+    return total
 
 
 @compiled_loop
 def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
     """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
-    n_rows, n_classes = values.shape
-    buffer = np.zeros(BLOCK, values.dtype)
-    for i in range(n_rows):
+    for i in range(len(values)):
         row, h = values[i], target[i]
-        # 1. Start the sums of q and q log q with the top entry.
+        # 1. Sums without the top entry, whose square would round small squares to 0.
         top = _first_largest(row)
         q_top = np.float64(row[top])
-        squares = 0.0  # without the top entry, whose square would round small squares to 0
-        total = q_top
-        entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
-        for start in range(0, n_classes, BLOCK):
-            q = row[start : start + BLOCK]
-            logs = buffer[: q.size]
-            if with_entropy:
-                fill_logs(q, logs)
-            elif _count_negative(q) > 0:
-                entropy = math.nan
-            # 2. Sum the entries before and after the top entry. Subtracting its terms from the sums would lose digits.
-            here = min(max(top - start, 0), q.size)
-            below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
-            if here < q.size and start <= top:
-                above = _sums(q[here + 1 :], logs[here + 1 :])
-            total += below[0] + above[0]
-            squares += below[1] + above[1]
-            entropy += below[2] + above[2]
+        below, above = _sums_of_part(row[:top]), _sums_of_part(row[top + 1 :])
+        total, squares = q_top + (below[0] + above[0]), below[1] + above[1]
+        entropy = _neg_entropy(row) if with_entropy else 0.0
+        if q_top < 0 or below[2] + above[2] > 0:
+            entropy = math.nan
         tops[i] = top
-        # 3. Reject invalid rows. entropy == entropy is False for NaN, which a negative probability causes.
+        # 2. Reject invalid rows. entropy == entropy is False for NaN, which a negative probability causes.
         if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
             scores[:, i] = math.nan
             continue
         scores[2, i] = entropy
         scores[3, i] = q_top if squares == squares else math.nan
-        if not 0 <= h < n_classes:
+        if not 0 <= h < row.size:
             scores[0, i] = scores[1, i] = math.nan
             continue
-        # 4. log q_h, and the squared error (1 - q_h)^2 + sum_(k != h) q_k^2.
+        # 3. log q_h, and the squared error (1 - q_h)^2 + sum_(k != h) q_k^2.
         q_h = np.float64(row[h])
         scores[0, i] = math.log(q_h) if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
@@ -419,8 +447,8 @@ def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy
 def _fill_logs_of_rows(x, out):
     """Fill `out` with log x, or with 0 where x <= 0."""
     for i in range(LANES):
-        value = log(x[i])  # outside of the condition, which would be a branch
-        out[i] = value if x[i] > ZERO else ZERO
+        value = log64(x[i])  # outside of the condition, which would be a branch
+        out[i] = value if x[i] > 0 else 0.0
 
 
 @compiled_loop
@@ -447,18 +475,17 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
     Logarithms are computed by vector instructions that span 64 rows.
     """
     n_rows, n_classes = values.shape
-    x = np.ones((n_classes, LANES), values.dtype)
-    logs, entropies = _column(x), _column(x)
-    at_label, log_labels = np.ones(LANES), np.empty(LANES)
+    x, at_label = np.ones((n_classes, LANES)), np.ones(LANES)
+    logs, entropies, log_labels = _column(), _column(), _column()
     for start in range(0, n_rows, LANES):
         n = min(LANES, n_rows - start)
         # 1. Sum of q log q. The rows are transposed, so that a vector instruction processes one class of several rows.
-        #    With at most 48 classes, float32 sums are accurate enough. NaN makes the sum NaN.
+        #    NaN makes the sum NaN.
         if with_entropy:
             for i in range(n):
                 for k in range(n_classes):
                     x[k, i] = values[start + i, k]
-            entropies[:] = ZERO
+            entropies[:] = 0.0
             for k in range(n_classes):
                 _fill_logs_of_rows(x[k], logs)
                 _add_product(x[k], logs, entropies)
@@ -476,7 +503,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
             if tolerance < math.inf and not valid:
                 scores[:, start + i] = math.nan
                 continue
-            scores[2, start + i] = np.float64(entropies[i]) if with_entropy and least >= 0 else math.nan
+            scores[2, start + i] = entropies[i] if with_entropy and least >= 0 else math.nan
             scores[3, start + i] = q_top if squares == squares else math.nan
             scores[0, start + i] = log_labels[i] if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
             others = 0.0 if h == top else q_top * q_top - q_h * q_h
@@ -573,8 +600,12 @@ def forward(
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
     loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
     columns = [x.numpy() for x in (target.contiguous(), scores, top)]
-    by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
+    by_rows(loop, values, columns, _options(from_logits, tolerance, detail))
     return scores, top
+
+
+def _options(from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, ...]:
+    return (detail in ("squares", "entropy"),) if from_logits else (tolerance, detail == "entropy")
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -604,7 +635,7 @@ def summary(
     if values.size < PER_THREAD:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
-        options = () if from_logits else (tolerance, detail == "entropy")
+        options = _options(from_logits, tolerance, detail)
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
         scores, top = forward(torch.from_numpy(values), torch.from_numpy(target), from_logits, tolerance, detail)

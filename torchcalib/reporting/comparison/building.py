@@ -37,6 +37,7 @@ from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions, num_classes_of
+from torchcalib.reporting.saving import Builder
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
 
@@ -104,19 +105,12 @@ def compare(
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
         task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
             the data and sets `task_is_inferred`.
-        class_names: names of the classes in the order of the class axis; the negative class first if binary.
-        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors and selective prediction use at most 199.
         seed: seed of the replicates, which are the same on every device.
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
             -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
-        sample_weight: alias of `weights`, as in scikit-learn.
-        ignore_index: rows with this target are dropped.
-        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
-        class_axis: axis of classes or labels; see `torchcalib.report`.
         clusters: cluster of each row, integers or strings, such as a patient or a document. Replicates resample
             clusters, because their rows may be dependent. For few clusters, intervals are moved outwards; see
             `torchcalib.inference.Interval`.
@@ -190,11 +184,11 @@ def compare(
     return replace(builder.comparison(), task_is_inferred=task is None)
 
 
-class ComparisonBuilder:
+class ComparisonBuilder(Builder):
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
     FORMAT = "torchcalib comparison state", 3
-    """Name and version of the format of `state_bytes`. Increase the version when the content of a state changes."""
+    _WRITERS = "`ComparisonBuilder.state_bytes`"
 
     def __init__(
         self,
@@ -206,6 +200,7 @@ class ComparisonBuilder:
         from_logits: bool | Mapping[str, bool] = False,
         **options: Any,
     ) -> None:
+        super().__init__()
         check_count("n_replicates", n_replicates, at_least=math.ceil(2 / (1 - LEVEL)) - 1)
         check_seed(seed)
         self._names = _checked_names(names)
@@ -228,7 +223,6 @@ class ComparisonBuilder:
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
         self._has_clusters: bool | None = None  # None before the first batch
-        self._parts: dict[str, str] = {}  # as in `ReportBuilder`
 
     @torch.no_grad()
     def update(
@@ -295,15 +289,6 @@ class ComparisonBuilder:
         draws = {"n_replicates": self._n_replicates, "seed": self._seed}
         return {"names": list(self._names), **shared, "from_logits": declared, **draws}
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """Identifiers and digests of all merged builders; see `ReportBuilder.parts`."""
-        return dict(self._parts)
-
-    def as_part(self, identifier: str, digest: str) -> None:
-        """Name a builder after the partition that it contains; see `ReportBuilder.as_part`."""
-        self._parts = {identifier: digest}
-
     @torch.no_grad()
     def merge(self, other: "ComparisonBuilder") -> None:
         """Append the predictions of another builder, with the same arguments and with clusters; it is unchanged.
@@ -341,22 +326,6 @@ class ComparisonBuilder:
         self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
         self._are_counts &= other._are_counts
         self._has_clusters, self._parts = True, self._parts | other._parts
-
-    def state_bytes(self) -> bytes:
-        """Return the state as bytes, which `from_bytes` restores.
-
-        Their size is at most 64 MB for each sum of a system, and 20 MB for its ranked samples.
-        """
-        from torchcalib.reporting.saving import state_bytes
-
-        return state_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "ComparisonBuilder":
-        """Restore a builder from `state_bytes`; see `ReportBuilder.from_bytes`."""
-        from torchcalib.reporting.saving import builder_from
-
-        return builder_from(content, "content", cls)
 
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
@@ -536,7 +505,6 @@ class ComparisonBuilder:
 
 @contextmanager
 def _naming_system(name: str) -> Iterator[None]:
-    """Add the name of the system to errors about its input."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -172,8 +172,12 @@ def compared_lines(
         for name in others:
             a, b = (torch.tensor(by_system[system].value, dtype=torch.float64) for system in (first, name))
             values[key, name] = a, b
-            systems = replicates[first], replicates[name]
-            tests[key, name] = _tested(key, (a, b), systems, better[key], n_clusters)
+            x, y = replicates[first], replicates[name]
+            test = None
+            if key in x.bootstrap and key in y.bootstrap:
+                nulls = [(i[key], j[key]) for i, j in zip(x.null, y.null, strict=True) if key in i]
+                test = pair_test((a, b), (x.bootstrap[key], y.bootstrap[key]), nulls, better[key], n_clusters)
+            tests[key, name] = None if test is None or bool(test.p_value.isnan()) else test  # NaN if a bound is
     adjusted = dict(zip(tests, _adjusted_p_values(list(tests.values())), strict=True))
     compared = []
     for by_system in lines:
@@ -198,24 +202,7 @@ def compared_lines(
     return tuple(compared)
 
 
-def _tested(
-    key: str,
-    values: Pair,
-    systems: tuple[SystemReplicates, SystemReplicates],
-    better: Better,
-    n_clusters: float | None,
-) -> PairTest | None:
-    """Return the test of a line between two systems; None without replicates, or if a bound is NaN."""
-    a, b = systems
-    if key not in a.bootstrap or key not in b.bootstrap:
-        return None
-    nulls = [(x[key], y[key]) for x, y in zip(a.null, b.null, strict=True) if key in x]
-    test = pair_test(values, (a.bootstrap[key], b.bootstrap[key]), nulls, better, n_clusters)
-    return None if bool(test.p_value.isnan()) else test
-
-
 def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: float | None) -> Difference:
-    """Return the result of a test as numbers, with its verdict."""
     if test is None:
         return Difference(float(_minus(values, better)), None, None, None, None, None, "not significant")
     interval = LineInterval(float(test.low), float(test.high))

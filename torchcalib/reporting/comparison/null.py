@@ -40,22 +40,17 @@ def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
     `residuals` `(R, ..., B)` are the sums of outcomes minus confidences in bootstrap replicates. `seed` orders ties.
     """
     cells = BinCells.from_bins(b)
-    level = (_ranks(residuals, seed) + 0.5) / len(residuals)
-    deviation = deviation_quantiles(level, cells.n, cells.expected, cells.spread, cells.noise)
-    return cells.with_gaps(deviation * cells.variance.sqrt())
-
-
-def _ranks(x: Tensor, seed: int) -> Tensor:
-    """Return the rank of each value among the R values on the first axis, float64 `(R, ...)`; ties in random order."""
-    flat = x.flatten(1)
-    streams = _TIE_STREAMS + torch.arange(len(flat), device=x.device)
-    order = random_words(seed, streams, torch.arange(flat.shape[-1], device=x.device)).argsort(0)
+    flat = residuals.flatten(1)
+    streams = _TIE_STREAMS + torch.arange(len(flat), device=residuals.device)
+    order = random_words(seed, streams, torch.arange(flat.shape[-1], device=residuals.device)).argsort(0)
     # Sorting is stable: equal values keep their random order. Equal sums may differ by rounding errors.
     scale = flat.abs().amax(0).clamp(min=torch.finfo(flat.dtype).tiny)
     rounded = (flat / scale * 2**40).round()
     order = order.gather(0, rounded.gather(0, order).sort(dim=0, stable=True).indices)
-    ranks = torch.arange(len(flat), dtype=x.dtype, device=x.device).unsqueeze(-1).expand_as(flat)
-    return torch.zeros_like(flat).scatter_(0, order, ranks).reshape(x.shape)
+    ranks = torch.arange(len(flat), dtype=residuals.dtype, device=residuals.device).unsqueeze(-1).expand_as(flat)
+    level = (torch.zeros_like(flat).scatter_(0, order, ranks).reshape(residuals.shape) + 0.5) / len(residuals)
+    deviation = deviation_quantiles(level, cells.n, cells.expected, cells.spread, cells.noise)
+    return cells.with_gaps(deviation * cells.variance.sqrt())
 
 
 def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int) -> Iterator[OrderedSample]:
