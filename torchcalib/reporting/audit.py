@@ -430,7 +430,13 @@ class AuditBuilder:
 
     def finish(self) -> None:
         """Add the frequencies of sampled answers, if they are of one system."""
-        self._check_swapped()
+        # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
+        scale = self.scales.get("reported")
+        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
+            raise InputError(
+                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
+                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
+            )
         if self.layout.repeats and not self.pooled:
             found = list(self.samples.majorities(self.omitted))
             if found:
@@ -529,7 +535,9 @@ class AuditBuilder:
             known.has_repeated_names, known.repeats, known.distinct
         )  # fmt: skip
         self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
-        self.fewest = min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
+        self.fewest = (
+            min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
+        )
         return not self.is_contradicted
 
     def _distinct_in(self, block: Block) -> set[str]:
@@ -777,7 +785,11 @@ def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterato
         )
     (value, times), n = definition.values.most_common(1)[0], definition.n
     if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
-        why = "a usual number of stated confidences" if definition.source in _STATED else "which may stand for a missing value"
+        why = (
+            "a usual number of stated confidences"
+            if definition.source in _STATED
+            else "which may stand for a missing value"
+        )
         yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, {why}."
     if definition.n_impossible:
         is_rounded = definition.n_rounded == n and definition.source != "frequency"

@@ -155,7 +155,7 @@ class AuditedConfidence:
     @property
     def keys(self) -> tuple[str, ...]:
         """`key`, and the keys of the definitions that have the same confidences."""
-        return (self.key, *(f"{source}{self.key[len(self.source):]}" for source in self.equal))
+        return (self.key, *(f"{source}{self.key[len(self.source) :]}" for source in self.equal))
 
     @property
     def name(self) -> str:
@@ -200,7 +200,11 @@ class AuditedConfidence:
     def card(self, n_answers: int) -> dict[str, str]:
         """Return the definition card of the numbers: what a publication must state beside them."""
         words, card = CONFIDENCES[self.source], {}
-        card = {"confidence": self.definition.rpartition("; event: ")[0], "scored answer": words.scored, "context": words.context}
+        card = {
+            "confidence": self.definition.rpartition("; event: ")[0],
+            "scored answer": words.scored,
+            "context": words.context,
+        }
         card |= {"scale": self.scale} if self.scale else {}
         card["event"] = self.happens
         line = None if self.report is None else self.report.line("ece")

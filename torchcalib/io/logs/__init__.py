@@ -21,7 +21,9 @@ LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Olmes, LightEval, 
 
 _TASKS = ("samples_*.jsonl", "samples_*.jsonl.gz", "task-*-predictions.jsonl", "details_*.parquet")
 """Names of files with the answers to one task, which are pooled."""
-_TASK = re.compile(r"(?:samples_|task-\d+-|details_)(.+?)(?:-predictions)?(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?\.(?:jsonl(?:\.gz)?|parquet)")
+_TASK = re.compile(
+    r"(?:samples_|task-\d+-|details_)(.+?)(?:-predictions)?(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?\.(?:jsonl(?:\.gz)?|parquet)"
+)
 _BINARY = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".npz", ".npy", ".safetensors", ".xlsx", ".xls", ".zip")
 
 __all__ = ["DEFINITIONS", "LOGS", "Answer", "Log", "LogOptions", "golds_of", "open_log", "task_of"]
@@ -78,7 +80,11 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
             groups = Rows(source).groups(START)
         rows = [row for group in groups for _, row, _ in group.numbered()]
         known = {normal(name) for row in rows[:START] for name in row}
-        roles = roles_of(rows[:START], {role: x for role, x in names.items() if role in ("gold", "question") and normal(x) in known}, label)
+        roles = roles_of(
+            rows[:START],
+            {role: x for role, x in names.items() if role in ("gold", "question") and normal(x) in known},
+            label,
+        )
         if roles.gold is None or roles.question is None:
             raise InputError(
                 f"`gold` must have the question and the right answer in each row, such as `id` and `gold`, got the "
@@ -129,7 +135,12 @@ def _opened(source: Source, options: LogOptions) -> Log:
             return kind(source, options)
     roles = roles_of(start, names, str(path), options.gold is not None)
     missing = looked_for(roles)
-    if start and (roles.has_outcome or options.gold is not None) and roles.has_confidence and (not missing or options.gold is not None):
+    if (
+        start
+        and (roles.has_outcome or options.gold is not None)
+        and roles.has_confidence
+        and (not missing or options.gold is not None)
+    ):
         return Decisions(source, options, roles)
     kinds = ", ".join(kind.kind for kind in LOGS)
     found_names = quoted(roles.found or first, 20)

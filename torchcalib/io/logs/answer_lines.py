@@ -30,7 +30,7 @@ from torchcalib.io.logs.answers import (
     start_of,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
-from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, normal, roles_of
+from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
 from torchcalib.io.logs.objects import RowGroup, loads, whole_file
 from torchcalib.io.logs.stated import MOST
 
@@ -329,7 +329,10 @@ class Decisions(Lines):
             return {str(option): p for option, p in given.items()}
         if isinstance(given, list) and given and all(isinstance(each, Mapping) for each in given):
             keys = ("probability", "prob", "p", "logprob")
-            found = [(next((x[k] for k in _OPTION if k in x), None), next((x[k] for k in keys if k in x), None)) for x in given]
+            found = [
+                (next((x[k] for k in _OPTION if k in x), None), next((x[k] for k in keys if k in x), None))
+                for x in given
+            ]
             return {} if any(None in pair for pair in found) else {str(option): p for option, p in found}
         if isinstance(given, list):
             texts = None if self.roles.choices is None else row.get(self.roles.choices)
@@ -347,7 +350,9 @@ class Decisions(Lines):
             found = [[row[name] for name in columns.values()] for row in rows] if columns else []
             names = [tuple(columns)] * len(found)
         elif given := _values(rows, self.roles.probs):
-            mappings = [each if type(each) is dict else self._options_of(row) for each, row in zip(given, rows, strict=True)]
+            mappings = [
+                each if type(each) is dict else self._options_of(row) for each, row in zip(given, rows, strict=True)
+            ]
             names, found = list(map(tuple, mappings)), [list(each.values()) for each in mappings]
             if not all(names) or any(type(name) is not str for each in {*names} for name in each):
                 raise IrregularError

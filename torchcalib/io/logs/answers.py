@@ -30,6 +30,7 @@ ARGUMENTS = {"gold": "target", "chosen": "pred", "question": "id"}
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
 
+
 @dataclass(slots=True)
 class Answer:
     """One answer to one question, with every confidence in it that a log contains.
@@ -104,7 +105,9 @@ class Log(ABC):
             if given and name not in self.takes:
                 name = "gold" if name == "gold" else name if name == "by" else next(iter(options.fields))
                 name = ARGUMENTS.get(name, name)
-                raise InputError(f"`{name}` must be None for {self.kind}, whose fields are known, got a value. Omit it.")
+                raise InputError(
+                    f"`{name}` must be None for {self.kind}, whose fields are known, got a value. Omit it."
+                )
 
     @classmethod
     @abstractmethod
@@ -367,7 +370,7 @@ def options_of_answer(
     if not named and texts[0]:
         log.counts["answer whose option is no token"] += 1
         return None
-    place_of_answer = 0 if not texts[0] or 0 in named[:1] and not after else (after[:1] or named[-1:])[0]
+    place_of_answer = 0 if not texts[0] or (0 in named[:1] and not after) else (after[:1] or named[-1:])[0]
     found = first_token_options(log.candidates(tokens[place_of_answer], place), options)
     if found is None:
         log.counts["answer without a logged probability of each option"] += 1

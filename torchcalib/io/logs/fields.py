@@ -201,7 +201,16 @@ class Roles:
 
 DEFINITIONS = (
     *("choices", "choices_per_token", "choices_per_character", "choices_per_byte", "choices_unconditional"),
-    *("option_letters", "first_token_options", "probabilities", "raw", "per_token", "first_token", "stated", "reported"),
+    *(
+        "option_letters",
+        "first_token_options",
+        "probabilities",
+        "raw",
+        "per_token",
+        "first_token",
+        "stated",
+        "reported",
+    ),
     *("forecast", "frequency"),
 )
 """Keys of the definitions of a confidence, in the order of the table of an audit."""
@@ -222,9 +231,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     fields = {name: normal(name) for row in rows for name in row if isinstance(name, str)}
     by_name = {each: name for name, each in reversed(fields.items())}
     given = {
-        role: _named(name, by_name, role, label)
-        for role, name in named.items()
-        if not (has_gold and role == "gold")
+        role: _named(name, by_name, role, label) for role, name in named.items() if not (has_gold and role == "gold")
     }
     taken, found = {*given.values()}, dict(given)
 
@@ -241,16 +248,26 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
                 taken.add(name)
                 return
 
-    search("correct", ANSWERS.correct[:6], lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)))
+    search(
+        "correct",
+        ANSWERS.correct[:6],
+        lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)),
+    )
     search("correct", ANSWERS.correct[6:], lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
     search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
     search("question", ANSWERS.question)
     search("chosen", ANSWERS.chosen, _are_scalars)
     search("probs", ANSWERS.probs, _have_options)
-    search("confidence", [each for each in ANSWERS.confidence if each != "p_true" or "p_false" not in by_name], _are_scalars)
+    search(
+        "confidence",
+        [each for each in ANSWERS.confidence if each != "p_true" or "p_false" not in by_name],
+        _are_scalars,
+    )
     if "confidence" not in found and "chosen" in found and normal(found.get("correct", "")) in FORECASTS:
         found["confidence"] = found.pop("chosen")  # the prediction of an event
-    others = [name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken]
+    others = [
+        name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken
+    ]
     if "confidence" not in found and len(others) == 1:
         found["confidence"] = others[0]
         taken.add(others[0])
@@ -347,12 +364,18 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
             return found, True
         outside = {option for option, each in numbers.items() if not all(0 <= value <= 1 for value in each or ())}
         if outside and is_logarithm is False and golds & found.keys():  # some are probabilities, and others may be not
-            found, outside = {each: name for each, name in found.items() if each not in outside - golds}, outside & golds
+            found, outside = (
+                {each: name for each, name in found.items() if each not in outside - golds},
+                outside & golds,
+            )
         if len(found) > 1 and not outside and not is_logarithm:
             return found, False
         if (outside and is_logarithm is False and golds & found.keys()) or _are_percentages(rows, found):
             name, value = next(
-                (name, value) for option, name in found.items() for value in numbers[option] or () if not 0 <= value <= 1
+                (name, value)
+                for option, name in found.items()
+                for value in numbers[option] or ()
+                if not 0 <= value <= 1
             )
             raise InputError(
                 f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "

@@ -90,7 +90,6 @@ class RowGroup(NamedTuple):
         for number, place, row in zip(self.numbers, self.places, rows, strict=True):
             yield number, _checked(row, f"{kind} {place}"), f"{kind} {place}"
 
-
     def some(self, places: Sequence[int]) -> RowGroup:
         """Return the rows with these indices."""
         numbers, content, lines = ([of_all[k] for k in places] for of_all in self[:3])
@@ -134,7 +133,9 @@ class Rows:
 
 def _batches(table: Any) -> Iterator[dict[str, Any]]:
     dtypes = {
-        name: array.dtype for name, array in table.arrays.items() if not array.columns and name not in _NUMBERS_OF_TOKENS
+        name: array.dtype
+        for name, array in table.arrays.items()
+        if not array.columns and name not in _NUMBERS_OF_TOKENS
     }
     for batch in table.batches(dtypes, _BATCH):
         yield from batch.to_pylist()
