@@ -28,7 +28,7 @@ from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import DEFINITIONS, Log, golds_of, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
-from torchcalib.io.logs.fields import MOST_SYSTEMS
+from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
@@ -151,7 +151,7 @@ def audit(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "answers.jsonl")
         ...     _ = path.write_text("\n".join(map(json.dumps, lines)))
-        ...     found = torchcalib.audit(path, target="gold", with_calibration=False)
+        ...     found = torchcalib.audit(path, with_calibration=False)
         >>> list(found), round(found["probabilities"].value("ece"), 3)
         (['probabilities', 'probabilities/each'], 0.3)
     """
@@ -265,33 +265,34 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
         layouts = {part: builder.layout for part, builder in builders.items()}
     if not builders or not any(builder.n_answers for builder in builders.values()):
         raise InputError(_no_answers(log))
-    _check_target(log, builders)
+    remarks = tuple(_check_target(log, builders))
     for builder in builders.values():
-        builder.finish()
+        builder.finish(remarks)
     parts = {part: builder for part, builder in builders.items() if part is not None}
     return ReadLog(log, next(iter(builders.values())), parts)
 
 
-_SURE = 10  # rows from which a target that is always the choice of the model is refused
+_SURE = 10  # rows from which a right answer that is always the choice of the model is suspicious
 
 
-def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> None:
-    """Raise if the field that was taken for the right answer is the choice of the model in every row."""
-    if not log.target:
-        return
+def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iterator[str]:
+    """Yield a remark if the model is always right. Raise if the name of the right answer can also be its own answer."""
     whole = [builders[None]] if None in builders else list(builders.values())
     for source, what in (("probabilities", "the most probable option"), ("reported", "the answer of the model")):
         event = "chosen" if source == "probabilities" else "answer"
         found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
-        if source == "reported" and log.has_outcomes:
+        if not log.target or (source == "reported" and log.has_outcomes):
             continue
         n, right = (sum(total) for total in ([each.n for each in found], [each.n_right for each in found]))
-        if n >= _SURE and n == right:
+        if n < _SURE or right < n:
+            continue
+        if normal(log.target) in ANSWERS.chosen:
             raise InputError(
                 f"`{log.path}` must have right answers that differ from those of the model, got the field "
                 f"`{log.target}`, which is {what} in all {n:,} rows. Name the field of the right answer by `target`, "
                 "also if it is this one."
             )
+        yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's own answer."
 
 
 def _no_answers(log: Log) -> str:
@@ -418,6 +419,7 @@ class AuditBuilder:
         self.scales = dict(layout.scales)
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
+        self.remarks: Sequence[str] = ()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
 
@@ -428,8 +430,9 @@ class AuditBuilder:
         self._add(block)
         self.n_answers += len(block)
 
-    def finish(self) -> None:
-        """Add the frequencies of sampled answers, if they are of one system."""
+    def finish(self, remarks: Sequence[str]) -> None:
+        """Add the frequencies of sampled answers, if they are of one system, and remarks on the log."""
+        self.remarks = remarks
         # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
         scale = self.scales.get("reported")
         if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
@@ -480,6 +483,7 @@ class AuditBuilder:
             nll_of_truth=-self.truth[0] / n_truth if n_truth else math.nan,
             counts=dict(self.counts),
             confidences=self._audited(),
+            fields=self.log.fields,
             pooled={name: len(values) for name, values in self.pooled.items()},
             notes=tuple(self._notes()),
             published=None if benchmark is None else published(benchmark, *self.stated),
@@ -497,6 +501,7 @@ class AuditBuilder:
                 f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to report "
                 "each apart."
             )
+        yield from self.remarks
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 
@@ -686,29 +691,33 @@ class AuditBuilder:
         return self.definitions[source, event]
 
     def _audited(self) -> tuple[AuditedConfidence, ...]:
-        order, found = list(CONFIDENCES), []
-        for definition in sorted(self.definitions.values(), key=lambda each: order.index(each.source)):
+        found = []
+        for definition in self.definitions.values():
             refusal = _refusal(definition)
+            equal = [source for source, same in self.same_as.items() if same == definition.source]
             # The simulated outcomes are independent.
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
             if not refusal and not is_clustered:
                 detectable = detectable_ece(definition.bins.statistic())
-            scale = self.scales.get(definition.source)
-            found.append(
-                AuditedConfidence(
-                    source=definition.source,
-                    event=definition.event,
-                    report=None if refusal else definition.builder.report(),
-                    equal=tuple(source for source, same in self.same_as.items() if same == definition.source),
-                    mean=definition.total / definition.n if definition.n else math.nan,
-                    frequency=definition.n_right / definition.n if definition.n else math.nan,
-                    detectable=detectable,
-                    marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
-                    scale="" if scale is None else scale.rule,
-                    field=self.log.options.fields.get("confidence", "") if definition.source in _REPORTED else "",
+            # Degenerate confidences are equal by their values, and not by their definitions.
+            for source in [definition.source, *equal] if refusal else [definition.source]:
+                scale = self.scales.get(source)
+                found.append(
+                    AuditedConfidence(
+                        source=source,
+                        event=definition.event,
+                        report=None if refusal else definition.builder.report(),
+                        equal=() if refusal else tuple(equal),
+                        mean=definition.total / definition.n if definition.n else math.nan,
+                        frequency=definition.n_right / definition.n if definition.n else math.nan,
+                        detectable=detectable,
+                        marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
+                        scale="" if scale is None else scale.rule,
+                        field=self.log.options.fields.get("confidence", "") if source in _REPORTED else "",
+                    )
                 )
-            )
+        found.sort(key=lambda each: list(CONFIDENCES).index(each.source))
         wanted = self.options.definition
         if wanted == "reported" and not any(each.source == "reported" for each in found):
             wanted = "forecast" if any(each.source == "forecast" for each in found) else None

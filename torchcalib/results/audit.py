@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,8 +209,6 @@ class AuditedConfidence:
         card |= {"scale": self.scale} if self.scale else {}
         card["event"] = self.happens
         line = None if self.report is None else self.report.line("ece")
-        if self.event != "each":
-            card["mean"] = self.means
         if self.report is None or line is None:
             return card
         of_ece = self.report.definitions[line.key]
@@ -271,6 +270,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         nll_of_truth: mean negative log-probability of the right answer, if the log contains nothing else; else NaN.
         counts: numbers of rows by finding, such as those that were left out.
         confidences: the results, in the order of the table.
+        fields: names of the fields of the log by their role, in words, and of those that are not used.
         pooled: number of values of each field that names systems, such as models, whose answers are pooled.
         tasks: audits by task, if the log has several.
         notes: sentences on the log.
@@ -290,6 +290,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
     counts: Mapping[str, int]
     confidences: tuple[AuditedConfidence, ...]
     part: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
     pooled: Mapping[str, int] = field(default_factory=dict)
     tasks: AuditGroups | None = None
     notes: tuple[str, ...] = ()
@@ -364,7 +365,14 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         marks = [f"{each.name} ({each.event}): {mark}" for each in self.confidences for mark in each.marks]
         findings = [f"{reason}: {count(n)}" for reason, n in self.counts.items()]
         cards = [f"{each.name} ({each.event}): {each.definition}." for each in self.confidences]
-        blocks = [[self.input_line], [Tabular.__str__(self)] * bool(self.confidences), marks, list(self.notes)]
+        read = "; ".join(f"{role}: {names}" for role, names in self.fields.items())
+        blocks = [
+            [self.input_line],
+            [f"Fields: {read}."] * bool(read),
+            [Tabular.__str__(self)] * bool(self.confidences),
+            marks,
+            list(self.notes),
+        ]
         blocks += [[self.published.sentence] if self.published else []]
         blocks += [findings, cards, [self.sentence] * bool(self.sentence)]
         blocks += [[EXPLAINED]] if self.confidences else []
@@ -376,7 +384,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; see `Report.to_dict`."""
-        names = [each.name for each in fields(self) if each.name not in ("confidences", "tasks")]
+        names = [each.name for each in dataclasses.fields(self) if each.name not in ("confidences", "tasks")]
         found = {name: plain(getattr(self, name)) for name in names}
         found["tasks"] = None if self.tasks is None else self.tasks.to_dict()
         found["confidences"] = {

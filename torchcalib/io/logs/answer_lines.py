@@ -50,6 +50,7 @@ class Lines(RowLog):
         if roles is None:
             roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)
         self.roles = roles
+        self.fields = roles.in_words()
         self._known = {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
         self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -478,6 +479,7 @@ class Judged(Log):
     """Reader of answers with the verdict of a judge, as HLE writes them: a file with an object by question."""
 
     kind = "judged answers"
+    names = JUDGED
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Array, Block, Columns
-from torchcalib.io.logs.fields import correctness, normal, number_of
+from torchcalib.io.logs.fields import Fields, correctness, normal, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
@@ -84,6 +84,9 @@ class Log(ABC):
     kind: ClassVar[str]
     """Name of the program that wrote the log, and the form."""
 
+    names: ClassVar[Fields] = Fields()
+    """Names of the fields."""
+
     stated: ClassVar[tuple[str, ...]] = ("stated", "reported", "forecast")
     """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
 
@@ -99,6 +102,7 @@ class Log(ABC):
         self.alternatives: dict[str, None] = {}  # names of filters or scorers, in the order of the file
         self.with_contents = False  # whether columns need the contents of questions
         self.systems: dict[str, dict[str, set[Any]]] = {}  # by part: values of fields that name systems, such as models
+        self.fields = self.names.in_words()
         self.target = ""  # field of the right answers, if no caller named it
         self.has_outcomes = True  # whether a field calls answers right or wrong
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):

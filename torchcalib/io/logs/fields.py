@@ -12,6 +12,19 @@ from torchcalib.io.errors import InputError, quoted, shown
 
 Row = Mapping[str, Any]
 
+ROLES = {
+    "data_set": "data set",
+    "question": "question",
+    "gold": "right answer",
+    "chosen": "answer of the model",
+    "correct": "right or wrong",
+    "response": "response",
+    "confidence": "confidence",
+    "probs": "scores of options",
+    "choices": "options",
+}
+"""Words for the roles of fields."""
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -30,6 +43,11 @@ class Fields:
     confidence: tuple[str, ...] = ()
     probs: tuple[str, ...] = ()  # probability of each option
     choices: tuple[str, ...] = ()  # texts of the options
+
+    def in_words(self) -> dict[str, str]:
+        """Return the names by role, in words."""
+        names = {words: getattr(self, role) for role, words in ROLES.items()}
+        return {words: " or ".join(f"`{name}`" for name in some) for words, some in names.items() if some}
 
 
 _WORDS = ("answer", "option", "letter", "choice", "label")
@@ -104,6 +122,7 @@ _NO_SYSTEM = re.compile(
     r".*(answer|pred|choice|option|letter|label|output|response|text|reason|conf|prob|score|logit|correct|token|cost"
     r"|time|latency|hash|rank).*"
 )
+_MAX_SHOWN = 20  # names of fields in a description
 MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
@@ -182,6 +201,16 @@ class Roles:
     systems: tuple[str, ...] = ()  # fields that may name systems
     named: frozenset[str] = frozenset()  # roles of fields that the caller named
     found: tuple[str, ...] = ()  # all fields
+
+    def in_words(self) -> dict[str, str]:
+        """Return the fields by role, and those that are not used, in words."""
+        found = {role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None}
+        found |= {"data_set": self.data_sets, "probs": (*found.get("probs", ()), *self.columns.values())}
+        words = {ROLES[role]: quoted(found[role], _MAX_SHOWN) for role in ROLES if found.get(role)}
+        words |= {"same question if equal": f"`{self.content}`"} if self.content is not None else {}
+        used = {*self.systems, self.content, *(name for names in found.values() for name in names)}
+        others = [name for name in self.found if name not in used]
+        return words | ({"not used": quoted(others, _MAX_SHOWN)} if others else {})
 
     @property
     def has_confidence(self) -> bool:

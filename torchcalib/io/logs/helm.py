@@ -18,6 +18,7 @@ class Helm(Log):
     """Reader of a run. Instances with a perturbation are counted, and left out."""
 
     kind = "HELM run"
+    names = HELM
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:

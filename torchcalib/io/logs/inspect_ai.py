@@ -25,6 +25,7 @@ class Inspect(Log):
     """Reader of the samples of a log. Epochs are answers to the same question."""
 
     kind = "Inspect log"
+    names = INSPECT
     stated = "reported", "stated"
     takes = ("by",)
 

@@ -16,6 +16,7 @@ class LightEval(RowLog):
     """Reader of details of both layouts: flat columns, or the columns `doc`, `model_response` and `metric`."""
 
     kind = "LightEval details"
+    names = LIGHTEVAL
 
     @classmethod
     def recognises(cls, start: Row) -> bool:

@@ -45,6 +45,7 @@ class LmEval(RowLog):
     """Reader of samples of `multiple_choice`, `loglikelihood` and `generate_until` tasks."""
 
     kind = "lm-eval samples"
+    names = LM_EVAL
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:

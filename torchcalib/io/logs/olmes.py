@@ -16,6 +16,7 @@ class Olmes(RowLog):
     """Reader of predictions of tasks with options, and of generated answers."""
 
     kind = "OLMES predictions"
+    names = OLMES
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
