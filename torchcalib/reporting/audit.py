@@ -161,7 +161,7 @@ def audit(
         if not 0 <= p <= 1:
             raise ValueError(f"`words` must contain confidences in [0, 1], got {shown(p)} for {shown(word)}.")
     if others and by is not None:
-        raise ValueError("`by` must be None for several logs, got a field. Audit each log, or omit it to compare them.")
+        raise InputError("`by` must be None for several logs, got a field. Audit each log, or omit it to compare them.")
     definition = confidence if confidence in DEFINITIONS else None
     fields = {
         "confidence": None if definition else confidence,
@@ -289,8 +289,8 @@ def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iter
         if normal(log.target) in ANSWERS.chosen:
             raise InputError(
                 f"`{log.path}` must have right answers that differ from those of the model, got the field "
-                f"`{log.target}`, which is {what} in all {n:,} rows. Name the field of the right answer by `target`, "
-                "also if it is this one."
+                f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "
+                "also if it is this field."
             )
         yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's own answer."
 
@@ -493,7 +493,7 @@ class AuditBuilder:
         if not self.definitions:
             yield (
                 "The log contains no confidence of an answer that is known to be right or wrong. "
-                "Its calibration cannot be measured."
+                f"Its calibration cannot be measured. {self.log.advice}".rstrip()
             )
         for name, values in self.pooled.items():
             some = listed([*map(str, sorted(values, key=str)[:5]), *["others"] * (len(values) > 5)])

@@ -422,18 +422,11 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed, for a page or a folder.
         """
-        writers: dict[str, Callable[[], str]] = {
-            ".html": lambda: above("torchcalib.reporting.render.html:render_audit")(self),
-            ".json": lambda: f"{self.to_json()}\n",
-            ".md": lambda: f"{self.to_markdown()}\n",
-            ".tex": lambda: f"{self.to_latex()}\n",
-        }
         place = Path(path)
-        if place.suffix.lower() not in writers:
-            place.mkdir(parents=True, exist_ok=True)
-            return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self, pages))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return (write_whole(place, writers[place.suffix.lower()]().encode()),)
+        if place.suffix.lower() in _SUFFIXES:
+            return _written(self, place, "render_audit")
+        place.mkdir(parents=True, exist_ok=True)
+        return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self, pages))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -494,16 +487,18 @@ class AuditGroups(Mapping[str, Audit], Tabular):
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write a folder with a page of all parts, `audit.json`, and a folder with the audit of each part.
+        """Write a file, or a folder with a page of all parts, `audit.json`, and a folder with the audit of each part.
 
         Args:
-            path: the folder.
-            pages: add a page with the report of each definition of each part.
+            path: a file name that ends in `.html`, `.json`, `.md` or `.tex`, or a folder.
+            pages: add a page with the report of each definition of each part to the folder.
 
         Raises:
             ImportError: if the extra `report` is not installed.
         """
         place = Path(path)
+        if place.suffix.lower() in _SUFFIXES:
+            return _written(self, place, "render_groups")
         place.mkdir(parents=True, exist_ok=True)
         written = write_all(place, above("torchcalib.reporting.render.html:group_files")(self))
         for k, audit in enumerate(self.audits.values(), 1):
@@ -593,6 +588,21 @@ EXPLAINED = (
     "calibrated model have a smaller ECE. Accuracy at 80%: accuracy of the most confident 80% of the answers, if the "
     "others are left out."
 )
+
+
+_SUFFIXES = (".html", ".json", ".md", ".tex")
+
+
+def _written(found: Audit | AuditGroups, path: Path, render: str) -> tuple[Path]:
+    """Write a page, all numbers or the table to a file, by its suffix."""
+    writers: dict[str, Callable[[], str]] = {
+        ".html": lambda: above(f"torchcalib.reporting.render.html:{render}")(found),
+        ".json": lambda: f"{found.to_json()}\n",
+        ".md": lambda: f"{found.to_markdown()}\n",
+        ".tex": lambda: f"{found.to_latex()}\n",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return (write_whole(path, writers[path.suffix.lower()]().encode()),)
 
 
 def _columns() -> list[Column]:

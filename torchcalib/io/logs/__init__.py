@@ -88,7 +88,7 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         if roles.gold is None or roles.question is None:
             raise InputError(
                 f"`gold` must have the question and the right answer in each row, such as `id` and `gold`, got the "
-                f"fields {quoted(roles.found, 20)}. Name them by `id` and `target`."
+                f"fields {quoted(roles.found, 20)}. Pass id='NAME' and target='NAME'."
             )
         found: dict[str, Any] = {}
         for row in rows:
@@ -142,11 +142,12 @@ def _opened(source: Source, options: LogOptions) -> Log:
         and (not missing or options.gold is not None)
     ):
         return Decisions(source, options, roles)
-    kinds = ", ".join(kind.kind for kind in LOGS)
-    found_names = quoted(roles.found or first, 20)
+    kinds = ", ".join(kind.kind for kind in LOGS[:-1])
+    if not first:
+        raise InputError(f"`{path}` must be a log of one of these kinds: {kinds}; or contain rows, got none. Check it.")
     raise InputError(
-        f"`{path}` must be a log of one of these kinds: {kinds}; got an object with the keys {found_names}. Not found: "
-        f"{missing or 'rows'}."
+        f"`{path}` must be a log of one of these kinds, or have {missing}; got an object with the keys "
+        f"{quoted(roles.found or first)}. Kinds are {kinds}."
     )
 
 

@@ -36,6 +36,7 @@ from torchcalib.io.logs.stated import MOST
 
 _OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
 _NEITHER = "answer that the log calls neither right nor wrong"
+_UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
 _UNMATCHED = "answer without a right answer in the second file"
 
@@ -51,6 +52,10 @@ class Lines(RowLog):
             roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)
         self.roles = roles
         self.fields = roles.in_words()
+        if options.gold is not None:
+            self.fields["right answer"] = f"second file, by `{roles.question}`"
+        elif not roles.has_outcome:
+            self.advice = "Pass target='NAME' for the right answer, or gold='FILE' for a file with right answers."
         self._known = {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
         self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -90,7 +95,7 @@ class Lines(RowLog):
                 if role not in before.named and getattr(before, role) not in (None, name) and name in new:
                     raise InputError(
                         f"`{self.path}` must have the same fields in all rows, got `{name}` first in {place}, after "
-                        f"`{getattr(before, role)}`. Name the field of the right answer by `target`."
+                        f"`{getattr(before, role)}`. Pass target='NAME' for the right answer."
                     )
 
     def _document_of(self, row: Mapping[str, Any], index: int) -> str:
@@ -134,7 +139,11 @@ class Lines(RowLog):
                 self.counts[f"abstention ({name}), counted as wrong"] += 1
                 return
         if math.isnan(answer.correct) and not answer.right:
-            self.counts[_NEITHER] += 1
+            self.counts[self._neither] += 1
+
+    @property
+    def _neither(self) -> str:
+        return _UNRESOLVED if self.roles.has_forecasts else _NEITHER
 
     def in_order(self, options: Mapping[str, Any], gold: Any, place: str) -> tuple[tuple[str, ...], list[Any]]:
         """Return options and their values in an order that does not depend on the row: letters are sorted."""
@@ -314,7 +323,7 @@ class Decisions(Lines):
             contents=[self._content_of(row, row.get(roles.gold)) for row in rows] if self.with_contents else (),
             counts={
                 _UNNAMED: int(has_none.sum()) if gold and options else 0,
-                _NEITHER: int((has_none & np.isnan(correct)).sum()),
+                self._neither: int((has_none & np.isnan(correct)).sum()),
                 **abstained,
             },
         )

@@ -103,6 +103,7 @@ class Log(ABC):
         self.with_contents = False  # whether columns need the contents of questions
         self.systems: dict[str, dict[str, set[Any]]] = {}  # by part: values of fields that name systems, such as models
         self.fields = self.names.in_words()
+        self.advice = ""  # how to add what no field contains, as a sentence
         self.target = ""  # field of the right answers, if no caller named it
         self.has_outcomes = True  # whether a field calls answers right or wrong
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):

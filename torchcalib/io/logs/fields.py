@@ -331,14 +331,14 @@ def looked_for(roles: Roles) -> str:
     """Return the names of fields that were looked for and not found, as a sentence."""
     missing = []
     if not roles.has_confidence:
-        missing.append(f"a confidence (such as {quoted(('confidence', 'probs', 'prob_A', 'A'))}; option `confidence`)")
+        missing.append(f"a confidence (such as {quoted(('confidence', 'probs', 'prob_A', 'A'))}; confidence='NAME')")
     if not roles.has_outcome:
         missing.append(
-            f"a right answer ({quoted(('correct_answer', 'gold', 'target', 'answer'))}; option `target`) or whether "
-            f"the answer is right ({quoted(('correct', 'is_correct'))}; option `correct`)"
+            f"a right answer ({quoted(('correct_answer', 'gold', 'target', 'answer'))}; target='NAME') or whether "
+            f"the answer is right ({quoted(('correct', 'is_correct'))}; correct='NAME')"
         )
     elif roles.correct is None and roles.chosen is None and not (roles.probs or roles.columns):
-        missing.append(f"the model's answer ({quoted(('prediction', 'predicted_answer'))}; option `pred`)")
+        missing.append(f"the model's answer ({quoted(('prediction', 'predicted_answer'))}; pred='NAME')")
     return " and ".join(missing)
 
 
@@ -384,7 +384,13 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     """Return the column with the probability of each option, and whether these are log-probabilities."""
     letters = {name.strip().upper(): name for name in names if len(name.strip()) == 1 and name.strip().isalpha()}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
-    for found, is_logarithm in (({letter: letters[letter] for letter in run}, None), *_stems(names, golds)):
+    problem = ""
+    in_turn = (
+        *_stems(names, golds),
+        ({letter: letters[letter] for letter in run}, None),
+        (_of_sum_1(names, rows, golds), None),
+    )
+    for found, is_logarithm in in_turn:
         numbers = {option: _numbers(rows, name) for option, name in found.items()}
         if len(found) < 2 or any(values is None for values in numbers.values()):
             continue
@@ -406,11 +412,24 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
                 for value in numbers[option] or ()
                 if not 0 <= value <= 1
             )
-            raise InputError(
+            problem = problem or (
                 f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "
                 "Divide percentages by 100, or rename the column if it is no option."
             )
+    if problem:
+        raise InputError(problem)
     return {}, False
+
+
+def _of_sum_1(names: Sequence[str], rows: Sequence[Row], golds: set[str]) -> dict[str, str]:
+    """Return the columns that are named after right answers, or all columns of fractions, if their rows sum to 1."""
+    numbers = {name: values for name in names if (values := _numbers(rows, name)) and len(values) == len(rows)}
+    fractions = [name for name, values in numbers.items() if all(0 <= value <= 1 for value in values)]
+    for found in ([name for name in fractions if name in golds], fractions):
+        sums = [math.fsum(each) for each in zip(*(numbers[name] for name in found), strict=True)]
+        if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in sums):
+            return {name: name for name in found}
+    return {}
 
 
 def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, str], bool]]:

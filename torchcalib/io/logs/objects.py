@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,10 +143,13 @@ def _batches(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as text, without empty cells."""
-    separator = "\t" if ".tsv" in path.name.lower() else ","
+    """Yield the rows of a table as text, without empty cells. A semicolon between cells comes with decimal commas."""
     with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(text, delimiter=separator, strict=True)
+        header = text.readline(_MAX_LINE)
+        separator = next((each for each in ("\t", ",", ";") if each in header), ",")
+        if header.lower().startswith("sep="):
+            separator, header = header[4:5], ""
+        table = csv.reader(chain([header] * bool(header), text), delimiter=separator, strict=True)
         names = next(table, [])
         rows: Iterator[list[str]] = table
         if _has_no_header(names):  # the layout of MMLU: question, options and letter of the right one
@@ -156,7 +160,17 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         for cells in rows:
             if len(cells) != len(names):
                 raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
+            if separator == ";":
+                cells = [_decimal(cell) for cell in cells]
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
+
+
+def _decimal(cell: str) -> str:
+    match = _DECIMAL_COMMA.fullmatch(cell)
+    return cell if match is None else f"{match[1]}.{match[2]}"
+
+
+_DECIMAL_COMMA = re.compile(r"\s*(-?\d*),(\d+)\s*")
 
 
 def _has_no_header(cells: Sequence[str]) -> bool:

@@ -320,11 +320,15 @@ def comparison_files(found: AuditComparison) -> dict[str, bytes]:
 
 
 def group_files(found: AuditGroups) -> dict[str, bytes]:
-    """Return the JSON file, and the page with the table of all parts and links to their audits."""
+    """Return the JSON file, and the page with links to the audits of all parts."""
+    return {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": render_groups(found, with_links=True).encode()}
+
+
+def render_groups(found: AuditGroups, with_links: bool = False) -> str:
+    """Return a page with the table of all parts, and the remarks and the sentence of each."""
     first = next(iter(found.audits.values()))  # whose version and date are those of all
     template = _template("audit_groups.html.jinja")
-    page = template.render(results=first, found=found, title=found.title)
-    return {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": page.encode()}
+    return template.render(results=first, found=found, title=found.title, with_links=with_links)
 
 
 def _page_of(confidence: AuditedConfidence) -> str:
