@@ -223,13 +223,12 @@ def test_dask_works_in_a_script_without_a_main_guard(tmp_path):
 )
 def test_unequal_partitions_of_dask_give_the_right_number_or_an_error(change, error):
     dask = pytest.importorskip("dask")
-    import dask.dataframe
-
+    frames = import_module("dask.dataframe")
     rng = np.random.default_rng(0)
     whole = pd.DataFrame({"prob": rng.random(80), "label": rng.integers(0, 2, 80)})
     parts = [whole[k : k + 20] for k in range(0, 80, 20)]
     delayed = [dask.delayed(change(part) if k == 2 else part) for k, part in enumerate(parts)]
-    table = dask.dataframe.from_delayed(delayed, meta=whole[:0], verify_meta=False)
+    table = frames.from_delayed(delayed, meta=whole[:0], verify_meta=False)
     report = import_module("torchcalib.integrations.dask").report
     if error is None:
         assert_equal(report(table, **QUICK), report_of(pa.Table.from_pandas(whole), **QUICK))

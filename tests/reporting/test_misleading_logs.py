@@ -82,7 +82,7 @@ def test_misleading_rows_have_the_right_error(tmp_path, log, key, n):
         (rows([1, 0, 1, 1, 0]), REPORTED, "may be 100% or 1%"),
         (rows([90] * 5), REPORTED, "Degenerate: every confidence is 0.9"),
         (tokens([0.0, 0.0]), ("raw", "answer"), "sampling at temperature 0"),
-        (tokens([-0.0, 1e-9]), ("per_token", "answer"), "sampling at temperature 0"),
+        (tokens([-0.0, 1e-9]), ("raw", "answer"), "sampling at temperature 0"),
         ([{**row, "probs": {"a": 1, "b": 0}} for row in probs()], PROBS, "every confidence is 1"),
     ],
 )

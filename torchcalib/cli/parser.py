@@ -62,8 +62,8 @@ _AUDIT_EXAMPLES = """examples:
 
 Logs are recognised by their content: samples of lm-eval, logs of Inspect, runs of HELM (scenario_state.json),
 predictions of OLMES, details of LightEval, responses of chat interfaces with log-probabilities, and lines with
-probabilities by option: {"item_id": 1, "gold": "A", "probs": {"A": 0.7, "B": 0.3}}. Files of several tasks of one system
-are pooled, with a table by task. Files of the same questions are compared."""
+probabilities by option: {"item_id": 1, "gold": "A", "probs": {"A": 0.7, "B": 0.3}}. Files of several tasks of one
+system are pooled, with a table by task. Files of the same questions are compared."""
 
 _CALIBRATE_EXAMPLES = """examples:
   torchcalib calibrate valid.csv --out calibrator.pt

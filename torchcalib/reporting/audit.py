@@ -237,29 +237,7 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
     layouts: dict[str | None, Layout] = {}
     while True:
         log = opened()
-        by = log.options.by
-        has_parts = by is not None or bool(log.files)
-        builders: dict[str | None, AuditBuilder] = {}
-
-        def builder_of(part: str | None, log: Log = log, builders: Any = builders) -> AuditBuilder:
-            if part not in builders:
-                if len(builders) > MOST_SYSTEMS:
-                    raise InputError(
-                        f"`by` must have at most {MOST_SYSTEMS} values, got more in `{log.options.by}`. Name a field of "
-                        "systems, such as a model."
-                    )
-                is_whole = part is None or log.options.by is not None
-                builders[part] = AuditBuilder(log, part, layouts.get(part, Layout()), options, keep, is_whole)
-            return builders[part]
-
-        wanted: list[AuditBuilder] = [] if by is not None else [builder_of(None)]
-        with_texts = any(layout.has_repeated_names for layout in layouts.values())
-        for block in log.blocks(_BLOCK, with_texts=with_texts):
-            some = [*wanted, builder_of(block.part)] if has_parts else wanted
-            fit = [builder.fits(block) for builder in some]
-            if all(fit) and not any(builder.is_contradicted for builder in builders.values()):
-                for builder in some:
-                    builder.add(block)
+        builders = _builders_of(log, layouts, options, keep)
         if not any(builder.is_contradicted for builder in builders.values()):
             break
         layouts = {part: builder.layout for part, builder in builders.items()}
@@ -272,11 +250,36 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
     return ReadLog(log, next(iter(builders.values())), parts)
 
 
+def _builders_of(
+    log: Log, layouts: Mapping[str | None, Layout], options: AuditOptions, keep: bool
+) -> dict[str | None, AuditBuilder]:
+    """Return the sums of all answers, under None, and of each part, or of the parts only if `by` is given."""
+    by = log.options.by
+    builders: dict[str | None, AuditBuilder] = {}
+    with_texts = any(layout.has_repeated_names for layout in layouts.values())
+    for block in log.blocks(_BLOCK, with_texts=with_texts):
+        parts = [block.part] if by is not None else [None, block.part] if log.files else [None]
+        for part in parts:
+            if part not in builders:
+                is_whole = part is None or by is not None
+                builders[part] = AuditBuilder(log, part, layouts.get(part, Layout()), options, keep, is_whole)
+        if by is not None and len(builders) > MOST_SYSTEMS:
+            raise InputError(
+                f"`by` must have at most {MOST_SYSTEMS} values, got more in `{by}`. Name a field of systems, such as a "
+                "model."
+            )
+        fit = [builders[part].fits(block) for part in parts]
+        if all(fit) and not any(builder.is_contradicted for builder in builders.values()):
+            for part in parts:
+                builders[part].add(block)
+    return builders
+
+
 _SURE = 10  # rows from which a right answer that is always the choice of the model is suspicious
 
 
 def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iterator[str]:
-    """Yield a remark if the model is always right. Raise if the name of the right answer can also be its own answer."""
+    """Yield a remark if the model is always right, and raise if the field of right answers may be its own answer."""
     whole = [builders[None]] if None in builders else list(builders.values())
     for source, what in (("probabilities", "the most probable option"), ("reported", "the answer of the model")):
         event = "chosen" if source == "probabilities" else "answer"
@@ -292,7 +295,7 @@ def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iter
                 f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "
                 "also if it is this field."
             )
-        yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's own answer."
+        yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's answer."
 
 
 def _no_answers(log: Log) -> str:
@@ -498,15 +501,15 @@ class AuditBuilder:
         for name, values in self.pooled.items():
             some = listed([*map(str, sorted(values, key=str)[:5]), *["others"] * (len(values) > 5)])
             yield (
-                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to report "
-                "each apart."
+                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to "
+                "report each apart."
             )
         yield from self.remarks
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 
     def fits(self, block: Block) -> bool:
-        """Return True if a block agrees with the layout, and adapt the layout. If not, all blocks must be added again."""
+        """Return True if a block agrees with the layout, and adapt the layout. If not, the log must be read again."""
         known = self.layout
         has_texts = block.with_texts
         is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)

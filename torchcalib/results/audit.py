@@ -173,7 +173,8 @@ class AuditedConfidence:
             return ""
         line = None if self.report is None else self.report.line("ece")
         is_significant = line is None or line.p_value is None or line.p_value < _LEVEL
-        return f"{'over' if self.mean > self.frequency else 'under'}-confident{'' if is_significant else ', not significant'}"
+        word = "over-confident" if self.mean > self.frequency else "under-confident"
+        return word if is_significant else f"{word}, not significant"
 
     @property
     def means(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcalib.io.errors import InputError, quoted, reading
-from torchcalib.io.logs.answer_lines import Decisions, Judged, Lines, Responses
+from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
 from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, start_of
 from torchcalib.io.logs.fields import DEFINITIONS, looked_for, normal, roles_of
 from torchcalib.io.logs.helm import Helm
@@ -131,7 +131,7 @@ def _opened(source: Source, options: LogOptions) -> Log:
     first = start[0] if start else {}
     names = {**options.fields}
     for kind in LOGS[:-1]:
-        if kind.recognises(first) and not (names and not issubclass(kind, Lines)):
+        if kind.recognises(first):
             return kind(source, options)
     roles = roles_of(start, names, str(path), options.gold is not None)
     missing = looked_for(roles)
@@ -202,6 +202,6 @@ def _check_file(path: Path) -> None:
     if suffix in _BINARY:
         advice = "Pickles are never loaded. " if suffix in _BINARY[:5] else ""
         raise InputError(
-            f"`{path}` must be a log or a table of answers (.jsonl, .json, .eval, .csv, .tsv, .parquet), got `{suffix}`. "
-            f"{advice}Write df.to_parquet(path) or one object per line."
+            f"`{path}` must be a log or a table of answers (.jsonl, .json, .eval, .csv, .tsv, .parquet), got "
+            f"`{suffix}`. {advice}Write df.to_parquet(path) or one object per line."
         )

@@ -58,6 +58,7 @@ class Lines(RowLog):
             self.advice = "Pass target='NAME' for the right answer, or gold='FILE' for a file with right answers."
         self._known = {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
+        self._letters: set[str] = set()  # that are options of any row
         self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
         self.has_outcomes = roles.correct is not None
         if roles.gold is not None and "gold" not in roles.named and options.gold is None:
@@ -149,12 +150,12 @@ class Lines(RowLog):
         """Return options and their values in an order that does not depend on the row: letters are sorted."""
         names = tuple(options)
         order = self._permutation(names)
-        if order != tuple(range(len(names))) and _is_index(gold) and option_index(str(gold), names) is None:
-            if not are_letters(names):
-                raise InputError(
-                    f"`{self.path}` must name right answers by the text of an option, got the index {shown(gold)} in "
-                    f"{place}, and options in another order than before. Write the text, or the same order in all rows."
-                )
+        is_changed = order != tuple(range(len(names))) and not are_letters(names)
+        if is_changed and _is_index(gold) and option_index(str(gold), names) is None:
+            raise InputError(
+                f"`{self.path}` must name right answers by the text of an option, got the index {shown(gold)} in "
+                f"{place}, and options in another order than before. Write the text, or the same order in all rows."
+            )
         values = list(options.values())
         return tuple(names[k] for k in order), [values[k] for k in order]
 
@@ -162,6 +163,7 @@ class Lines(RowLog):
         found = self._permutations.get(names)
         if found is None:
             known = self._orders.setdefault(frozenset(names), names)
+            self._letters |= {*names} if are_letters(names) else set()
             found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
             if len(self._permutations) < 2**12:
                 self._permutations[names] = found
@@ -179,12 +181,16 @@ class Lines(RowLog):
         if right is not None or not _is_index(gold) or any(option.strip().isdecimal() for option in options):
             return right
         index = int(float(gold))
-        if index >= len(options) and are_letters(options):
+        if not options or not are_letters(options):
+            return index if index < len(options) else None
+        letter = chr(ord("A") + min(index, 26))
+        n = ord(max(self._letters, default="A")) - ord("A") + 1
+        if index >= max(n, len(options)):
             raise InputError(
-                f"`{self.path}` must have indices of right answers from 0 to {len(options) - 1} (0 for A), got {index} in "
+                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for A), got {index} in "
                 f"{place}. Write letters, or subtract 1 from all indices."
             )
-        return index if index < len(options) else None
+        return options.index(letter) if letter in options else None
 
 
 class Responses(Lines):

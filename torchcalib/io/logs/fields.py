@@ -101,8 +101,9 @@ LM_EVAL = Fields(
     response=("resps",), probs=("filtered_resps", "resps"), choices=("arguments",),
 )  # fmt: skip
 OLMES = Fields(
-    question=("doc_id", "native_id"), content=("native_id",), gold=("label", "correct_choice"), response=("continuation",),
-    correct=("primary_score", "exact_match", "exact_match_flex", "acc"), probs=("sum_logits",),
+    question=("doc_id", "native_id"), content=("native_id",), gold=("label", "correct_choice"),
+    response=("continuation",), correct=("primary_score", "exact_match", "exact_match_flex", "acc"),
+    probs=("sum_logits",),
 )  # fmt: skip
 LIGHTEVAL = Fields(
     data_set=("task_name",), question=("id", "doc_id"), content=("query", "example", "instruction"),
@@ -347,7 +348,8 @@ def _named(name: str, by_name: Mapping[str, str], role: str, label: str) -> str:
     if found is None:
         option = {"gold": "target", "chosen": "pred", "question": "id"}.get(role, role)
         raise InputError(
-            f"`{option}` must be a field of `{label}`, got {shown(name)}. Fields are {quoted(by_name.values(), 20)}."
+            f"`{option}` must be a field of `{label}`, got {shown(name)}. Fields are "
+            f"{quoted(reversed(by_name.values()), _MAX_SHOWN)}."
         )
     return found
 
