@@ -27,13 +27,14 @@ from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.catalogue import bins_of, catalogue_of, sample_of, values
 from torchcalib.reporting.comparison.differences import pair_test
-from torchcalib.reporting.comparison.null import (
+from torchcalib.reporting.comparison.system import (
+    RANKED_REPLICATES,
+    Draws,
     OrderedSample,
     bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
 )
-from torchcalib.reporting.comparison.system import RANKED_REPLICATES, Draws
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.lines import Better
 

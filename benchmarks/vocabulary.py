@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.job import Job, alternative, gradient
-from torchcalib.ops.linear_softmax_stats import Head, moments, rows
-from torchcalib.ops.linear_softmax_stats.blocks import Blocks
+from torchcalib.ops.linear_softmax_stats import Blocks, Head, moments, rows
 
 CHUNK = 256  # rows
 SIZES = ((512, 1_024, 128_256), (2_048, 4_096, 32_000), (256, 4_096, 151_936))

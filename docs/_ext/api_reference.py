@@ -27,8 +27,7 @@ from torchcalib.core.ranked import LogitCells
 from torchcalib.core.sums import BinStats
 from torchcalib.io.opening import PredictionFiles
 from torchcalib.io.rows import Rows
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.wrappers import WrappedMetric
+from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
 
 NAMESPACES = (
     *("functional", "calibration", "inference", "losses", "plots", "special", "integrations", "sklearn", "results"),

@@ -47,7 +47,7 @@ for sentence in compared.sentences.values():
 # the accuracy worse. Rounding to half precision has almost no effect.
 #
 # The result contains all values, intervals, p-values and verdicts. This figure shows the negative log-likelihood (NLL)
-# and its differences. `compared.save("folder")` writes a page, a table and a diagram.
+# and its differences. `compared.save("folder")` writes a page and all values.
 
 line = compared["nll"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))

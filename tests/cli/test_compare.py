@@ -29,7 +29,7 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
     np.save("target.npy", target.numpy())
     monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
-    assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out"]) == 0
+    assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out", "--diagrams"]) == 0
     assert "too [red]sure is worse calibrated than a: its ECE is higher by 0.178" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["systems"] == ["a", "too [red]sure", "shards"]

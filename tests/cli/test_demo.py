@@ -13,7 +13,7 @@ from torchcalib.reporting.building import ReportBuilder
 
 def test_demo_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcalib.cli.demo.ReportBuilder", partial(ReportBuilder, **QUICK))
-    assert main(["demo", "--out", str(tmp_path), "--epochs", "3"]) == 0
+    assert main(["demo", "--out", str(tmp_path), "--epochs", "3", "--diagrams"]) == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.split()[:1] and line.split()[0].isdigit()][:3]
     written = {path.name for path in tmp_path.iterdir()}

@@ -488,7 +488,7 @@ def reports():
     names = np.array([f"patient {k}" for k in identifiers.tolist()])
     yield of_report("of named clusters", "binary", {**columns, "clusters": names})
     g = torch.Generator().manual_seed(0)
-    hidden, head = torch.randn(60, 8, generator=g), torch.randn(9, 8, generator=g)
+    hidden, head = (torch.randn(n, 8, dtype=torch.float64, generator=g) for n in (60, 9))
     columns = {"preds": linear_logits(hidden, head), "target": torch.arange(60) % 9}
     settings = {**QUICK, "with_classes": False}
     yield of_report("of hidden states", "multiclass", columns, settings=settings, wrong=BAD[1:2])

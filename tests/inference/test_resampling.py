@@ -14,7 +14,7 @@ from helpers.compare import close
 import torchcalib.functional as F
 from torchcalib.calibration import AffineScaling, score_divergence
 from torchcalib.core import predictions
-from torchcalib.functional import risk_curve
+from torchcalib.functional import decision
 from torchcalib.inference.resampling import Law, Weights
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.segments import bin_sums_of_replicates
@@ -95,9 +95,9 @@ def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
     weights = 1 + counts_of(5, 60)
     call = partial(function, preds, target, **options)
     expected = [call(weights=w) for w in weights]
-    sizes, in_order, fit_to = [], risk_curve._sorted_predictions, AffineScaling.fit_to
+    sizes, in_order, fit_to = [], decision._sorted_predictions, AffineScaling.fit_to
     monkeypatch.setattr(
-        risk_curve, "_sorted_predictions", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors)
+        decision, "_sorted_predictions", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors)
     )
     monkeypatch.setattr(
         AffineScaling, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)

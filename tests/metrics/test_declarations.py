@@ -10,8 +10,7 @@ import pytest
 from torchmetrics import Metric
 
 import torchcalib as tc
-from torchcalib.metrics.base import Better, CalibrationMetric
-from torchcalib.metrics.wrappers import WrappedMetric
+from torchcalib.metrics.base import Better, CalibrationMetric, WrappedMetric
 
 OPTIONS = {tc.GCE: {"loss": lambda b: b.gap.abs()}}
 PUBLIC = [getattr(tc, name) for name in tc.__all__]

@@ -40,7 +40,7 @@ def test_float64_functions_have_the_documented_precision():
         assert numba_math.log1p_of_fraction(x) == pytest.approx(math.log1p(x), rel=1e-15, abs=0)
     for x in (*small, *np.geomspace(1, 1e300, 601)):
         assert numba_math.log1p64(x) == pytest.approx(math.log1p(x), rel=1e-15, abs=0)
-    limits = [numba_math.exp64(x) for x in (-708.0, -math.inf, 0.0)]
+    limits = [numba_math.exp64(x) for x in (-709.1, -math.inf, 0.0)]
     assert limits == [0, 0, 1]
     assert math.isnan(numba_math.exp64(math.nan))
     assert numba_math.log64(0.0) == numba_math.log_of_complement(1.0) == -math.inf

@@ -143,7 +143,7 @@ def test_output_stays_in_its_folder_with_hostile_names_and_links(compared, tmp_p
     (out / "compare.png").symlink_to(outside / "new")  # a missing target
     (tmp_path / "link").symlink_to(out)  # a link to a folder is followed, because it was given explicitly
     report = tc.report(torch.rand(20), torch.arange(20) % 2, task="binary", with_calibration=False)
-    written = [*compared.save(out), *report.save(tmp_path / "link")]
+    written = [*compared.save(out, diagrams=True), *report.save(tmp_path / "link", diagrams=True)]
     assert {path.parent.resolve() for path in written} == {out}
     assert [path.read_text() for path in outside.iterdir()] == ["mine"]
     assert all(path.is_file() and not path.is_symlink() for path in written)

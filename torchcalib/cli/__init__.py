@@ -4,9 +4,12 @@ An error prints one line on stderr, `torchcalib: error: ...`, and returns exit c
 files are checked before the module of the command imports torch. Help and these errors are therefore fast.
 """
 
+import gc
 import io
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from torchcalib.cli.inputs import check_places
@@ -14,6 +17,11 @@ from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.options import check_counts
 from torchcalib.cli.parser import Command, make_parser
 from torchcalib.cli.ranks import joined
+
+_MOST_OBJECTS = 100_000
+"""New objects after which Python searches for unused cycles, a search that visits all objects of torch."""
+
+_WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal encoding may not support all characters
     try:
-        with warnings_in_one_line(), joined() as ranks:
+        with warnings_in_one_line(), _fast_start(), joined() as ranks:
             with ranks.agreed():
                 command: Command = arguments.declared
                 check_counts(arguments)
@@ -44,3 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return fail(line_of(error))
     return code or 0
+
+
+@contextmanager
+def _fast_start() -> Iterator[None]:
+    """Start torch with sleeping threads and few searches for unused cycles, and restore both settings at the end.
+
+    Waiting threads of OpenMP would use a CPU core that other processes need: on a busy machine, to compute a report of
+    1,000 rows took 12 s of CPU time instead of 1 s. Rare searches save 0.1 s of imports and 0.3 s of a report.
+    """
+    policy, threshold = os.environ.get(_WAIT_POLICY), gc.get_threshold()
+    os.environ.setdefault(_WAIT_POLICY, "passive")  # has no effect in a process that has already imported torch
+    gc.set_threshold(_MOST_OBJECTS, *threshold[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        if policy is None:
+            os.environ.pop(_WAIT_POLICY, None)

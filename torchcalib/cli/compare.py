@@ -51,7 +51,7 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
     with computing("computing differences and their intervals"):
         compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
     with working("writing the files"):
-        paths = () if arguments.out is None else compared.save(arguments.out)
+        paths = () if arguments.out is None else compared.save(arguments.out, diagrams=arguments.diagrams)
     if arguments.json:
         output(compared.to_json())
         return

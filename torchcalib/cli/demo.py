@@ -56,7 +56,7 @@ def demo(arguments: argparse.Namespace, _: Any) -> None:
         finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
     with working("writing the files"):
-        paths = finished.save(arguments.out)
+        paths = finished.save(arguments.out, diagrams=arguments.diagrams)
     np.savez_compressed(predictions, logits=logits.numpy(), targets=labels[valid].numpy())
     if arguments.json:
         output(finished.to_json())

@@ -167,9 +167,17 @@ def add_clusters(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_diagrams(parser: argparse.ArgumentParser) -> None:
+    """Add the option for image files of the diagrams."""
+    parser.add_argument(
+        "--diagrams", action="store_true", help="add every diagram as PNG and SVG to the folder of --out"
+    )
+
+
 def add_results(parser: argparse.ArgumentParser) -> Any:
     """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
-    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
+    parser.add_argument("--out", metavar="DIR", help="write report.html and report.json to this folder")
+    add_diagrams(parser)
     parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
     parser.add_argument(
         "--save-state",

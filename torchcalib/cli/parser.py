@@ -33,7 +33,7 @@ _REPORT_EXAMPLES = f"""examples:
 {options.NAMES}
 
 output:
-  The report is printed. --out DIR writes report.html (one page), report.json (all values) and the diagrams."""
+  The report is printed. --out DIR writes report.html (one page) and report.json (all values)."""
 
 _METRIC_EXAMPLES = """examples:
   torchcalib metric ece predictions.csv
@@ -130,7 +130,8 @@ def _systems(parser: argparse.ArgumentParser) -> None:
         help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
         "files); the default NAME is the file name",
     )
-    parser.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the diagram to this folder")
+    parser.add_argument("--out", metavar="DIR", help="write compare.html and compare.json to this folder")
+    options.add_diagrams(parser)
     parser.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
 
 
@@ -252,6 +253,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
     )
+    options.add_diagrams(parser)
     parser.add_argument("--epochs", type=int, default=40, help="number of epochs (default: 40)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
 

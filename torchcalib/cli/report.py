@@ -157,7 +157,7 @@ def _finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequ
         paths: tuple[Path, ...] = ()
         if arguments.out is not None:
             with working("writing the files"):
-                paths = finished.save(arguments.out)
+                paths = finished.save(arguments.out, diagrams=arguments.diagrams)
         if arguments.json:
             output(finished.to_json())
         else:

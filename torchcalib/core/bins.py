@@ -84,17 +84,6 @@ def check_distance(distance: object, delta: object) -> None:
     check_positive("delta", delta)
 
 
-def consistency_band(b: BinStats) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends `(..., B)` of the 95% consistency band; see `BinTable`."""
-    expected, noise = b.sums[..., 1, :].detach(), b.noise
-    ends = []
-    for probability in (0.025, 0.975):
-        quantile = torch.full_like(noise, probability)[None]
-        deviation = deviation_quantiles(quantile, b.n.detach(), expected, b.spread, noise)
-        ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))
-    return ends[0], ends[1]
-
-
 Row = Mapping[str, float]
 
 
@@ -161,7 +150,13 @@ class BinTable(Tabular):
         """Return the table of bins with edges `(..., B + 1)`. The field `ecd` is NaN if it was not summed."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
         means = b.share, b.confidence, b.frequency, b.gap, b.ecd
-        return cls(lower, upper, b.n, b.effective_n, *means, *consistency_band(b))
+        expected, noise = b.sums[..., 1, :].detach(), b.noise
+        ends = []  # of the 95% consistency band
+        for probability in (0.025, 0.975):
+            quantile = torch.full_like(noise, probability)[None]
+            deviation = deviation_quantiles(quantile, b.n.detach(), expected, b.spread, noise)
+            ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))
+        return cls(lower, upper, b.n, b.effective_n, *means, *ends)
 
     def mean(self, column: str) -> Tensor:
         """Return the mean of a field, such as "confidence", over all samples `(...)`; NaN without data."""

@@ -62,11 +62,13 @@ class SumsByGroup(Generic[S]):
 
     def wrap(self, sums: Tensor) -> S:
         """Convert a tensor `(G, ..., F, K)` to the statistic type of the accumulator."""
-        return self.accumulator.wrap(sums)
+        statistic: S = self.accumulator.wrap(sums)
+        return statistic
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of events in a batch."""
-        return self.accumulator.n_events(p)
+        n: int = self.accumulator.n_events(p)
+        return n
 
 
 def group_of_events(p: Predictions, index: Tensor) -> Tensor:
@@ -235,7 +237,7 @@ class NamedGroupState:
         places = {name: k for k, name in enumerate(batch.names)}
         index = torch.tensor([places[name] for name in present_names], device=numbers.device)
         numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
-        by_group = SumsByGroup(self.accumulator, len(places))
+        by_group: SumsByGroup[BinStats] = SumsByGroup(self.accumulator, len(places))
         bins = by_group.from_predictions(in_groups(p, numbers, len(places)))
         assert bins.noise_flag is not None  # not None, because the accumulator sums the noise
         return NamedSums(batch.names, bins.sums.detach().to(batch.sums), bins.noise_flag.to(batch.noise_flag))

@@ -1,33 +1,37 @@
 """Sums over blocks of samples, which estimate the squared kernel calibration error (SKCE) in linear time."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
+from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import Sums, known
 from torchcalib.ops import pairwise
+from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
 _MEDIAN_ROWS = 1024  # maximum number of rows for the median distance, whose cost is quadratic
 
 
-def vectors(p: Predictions) -> tuple[Tensor, Tensor]:
-    """Return predictions as vectors over C classes, and targets, with C = 2 for binary and multi-label input.
+class Vectors(NamedTuple):
+    """Predictions and targets as vectors over C classes, with C = 2 for binary and multi-label input."""
 
-    Values are probabilities or logits `(..., N, C)`, multi-class in the dtype of the input. Targets are labels, int64
-    `(..., N)`, or soft targets `(..., N, C)`.
-    """
+    values: Tensor  # probabilities or logits `(..., N, C)`; multi-class in the dtype of the input
+    target: Tensor  # labels, int64 `(..., N)`, or soft targets `(..., N, C)`
+
+
+def vectors(p: Predictions) -> Vectors:
+    """Return predictions and targets as vectors over classes."""
     if p.task == "multiclass":
-        return p.input_preds, p.input_target
+        return Vectors(p.input_preds, p.input_target)
     values = torch.stack((torch.zeros_like(p.values) if p.from_logits else p.not_probs, p.values), -1)
     target = p.input_target.long() if p.has_labels else torch.stack((1 - p.target, p.target), -1)
-    return values, target
+    return Vectors(values, target)
 
 
 def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
@@ -139,12 +143,38 @@ class BlockAccumulator:
         return BlockStats(sums if nan_if_invalid is None else sums + nan_if_invalid)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
-        """Return the sums `(G, ..., 3, 1)` over blocks of samples from the same group, as replicates of the weights."""
-        given, parts = 1.0 if p.weights is None else p.weights, []
-        for numbers in torch.split(torch.arange(num_groups, device=groups.device), replicates_at_once(groups.numel())):
-            weights = (groups == numbers.reshape(-1, *[1] * groups.dim())).to(wide_dtype(groups.device)) * given
-            parts.append(self.from_predictions(replace(p, weights=weights)).sums)
-        return BlockStats(torch.cat(parts))
+        """Return the sums `(G, ..., 3, 1)` over blocks of samples from the same group."""
+        values, target = vectors(p)
+        *lead, n, _ = values.shape
+        wide = wide_dtype(values.device)
+        if not n:
+            return BlockStats(torch.zeros((num_groups, *lead, 3, 1), dtype=wide, device=values.device))
+        weights = p.weights if p.weights is not None else torch.ones(n, dtype=wide, device=values.device)
+        weights = weights.expand(*lead, n)
+        groups, order = groups.expand(*lead, n).sort(dim=-1, stable=True)
+        copies = weights.nan_to_num().long().gather(-1, order)
+        blocks = _blocks_in_groups(copies, groups, num_groups, self.size, p.weighted)
+        rows = order.gather(-1, blocks.rows).reshape(*blocks.is_block.shape, self.size)
+        per_block = pairwise.blocks(
+            _gather_rows(values, rows, 2),
+            _gather_rows(target, rows, 1 if p.has_labels else 2),
+            blocks.is_block.long().unsqueeze(-1).expand_as(rows),
+            torch.full(rows.shape[:-1], scale_of(self.kernel, self.bandwidth), dtype=wide, device=values.device),
+            from_logits=p.from_logits,
+            kernel=self.kernel,
+            size=self.size,
+            at_most_once=True,
+            chunk=self.chunk,
+        )
+        _, residual = distributions(p)
+        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h of two copies of a row: k(p, p) = 1
+        powers = torch.stack((torch.ones_like(h_of_copies), h_of_copies, h_of_copies.square()), -1)
+        of_copies = blocks.n_copy_blocks.unsqueeze(-1) * powers  # sums over blocks of copies of a single row
+        sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
+        sums = sums.scatter_add(-2, blocks.group.unsqueeze(-1).expand_as(per_block), per_block)
+        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(of_copies), of_copies)
+        nan_if_invalid = (0 * weights.sum(-1))[..., None, None]  # 0, or NaN if a weight is NaN
+        return BlockStats((sums + nan_if_invalid).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
         """Convert sums `(..., 3, 1)` to `BlockStats`."""
@@ -153,6 +183,42 @@ class BlockAccumulator:
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: one per sample and class."""
         return p.samples.numel() * p.num_classes
+
+
+class _GroupBlocks(NamedTuple):
+    """Partition of rows, which are sorted by group, into blocks of `size` rows."""
+
+    rows: Tensor  # indices of the rows in K blocks, `(..., K * size)`
+    is_block: Tensor  # mask of the blocks that are not padding, `(..., K)`
+    group: Tensor  # group index of each block, `(..., K)`
+    n_copy_blocks: Tensor  # number of additional blocks that contain only copies of one row, for each row `(..., N)`
+
+
+def _blocks_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
+    """Partition rows `(..., N)`, sorted by group and repeated `copies` times, into blocks within groups."""
+    n = copies.shape[-1]
+    totals = copies.new_zeros((*copies.shape[:-1], num_groups)).scatter_add(-1, groups, copies)
+    # end of the copies of each row, counted from the start of its group
+    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)
+    whole = (totals // size * size).gather(-1, groups)  # without the incomplete last block of the group
+    begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
+    n_copy_blocks = (end // size - (begin + size - 1) // size).clamp(min=0)
+    # Every other block contains the last copy of a row, which bounds the number of these blocks by N.
+    end = (end - begin - n_copy_blocks * size).cumsum(-1)
+    n_blocks = n if weighted else n // size
+    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number of blocks would synchronise
+        n_blocks = largest(end[..., -1:] // size, n)
+    places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
+    rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
+    first = slice(None, None, size)
+    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), n_copy_blocks)
+
+
+def _gather_rows(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
+    """Gather the rows with indices `(..., K, size)` from `x`: `(..., N)`, or `(..., N, C)` if `n_axes` is 2."""
+    flat = rows.flatten(-2)
+    found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
+    return found.reshape(*rows.shape, *found.shape[flat.dim() :])
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:

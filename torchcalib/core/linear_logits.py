@@ -211,7 +211,13 @@ def linear_logits(
             )
     for name, value in (("logit_scale", logit_scale), ("softcap", softcap), ("temperature", temperature)):
         if value is not None:
-            _check_positive(name, value)
+            if isinstance(value, bool) or not (
+                isinstance(value, int | float) or (isinstance(value, Tensor) and not value.dim())
+            ):
+                found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"`{name}` must be a number or None, got {found}. Pass a positive float.")
+            if not isinstance(value, Tensor) and not 0 < value < float("inf"):
+                raise ValueError(f"`{name}` must be positive and finite, got {value:g}. Pass None to omit it.")
     num_classes = len(weight)
     if vocab_group is not None:
         total = torch.tensor(num_classes, device=hidden.device)
@@ -225,17 +231,6 @@ def _plain(x: Any, is_local: bool) -> Any:
     if x is None or not hasattr(x, "full_tensor"):
         return x
     return x.to_local() if is_local else x.full_tensor()
-
-
-def _check_positive(name: str, value: Any) -> None:
-    """Raise an error unless a value is a positive finite number, or a tensor with one element."""
-    if isinstance(value, bool) or not (
-        isinstance(value, int | float) or (isinstance(value, Tensor) and not value.dim())
-    ):
-        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"`{name}` must be a number or None, got {found}. Pass a positive float.")
-    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
-        raise ValueError(f"`{name}` must be positive and finite, got {value:g}. Pass None to omit it.")
 
 
 def _needs_all() -> TypeError:

@@ -236,7 +236,14 @@ class Binning:
         ordered = sample.sorted(stable=self.ties == "split")
         size = ordered.size.unsqueeze(-1)
         if self.bins == "equal_mass":
-            ends = self._equal_mass_ends(ordered)
+            # Bin i ends before sample i * N // B of N samples. Tied elements belong to the bin of the first one.
+            i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
+            # i * N // B in two parts, because with large weights the product overflows int64.
+            cuts = i * (total // self.n_bins) + i * (total % self.n_bins) // self.n_bins
+            if ordered.n is not None:
+                counts = ordered.counts
+                cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)
+            ends = cuts if self.ties == "split" else end_of_ties(ordered.score.detach(), cuts)
         elif self.bins in ("pava", "pava_bc"):
             ends = self._isotonic_ends(ordered)
         else:
@@ -262,19 +269,6 @@ class Binning:
         if isinstance(self.bins, tuple):
             return constant(self.bins, like.dtype, like.device)
         return equal_width_edges(self.n_bins, like)
-
-    def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
-        """Return the ends `(..., B)` of equal-mass bins: bin i ends before sample `i * N // B` of N samples.
-
-        Tied elements belong to the bin of the first one, unless `ties` is "split".
-        """
-        i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
-        # i * N // B in two parts, because with large weights the product overflows int64.
-        cuts = i * (total // self.n_bins) + i * (total % self.n_bins) // self.n_bins
-        if ordered.n is not None:
-            counts = ordered.counts
-            cuts = torch.searchsorted(counts.cumsum(-1) - counts, cuts)
-        return cuts if self.ties == "split" else end_of_ties(ordered.score.detach(), cuts)
 
     def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
         begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins

@@ -285,8 +285,12 @@ def skce_test(
         raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased', got 'biased'. Use 'unbiased'.")
     p = read_input(task, preds, target, options, whole_weights=True)
     if estimator == "unbiased":
+        value = settings.from_predictions(p)
+        n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
+        bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()
         return _asymptotic(
-            _hoeffding_test(settings, p).to(p.dtype), method="bound on the tail probability (conservative)"
+            torch.stack((value, torch.full_like(value, torch.nan), bound)).to(p.dtype),
+            method="bound on the tail probability (conservative)",
         )
     return _asymptotic(_normal_test(settings, p).to(p.dtype))
 
@@ -299,13 +303,6 @@ def _normal_test(settings: KernelSettings, p: Predictions) -> Tensor:
         return torch.stack((s.mean, s.variance_of_mean, s.p_value), -1)
 
     return by_replicates(statistics, p, accumulator.n_events(p)).movedim(-1, 0)
-
-
-def _hoeffding_test(settings: KernelSettings, p: Predictions) -> Tensor:
-    value = settings.from_predictions(p)
-    n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
-    bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()
-    return torch.stack((value, torch.full_like(value, torch.nan), bound))
 
 
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))

@@ -3,4 +3,4 @@ from torchcalib.functional.logistic import CoxCalibration as CoxCalibration
 from torchcalib.inference.resampling import Interval as Interval
 from torchcalib.inference.resampling import bootstrap as bootstrap
 from torchcalib.inference.testing import CalibrationTest as CalibrationTest
-from torchcalib.metrics.testing import calibration_test as calibration_test
+from torchcalib.metrics.errors import calibration_test as calibration_test

@@ -235,11 +235,19 @@ def run_error_tests(
             is_combined = name in tested and average and rows is None and not test.signed
             n_combined = cells.n.shape[-2] if is_combined else 1
             is_clustered = clusters is not None and name in tested
+            method = f"consistency resampling, {n_replicates:,} replicates"
+            if rows is not None:
+                method += " of whole labels"
+            if n_combined > 1:
+                method += (
+                    f", Cauchy combination of {n_combined:,} classes "
+                    f"(at least {smallest_p_value(n_combined, n_replicates):.2g} if one class deviates)"
+                )
             found[name] = CalibrationTest(
                 value,
                 *result[:4],
                 level,
-                _method(n_replicates, n_combined, rows is not None, is_clustered),
+                f"{method}, and random signs of clusters" if is_clustered else method,
                 design_effect=result.design_effect if is_clustered else None,
                 n_clusters=n_clusters if is_clustered else None,
                 n_merged=n_merged if is_clustered else None,
@@ -247,19 +255,6 @@ def run_error_tests(
                 smallest_p_value=smallest_p_value(n_combined, n_replicates),
             )
         return found
-
-
-def _method(n_replicates: int, n_combined: int, joint: bool, clustered: bool) -> str:
-    """Return the name of the method that computes a p-value."""
-    method = f"consistency resampling, {n_replicates:,} replicates"
-    if joint:
-        method += " of whole labels"
-    if n_combined > 1:
-        method += (
-            f", Cauchy combination of {n_combined:,} classes "
-            f"(at least {smallest_p_value(n_combined, n_replicates):.2g} if one class deviates)"
-        )
-    return f"{method}, and random signs of clusters" if clustered else method
 
 
 def smallest_p_value(n_classes: int, n_replicates: int) -> float:

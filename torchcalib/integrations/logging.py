@@ -72,7 +72,7 @@ def log_report(
         raise TypeError(f"`report` must be a torchcalib.Report, got {type(report).__name__}.")
     log, target = _tracker_of(run, run_id)
     with TemporaryDirectory() as folder:
-        report.save(folder)
+        report.save(folder, diagrams=True)
         values = {f"{prefix}/{key}": float(value) for key, value in report.flat().items()}
         log(target, _Content(report, values, Path(folder), prefix, step))
 

@@ -3,7 +3,8 @@
 import math
 import zlib
 from collections.abc import Callable, Hashable
-from dataclasses import fields
+from copy import deepcopy
+from dataclasses import fields, replace
 from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, TypeVar
@@ -32,6 +33,7 @@ from torchcalib.core.state import SampleState, SumState
 from torchcalib.functional.estimator import (
     FUNCTION_OPTIONS,
     Better,
+    Declaration,
     Estimator,
     declaration_of,
     stream_factory_of,
@@ -39,8 +41,7 @@ from torchcalib.functional.estimator import (
 )
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.engine import StatefulMetric, refuse_if_synced
-from torchcalib.metrics.hidden import UpdatesFromHidden
+from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_synced
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
@@ -146,7 +147,12 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         """Copy the declaration of the function of the same metric to class attributes; None for a base class."""
         super().__init_subclass__(**kwargs)
-        _exclude_from_torchscript(cls)
+        # TorchScript ignores properties and annotated attributes.
+        bases = [vars(base) for base in cls.__mro__]
+        properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
+        annotated = {name for base in bases for name in base.get("__annotations__", {})}
+        cls.__jit_unused_properties__ = sorted(properties)
+        cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         own = vars(cls)
         if function is None:
             return
@@ -465,15 +471,6 @@ def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
     return [task.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *of_class, *options, *by_name, *of_init[1]]
 
 
-def _exclude_from_torchscript(cls: type[CalibrationMetric[Any]]) -> None:
-    """Exclude the properties and the annotated attributes of a class from TorchScript."""
-    bases = [vars(base) for base in cls.__mro__]
-    properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
-    annotated = {name for base in bases for name in base.get("__annotations__", {})}
-    cls.__jit_unused_properties__ = sorted(properties)
-    cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
-
-
 def _named(value: object) -> str:
     """Return the qualified name of a function, because its `repr` has an address; else the `repr` of the value."""
     if isinstance(value, partial):
@@ -485,3 +482,45 @@ def _named(value: object) -> str:
 def _is_default(value: object, default: object) -> bool:
     """Return whether a setting equals its default. An array never does, because its `==` is elementwise."""
     return value is default or (type(value) is type(default) and value == default)
+
+
+class WrappedMetric(CalibrationMetric[S]):
+    """Base class for metrics that wrap another metric and accept the same input.
+
+    Args:
+        metric: Wrapped metric. Only its configuration and its device are used; its accumulated state is ignored.
+        accumulator: Accumulator for the state. None uses the accumulator of `metric`.
+        **kwargs: Arguments of `torchmetrics.Metric`.
+    """
+
+    def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
+        # A tuple prevents registration as a submodule, which would add a second state. `_build` uses this attribute.
+        self._wrapped: tuple[CalibrationMetric[Any]] = (deepcopy(metric),)
+        persistent = kwargs.pop("persistent", False)
+        estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
+        self._build(estimator, metric.batch_shape, persistent, **kwargs)
+        self.to(metric.device)
+
+    def extra_repr(self) -> str:
+        """Return the text in the parentheses of `repr`: the wrapped metric and all non-default arguments."""
+        parameters = signature(type(self)).parameters.values()
+        given = {p.name: (getattr(self, p.name, p.default), p.default) for p in parameters if p.name != "metric"}
+        shown = (f"{name}={value!r}" for name, (value, default) in given.items() if value != default)
+        return ", ".join((repr(self.metric), *shown))
+
+    @property
+    def metric(self) -> CalibrationMetric[Any]:
+        """Copy of the wrapped metric, whose configuration is used. Its accumulated state is ignored."""
+        return self._wrapped[0]
+
+
+def _forwarded(name: str) -> property:
+    return property(lambda self: getattr(self.metric, name))  # a function, as TorchScript requires
+
+
+# A wrapper has the metadata of the wrapped metric.
+for _name in (
+    *(field.name for field in fields(Declaration)),
+    *("is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),
+):
+    type.__setattr__(WrappedMetric, _name, _forwarded(_name))

@@ -15,10 +15,9 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
 from torchcalib.inference.resampling import Interval, Weights
-from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
 from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.engine import refuse_if_synced
-from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")

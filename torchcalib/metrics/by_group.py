@@ -17,9 +17,8 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.base import CalibrationMetric, check_counts
+from torchcalib.metrics.base import CalibrationMetric, WrappedMetric, check_counts
 from torchcalib.metrics.engine import refuse_if_synced
-from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.results.group_table import By, GroupTable, resolved
 
 

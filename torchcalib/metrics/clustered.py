@@ -147,7 +147,7 @@ class Clustered(RowsInGroups):
         return None
 
     def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> ClusteredSumState:
-        by_cluster = SumsByCluster(accumulator, num_clusters_for(shape))
+        by_cluster: SumsByCluster[Any] = SumsByCluster(accumulator, num_clusters_for(shape))
         return ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
 
     def _value(self, statistic: Any) -> Tensor:

@@ -24,8 +24,7 @@ from torchcalib.io.errors import quoted
 from torchcalib.io.saved import saved_bytes
 from torchcalib.metrics.base import CalibrationMetric, changes_by_summary
 from torchcalib.metrics.checkpoint import contains_state, read_state, saved_state
-from torchcalib.metrics.engine import refuse_if_synced, unchanged_on_error, unsynced_on_error
-from torchcalib.metrics.hidden import UpdatesFromHidden
+from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.softmax_stats import Detail

@@ -7,7 +7,7 @@ from matplotlib import pyplot
 
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.ranked import CORP
+from torchcalib.metrics.errors import CORP
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.plots.sources import MAX_CURVES
 

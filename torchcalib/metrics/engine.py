@@ -26,6 +26,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.linear_logits import linear_logits
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.io.saved import saved_bytes
@@ -456,3 +457,44 @@ class StatefulMetric(Metric, Generic[S]):
             return tensor.cpu() if stays else tensor.to(device)
 
         return super()._apply(on_device, *args, **kwargs)
+
+
+class UpdatesFromHidden:
+    """Base class for objects whose updates accept logits, and therefore also hidden states and a linear head."""
+
+    update: Callable[..., None]
+
+    def update_from_hidden(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        *,
+        bias: Tensor | None = None,
+        logit_scale: float | None = None,
+        softcap: float | None = None,
+        temperature: float | Tensor | None = None,
+        vocab_group: Any = None,
+        **columns: Any,
+    ) -> None:
+        """Add a batch of hidden states, the input of a linear head, without writing the logits.
+
+        Metrics must have `from_logits=True`. The state is that after `update` with the logits, up to rounding. A
+        collection makes one pass over the blocks of the logits for all metrics.
+
+        Args:
+            hidden: Input of the head `(..., N, H)`.
+            weight: Weight of the head `(V, H)`.
+            target: Labels `(..., N)`.
+            bias, logit_scale, softcap, temperature, vocab_group: See `torchcalib.functional.from_hidden`.
+            **columns: Further arguments of `update`, such as `weights` or `clusters`.
+
+        Raises:
+            TypeError: For an invalid dtype, or if a metric needs all class probabilities: call `update`.
+            ValueError: See `update`. Also for an empty weight.
+        """
+        preds = linear_logits(
+            hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+            vocab_group=vocab_group,
+        )  # fmt: skip
+        self.update(preds, target, **columns)

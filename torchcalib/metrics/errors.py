@@ -1,16 +1,27 @@
-"""Streaming calibration errors over bins."""
+"""Streaming calibration errors over bins and of ranked samples, and their test."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
+from torchcalib.core.arguments import Task, task_by_position, task_of
+from torchcalib.core.arrays import as_tensors
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.kernel_blocks import BlockStats
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats
+from torchcalib.core.sums import BinStats, Sums
+from torchcalib.core.tasks import cluster_ids, inferred_task
 from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, full_ece, mce, rmsce
 from torchcalib.functional.kernel import skce
+from torchcalib.functional.logistic import CoxCalibration, cox, spiegelhalter
+from torchcalib.functional.ranked import CORPDecomposition, atb, cllr, corp, ici, ks
 from torchcalib.functional.smooth import SmoothingCells, smece, width_from_cells
 from torchcalib.functional.test_based import estimation_error, gce, tce
-from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.inference.testing import CalibrationTest
+from torchcalib.metrics.base import CalibrationMetric, check_counts
+from torchcalib.metrics.clustered import Clustered
 
 
 class FullECE(CalibrationMetric[BinStats], function=full_ece):
@@ -197,3 +208,235 @@ class SmECE(CalibrationMetric[SmoothingCells], function=smece):
     def width(self) -> Tensor:
         """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""
         return width_from_cells(self._synced_statistic())
+
+
+class KS(CalibrationMetric[RankedSample], function=ks):
+    """Streaming Kolmogorov-Smirnov (KS) calibration error; see `ks`.
+
+    The state contains all samples, or a sketch if `resolution` is given.
+
+    Example:
+        >>> import torch
+        >>> metric = KS(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0667, dtype=torch.float64)
+    """
+
+
+class CORP(CalibrationMetric[RankedSample], function=corp):
+    """Streaming CORP decomposition of a score into miscalibration, discrimination and uncertainty; see `corp`.
+
+    The state contains all samples, or a sketch if `resolution` is given. `decomposition()` returns all components.
+
+    Args:
+        component: Field of `CORPDecomposition` that `compute` returns: `"mcb"`, `"dsc"`, `"unc"` or `"score"`.
+
+    Example:
+        >>> import torch
+        >>> metric = CORP(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]))
+        >>> metric.compute()
+        tensor(0.1083, dtype=torch.float64)
+    """
+
+    def decomposition(self) -> CORPDecomposition:
+        """Return all components of the decomposition, over all ranks if `torch.distributed` is running."""
+        of_all = replace(self.estimator, component=None)  # type: ignore[call-arg]  # a `CORPEstimator`
+        return CORPDecomposition(*of_all.value(self._synced_statistic()).unbind(-1))
+
+
+class Cllr(CalibrationMetric[RankedSample], function=cllr):
+    """Streaming cost of log-likelihood ratios (Cllr), min-Cllr or their difference, in bits; see `cllr`.
+
+    The state contains all samples, or a sketch if `resolution` is given. `NLL(priors=[0.5, 0.5], normalize="prior")`
+    computes Cllr from sums.
+
+    Example:
+        >>> import torch
+        >>> metric = Cllr(task="binary", from_logits=True)
+        >>> metric.update(torch.tensor([-2.0, 0.5, 3.0, 1.0]), torch.tensor([0, 1, 1, 0]))
+        >>> metric.compute()
+        tensor(0.7079, dtype=torch.float64)
+    """
+
+
+class ICI(CalibrationMetric[RankedSample], function=ici):
+    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
+
+    Example:
+        >>> import torch
+        >>> metric = ICI(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
+        >>> metric.compute()
+        tensor(0.4000, dtype=torch.float64)
+    """
+
+
+class ATB(CalibrationMetric[RankedSample], function=atb):
+    """Streaming averaged two-bin calibration error (ATB); see `atb`.
+
+    The state contains all samples, or a sketch if `resolution` is given.
+
+    Example:
+        >>> import torch
+        >>> metric = ATB(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0129, dtype=torch.float64)
+    """
+
+
+class Cox(CalibrationMetric[RankedSample], function=cox):
+    """Streaming calibration slope or intercept from Cox's logistic regression; see `cox`.
+
+    The state contains all samples, or a sketch if `resolution` is given. `fit()` returns all fields.
+
+    Args:
+        component: Field of `CoxCalibration` that `compute` returns.
+
+    Example:
+        >>> import torch
+        >>> metric = Cox(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6, 0.3, 0.5]), torch.tensor([0, 1, 1, 0, 1, 0]))
+        >>> metric.compute()
+        tensor(0.9416, dtype=torch.float64)
+    """
+
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        super().__init__(task, **options)
+        self.perfect = 1.0 if self.settings["component"] in ("slope", "p_value") else 0.0
+
+    def fit(self) -> CoxCalibration:
+        """Return all results of the regression, over all ranks if `torch.distributed` is running."""
+        of_all = replace(self.estimator, component=None)  # type: ignore[call-arg]  # a `CoxEstimator`
+        return CoxCalibration(*of_all.value(self._synced_statistic()).unbind(-1))
+
+
+class Spiegelhalter(CalibrationMetric[Sums], function=spiegelhalter):
+    """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
+
+    Example:
+        >>> import torch
+        >>> metric = Spiegelhalter(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(-0.8296, dtype=torch.float64)
+    """
+
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        super().__init__(task, **options)
+        if self.settings["component"] == "p_value":
+            self.perfect, self.unit = 1.0, "probability"
+
+
+@task_by_position
+def calibration_test(
+    metric: Any = None,
+    preds: Any = None,
+    target: Any = None,
+    *,
+    task: Task | None = None,
+    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    clusters: Any = None,
+    level: float = 0.95,
+    n_replicates: int = 999,
+    seed: int = 0,
+    **options: Any,
+) -> CalibrationTest:
+    """Test whether a model is calibrated, with a calibration error as the test statistic.
+
+    The result also contains an interval and the noise floor, the expected error under perfect calibration. Outcomes are
+    simulated from the predicted confidences and the metric is recomputed (consistency resampling). Confidences are
+    assumed to be fixed. An integer weight is a number of independent copies; a floating weight is the importance of a
+    row. Rank-based errors have no test for floating weights, unless all are 0 or 1. A sketch counts whole floating
+    weights as copies.
+
+    Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
+    to a question are dependent: without clusters, p-values are then too small and intervals too narrow.
+
+    The p-value holds for one look at the data: repeated looks at growing data give more false alarms.
+
+    The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
+    are labels for any dtype. This is checked separately for each batch element, label and group. With floating
+    weights, floating targets are always treated as soft; see `BinStats.noise`.
+
+    Outcomes of different classes are dependent. For an average over the classes of a multi-class task, the label of
+    each row is simulated from its predicted distribution (`torchcalib.inference.simulation`). For soft targets, more
+    than 2^25 rows times replicates, and multi-label tasks, the p-value is a Cauchy combination of the p-values of the
+    classes; see `CalibrationTest.smallest_p_value`. For signed errors, the statistic is the absolute value of the
+    average over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
+
+    Args:
+        metric: Calibration error such as `RMSCE(task="binary")`. Only its configuration is used; its state is ignored.
+            Omit it for `ECE`: `calibration_test(preds, target)`.
+        preds: Predictions, as for `CalibrationMetric.update`.
+        target: Labels or soft targets, as for `CalibrationMetric.update`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. None is the task of `metric`, or inferred from the data.
+        weights: Non-negative weight per sample.
+        sample_weight: Alias of `weights`, as in scikit-learn.
+        clusters: Cluster of each sample, integers or strings, or one for each entry of the first axis. Only
+            samples of different clusters are independent; see `Clustered`.
+        level: Level of the interval, in (0, 1).
+        n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
+        seed: Seed for the simulation, which is the same on every device.
+        **options: Options of `ECE` if `metric` is omitted, such as `from_logits` and `n_bins`.
+
+    Returns:
+        A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
+        `RMSCE` have a confidence interval for their expected value over samples of this size, in closed form. It
+        contains the value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and
+        debiased RMSCE, an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval
+        is NaN for ECE, ACE and RMSCE of fewer than 5 expected events or complements, for other errors, for isotonic
+        bins, and for averages over classes, whose covariances are not stored.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
+
+    Gradient:
+        None.
+
+    Reference:
+        Vaicenavicius et al.: Evaluating model calibration in classification (AISTATS 2019), for whole labels; Broecker,
+        Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
+        consistency resampling. For the interval see `torchcalib/inference/intervals.py`.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import ECE
+        >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.8]), torch.tensor([0, 1, 0, 1])
+        >>> found = calibration_test(ECE(task="binary", n_bins=2), preds, target)
+        >>> round(found.statistic.item(), 4), round(found.p_value.item(), 2)
+        (0.15, 1.0)
+    """
+    if not (metric is None or isinstance(metric, CalibrationMetric)):  # the metric is omitted
+        if preds is not None and target is not None:
+            raise TypeError(
+                f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
+                "Pass an error such as ECE(task='binary')."
+            )
+        metric, preds, target = (None, metric, target) if preds is None else (None, metric, preds)
+    preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+    if metric is None:
+        metric = ECE(inferred_task(preds, target, options) if task is None else task, **options)
+    elif options or (task is not None and task_of(task) != metric.settings["task"]):
+        name = next(iter(options), "task")
+        raise TypeError(
+            f"`{name}` must be an option of the metric, got another value in the call. Pass "
+            f"{type(metric).__name__}({name}=...)."
+        )
+    is_plain = clusters is None or isinstance(metric, Clustered)
+    fresh = deepcopy(metric) if is_plain else Clustered(metric)
+    fresh.reset()
+    given = {} if clusters is None else {"clusters": cluster_ids(clusters, preds)}
+    fresh.update(preds, target, weights, **given)
+    how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
+    plain = metric.metric if isinstance(metric, Clustered) else metric
+    if isinstance(plain.estimator, BinnedEstimator) and not fresh._would_sync:
+        p = plain.input_format.read(preds, target, weights, batch_shape=plain.batch_shape, drop_invalid=True)
+        how["rows"] = plain.estimator.label_rows(p)
+        statistic = fresh.statistic()
+        check_counts(statistic)
+        return fresh.test_from(statistic, **how)
+    return fresh.test(**how)

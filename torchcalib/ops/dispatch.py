@@ -100,18 +100,13 @@ def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     try:
         module = importlib.import_module(f"torchcalib.ops.{choice.folder}.{name}".rstrip("."))
         if backend == "triton" and torch.cuda.is_available():
-            _check_launch()
+            try:  # the code that launches kernels requires a C compiler
+                importlib.import_module("triton").runtime.driver.active.get_current_device()
+            except Exception as error:  # a failed build can raise an error of any type
+                raise ImportError(f"Triton requires a C compiler and a CUDA driver: {error}") from error
     except (ImportError, RuntimeError) as error:  # numba raises RuntimeError if it finds no cache folder
         return None, f"got {backend!r} ({error}). Use 'auto', or install the backend: {_INSTALL.get(backend, '')}."
     return module, ""
-
-
-def _check_launch() -> None:
-    """Raise ImportError if Triton cannot build the code that launches kernels, which requires a C compiler."""
-    try:
-        importlib.import_module("triton").runtime.driver.active.get_current_device()
-    except Exception as error:  # a failed build can raise an error of any type
-        raise ImportError(f"Triton requires a C compiler and a CUDA driver: {error}") from error
 
 
 @cache

@@ -47,7 +47,7 @@ compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 @step
 def copy(x, out):
-    """Fill `out` with x. `out[:] = x` adds 3 s, because numba compiles the error text for different shapes, too."""
+    """Fill `out` with x. `out[:] = x` would take 3 s to compile, for the text of the error for different shapes."""
     for k in range(x.size):
         out[k] = x[k]
 
@@ -180,6 +180,17 @@ def log64(x):
     s = (r - 1) / (r + 1)
     result = n * _LOG2_HIGH64 + (n * _LOG2_LOW64 + _twice_artanh(s))
     return result if x > 0 else -np.inf
+
+
+@step
+def log_of_complement(p):
+    """Return log(1 - p) for 0 <= p <= 1, with relative error below 1e-15.
+
+    With u = 1 - p in float64 and its rounding error c, it is log(u + c) = log u + c. c is 0 for p > 1/2, and otherwise
+    at most 1e-16.
+    """
+    u = 1 - p
+    return log64(u) + ((1 - u) - p)
 
 
 @step

@@ -120,14 +120,16 @@ def draw_reliability(
     title: str | None = None,
     style: Style = LIGHT,
     line: Mapping[str, Any] | None = None,
+    is_square: bool = False,
 ) -> Canvas:
     """Draw the diagram of `reliability_diagram`, and return its canvas.
 
+    `is_square` means that a new figure has no space beside the diagram, whose legend is then inside the axes.
     `line` are options of the curves. With them, the bins of a single model have a name and a curve too, unless another
     curve is on the axes.
     """
     series = source.by_model(label, smooth_series if smooth else binned_series)
-    canvas = unit_square(ax, style, title)
+    canvas = unit_square(ax, style, title, is_square)
     words = source.confidence_name()
     canvas.label(words if smooth else f"mean {words} of the bin", "observed frequency")
     canvas.ax.tick_params(pad=6 * canvas.scale)  # space for a large mark in the corner
@@ -452,9 +454,13 @@ def confidence_histogram(
     return ax
 
 
-def unit_square(ax: Axes | Figure | None, style: Style, title: str | None) -> Canvas:
-    """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
-    canvas = Canvas.create(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
+def unit_square(ax: Axes | Figure | None, style: Style, title: str | None, is_square: bool = False) -> Canvas:
+    """Return a square canvas with limits 0 and 1 on both axes, and the diagonal.
+
+    `is_square` means that a new figure has no space for a legend beside the axes.
+    """
+    size, top = ((4.7, 5.3), 0.875) if is_square else ((5.9, 4.2), 0.8)
+    canvas = Canvas.create(ax, style, title, size, top=top, left=0.11)
     outer = canvas.outer if canvas.is_given else None
     if outer is None or max(outer.size) <= 2 * min(outer.size):
         canvas.ax.set_box_aspect(1)

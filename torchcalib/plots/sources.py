@@ -238,7 +238,13 @@ def binned_series(source: Source, name: str | None) -> list[Series]:
         return [Series(name or f"after {data.name}", columns_of(data.table), error)]
     table = source.bins()
     if isinstance(data, Report):
-        return [Series(name, columns_of(table), _report_error(data, source.mode))]
+        line = next(line for line in data.lines if line.key == f"ece/{source.mode or next(iter(data.tables))}")
+        parts = [f"{_ece_name(data.task == 'multilabel')} {line.value:.3g}"]
+        if line.interval is not None:
+            parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
+        if line.noise_floor is not None:
+            parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
+        return [Series(name, columns_of(table), "\n".join(parts))]
     if isinstance(data, BinTable) or table.n.dim() != 2:
         return [Series(name, columns_of(table), error_text(data, float(errors_of(data, table))))]
     names, errors = source.curve_names(name, "class", len(table.n)), errors_of(None, table)
@@ -262,16 +268,6 @@ def _smooth_one(name: str | None, cells: SmoothingCells, bandwidth: float | None
         return Series(name, None, "no data")
     curve = smooth_curve_of(cells, bandwidth)
     return Series(name, curve, f"smECE {curve.error:.3g}\nkernel width {curve.width:.2g}")
-
-
-def _report_error(report: Report, mode: Mode | None) -> str:
-    line = next(line for line in report.lines if line.key == f"ece/{mode or next(iter(report.tables))}")
-    parts = [f"{_ece_name(report.task == 'multilabel')} {line.value:.3g}"]
-    if line.interval is not None:
-        parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
-    if line.noise_floor is not None:
-        parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
-    return "\n".join(parts)
 
 
 def _ece_name(is_multilabel: bool) -> str:

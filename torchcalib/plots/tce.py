@@ -190,7 +190,7 @@ def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis
     n_cells = int(np.clip(2 * np.sqrt(bins.n.sum()), 12, _MAX_CELLS))
     counts, cells = np.histogram(middles, n_cells, (low, high), weights=weights)
     cells = transform.inverted().transform(cells)
-    canvas.ax.barh(cells[:-1], counts, np.diff(cells), align="edge", color=canvas.style.bar, linewidth=0)
+    canvas.ax.stairs(counts, cells, orientation="horizontal", fill=True, color=canvas.style.bar, linewidth=0)
     canvas.ax.set(xlim=(0, counts.max() * 1.05), xticks=[], xlabel="all")
     canvas.ax.tick_params(axis="y", length=0, labelleft=False)
 

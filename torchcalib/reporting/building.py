@@ -482,7 +482,7 @@ class ReportBuilder(Builder):
             kinds[name] = SumState(accumulator, shape)
             if isinstance(accumulator, EqualWidthBins):
                 kinds.setdefault(_GROUPS, NamedGroupState(accumulator, shape))  # the bins of the main mode
-                by_cluster = SumsByCluster(accumulator, num_clusters_for(shape))
+                by_cluster: SumsByCluster[Any] = SumsByCluster(accumulator, num_clusters_for(shape))
                 is_main = kinds[_GROUPS].accumulator is accumulator
                 if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                     kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))

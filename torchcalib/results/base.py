@@ -135,13 +135,13 @@ class Results(Mapping[str, V], Tabular):
         """Return `to_dict()` as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def save(self, path: str | Path) -> tuple[Path, ...]:
+    def save(self, path: str | Path, *, diagrams: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
 
         Args:
             path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table of all lines).
-                Any other path is a folder for the page, the JSON file, and every diagram as PNG and SVG. Missing
-                folders are created.
+                Any other path is a folder for the page and the JSON file. Missing folders are created.
+            diagrams: add every diagram as PNG and SVG to the folder, which takes seconds.
 
         Returns:
             The paths of the written files.
@@ -168,14 +168,14 @@ class Results(Mapping[str, V], Tabular):
         ending = place.suffix.lower()
         if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
             files_of = above("torchcalib.reporting.render.html:files_of")
-            try:  # create the folder first, because drawing the diagrams takes seconds
+            try:  # create the folder first, because drawing diagrams takes time
                 place.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError) as error:
                 raise NotADirectoryError(
                     f"`path` must be a folder, got {str(place)!r}: it or one of its parents is a file. Choose another "
                     "folder."
                 ) from error
-            return write_all(place, files_of(self))
+            return write_all(place, files_of(self, diagrams))
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "

@@ -83,7 +83,7 @@ def test_history_of_a_report_is_on_its_page_and_in_its_json(tmp_path, capsys):
     report = bare(quick_report("multiclass"), history=history)
     assert quick_report("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
-    files = {path.name: path for path in report.save(tmp_path)}
+    files = {path.name: path for path in report.save(tmp_path, diagrams=True)}
     assert {"training.png", "training.svg"} <= set(files)
     page = files["report.html"].read_text()
     assert "Warning: words &lt;script&gt;." in page

@@ -21,13 +21,13 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
 from torchcalib.plots.canvas import LIGHT
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
-from torchcalib.reporting.comparison.null import (
+from torchcalib.reporting.comparison.system import (
     UNIFORM_STREAMS,
+    System,
     bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
 )
-from torchcalib.reporting.comparison.system import System
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
 from torchcalib.results.comparison import compared_verdict, comparison_sentence

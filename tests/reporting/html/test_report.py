@@ -199,7 +199,7 @@ def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path
     (out / "report.html").write_text("old")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
         before = matplotlib.rcParams.copy()
-        written = full_report("binary").save(out)
+        written = full_report("binary").save(out, diagrams=True)
         assert matplotlib.rcParams.copy() == before
     pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
     pictures += ["test_positive", "test_top_label"]
@@ -207,6 +207,8 @@ def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path
     assert {path.name for path in written} == expected
     assert sorted(written) == sorted(out.iterdir())
     assert (out / "report.html").read_text(encoding="utf-8") == page("binary").text
+    assert {path.name for path in full_report("binary").save(tmp_path / "c")} == {"report.json", "report.html"}
+    assert (tmp_path / "c/report.html").read_bytes() == (out / "report.html").read_bytes()
     content = json.loads((out / "report.json").read_text(encoding="utf-8"))
     for name, table in full_report("binary").tests.items():
         assert content["tests"][name]["rejected"] == table.rejected.tolist()

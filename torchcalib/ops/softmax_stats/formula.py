@@ -32,7 +32,9 @@ def row_formula(
     cancellation. Invalid rows have NaN scores and gradient 0. The arguments are those of `softmax_stats.rows`.
     """
     x = values.to(wide_dtype(values.device))
-    is_invalid = _is_invalid(x, from_logits)
+    # Invalid: NaN, only -inf logits, or a probability that is negative or +inf.
+    most = x.amax(-1)
+    is_invalid = ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
     x = x.masked_fill(is_invalid.unsqueeze(-1), 0)
     known = (target >= 0) & (target < x.shape[-1])
     label = target.masked_fill(~known, 0).unsqueeze(-1)
@@ -57,9 +59,3 @@ def row_formula(
     log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
     scores = torch.stack((log_prob, squared_error, neg_entropy, q.gather(-1, top).squeeze(-1)), -2)
     return scores.masked_fill(is_invalid.unsqueeze(-2), torch.nan), top.squeeze(-1)
-
-
-def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
-    """Return True for rows with NaN, with only -inf logits, or with a probability that is negative or +inf."""
-    most = x.amax(-1)
-    return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))

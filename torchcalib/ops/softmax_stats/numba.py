@@ -600,12 +600,9 @@ def forward(
     scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
     loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
     columns = [x.numpy() for x in (target.contiguous(), scores, top)]
-    by_rows(loop, values, columns, _options(from_logits, tolerance, detail))
+    options = (detail in ("squares", "entropy"),) if from_logits else (tolerance, detail == "entropy")
+    by_rows(loop, values, columns, options)
     return scores, top
-
-
-def _options(from_logits: bool, tolerance: float, detail: Detail) -> tuple[Any, ...]:
-    return (detail in ("squares", "entropy"),) if from_logits else (tolerance, detail == "entropy")
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -635,7 +632,7 @@ def summary(
     if values.size < PER_THREAD:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
-        options = _options(from_logits, tolerance, detail)
+        options = (detail in ("squares", "entropy"),) if from_logits else (tolerance, detail == "entropy")
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
         scores, top = forward(torch.from_numpy(values), torch.from_numpy(target), from_logits, tolerance, detail)

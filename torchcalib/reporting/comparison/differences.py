@@ -1,7 +1,7 @@
 """Differences between systems and the baseline: values, intervals, p-values and verdicts.
 
 Each difference has replicates of the paired bootstrap. For calibration errors, it also has one or two sets of null
-replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value is the largest
+replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.system`). The p-value is the largest
 one of these sets (intersection-union test, Berger 1982). The interval contains those of all sets. The bootstrap
 alone has no valid level for rare outcomes, and null replicates alone have none for equally miscalibrated systems.
 

@@ -29,7 +29,8 @@ from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 from torchcalib.plots.comparison import difference_plot
 from torchcalib.plots.curves import training_curve
-from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
+from torchcalib.plots.reliability import confidence_histogram, draw_reliability, reliability_diagram
+from torchcalib.plots.sources import Source
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.reporting.render.contents import (
     DEFINITION_WORDS,
@@ -65,9 +66,6 @@ _EVENTS = {
 }
 """Definition of confidence and outcome for each mode."""
 
-_WHOLE = {"left": 0, "right": 1, "bottom": 0, "top": 1}
-"""Place of axes that fill a figure."""
-
 _COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
 """CSS class of the verdict, by degree, or by kind without a degree."""
 
@@ -75,32 +73,36 @@ _COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "bad
 def render(results: Report | Comparison) -> str:
     """Return results as a self-contained HTML page. Equal results have identical pages."""
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
-        return _page(results, {name: to_svg(ax) for name, ax in _pictures(results).items()})
+        return _page(results, {name: to_svg(ax) for name, ax in _pictures(results, False).items()})
 
 
-def files_of(results: Report | Comparison) -> dict[str, bytes]:
-    """Return the JSON file, the page, and every diagram as PNG and SVG, by file name.
+def files_of(results: Report | Comparison, diagrams: bool) -> dict[str, bytes]:
+    """Return the JSON file, the page, and with `diagrams` every diagram as PNG and SVG, by file name.
 
     Diagrams of other modes than the main one have a suffix, as in `reliability_top_label`.
     """
     name = "report" if isinstance(results, Report) else "compare"
     with matplotlib_style.context("default"):
-        pictures = _pictures(results)
+        pictures = _pictures(results, diagrams)
         drawn = {picture: to_svg(ax) for picture, ax in pictures.items()}
         files = {f"{name}.json": results.to_json().encode() + b"\n", f"{name}.html": _page(results, drawn).encode()}
-        for picture, ax in pictures.items():
+        for picture, ax in pictures.items() if diagrams else ():
             files |= {f"{picture}.png": to_png(ax), f"{picture}.svg": drawn[picture].encode()}
     return files
 
 
-def _pictures(results: Report | Comparison) -> dict[str, Axes]:
-    """Draw the diagrams that are files of a folder, and also parts of the page, by name."""
+def _pictures(results: Report | Comparison, with_main: bool) -> dict[str, Axes]:
+    """Draw the diagrams that are parts of the page and may be files, by name.
+
+    `with_main` adds the main reliability diagram of a report, of which the page has that of `_overview`.
+    """
     if isinstance(results, Comparison):
         return {"compare": difference_plot(results)}
     pictures = {}
     for index, (name, table) in enumerate(results.tables.items()):
         suffix, title = f"_{name}" if index else "", event_name(results, name)
-        pictures[f"reliability{suffix}"] = reliability_diagram(results, mode=name, title=title)
+        if index or with_main:
+            pictures[f"reliability{suffix}"] = reliability_diagram(results, mode=name, title=title)
         pictures[f"confidence{suffix}"] = confidence_histogram(table, title=title)
     for name, tested in results.tests.items():
         pictures[f"test_{name}"] = tce_diagram(tested, title=event_name(results, name))
@@ -173,8 +175,7 @@ def _square_diagram(report: Report, stage: CalibrationStage | None = None) -> Ax
 
     The curve after calibration has no consistency bands.
     """
-    ax = Figure(figsize=(4.8, 5.1), facecolor=LIGHT.paper).subplots(gridspec_kw=_WHOLE)
-    reliability_diagram(report, ax=ax)
+    ax = draw_reliability(Source(report), None, is_square=True).ax
     if stage is not None:
         reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)))
     return ax
@@ -194,7 +195,7 @@ def _bin_values(report: Report, key: NamedMode, drawn: Mapping[str, str]) -> dic
     return {
         "name": name,
         "explanation": _EVENTS[key],
-        "reliability": both_themes(drawn[f"reliability{suffix}"], f"reliability-{key}", reliability),
+        "reliability": both_themes(drawn[f"reliability{suffix}"], f"reliability-{key}", reliability) if suffix else "",
         "histogram": both_themes(drawn[f"confidence{suffix}"], f"confidence-{key}", histogram),
         "table": table,
         "has_band": not bool(table.band_low.isnan().all()),
@@ -258,7 +259,7 @@ def _narrow_differences(comparison: Comparison) -> Axes:
     """Draw the differences in one column of panels, for telephones."""
     height = 0.9 + len(comparison.lines) * (0.6 + 0.2 * len(comparison.systems[1:]))
     figure = Figure(figsize=(4.2, height), facecolor=LIGHT.paper)
-    return difference_plot(comparison, ax=figure.subplots(gridspec_kw=_WHOLE))
+    return difference_plot(comparison, ax=figure.subplots(gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1}))
 
 
 def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
