@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.messages import computing, output, working
@@ -18,8 +19,15 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.out is not None:
         check_pages()
     with computing("reading the log, and computing values and intervals"):
-        found = audited(
-            *paths,
+        found: Any = audited(
+            *(paths if len(paths) > 1 and not arguments.pools else [arguments.pools or paths[0]]),
+            confidence=arguments.confidence,
+            correct=arguments.correct,
+            target=arguments.target,
+            pred=arguments.pred,
+            id=arguments.id,
+            by=arguments.by,
+            gold=arguments.gold,
             select=arguments.select,
             scale=arguments.scale,
             words=dict(arguments.word or ()),

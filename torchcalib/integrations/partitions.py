@@ -156,7 +156,16 @@ class Partitions:
             partition: identifier of the partition, which must be unique in the data set. A partition that an engine
                 computes twice must have the same identifier.
             tables: the rows, in one or more tables of pyarrow, pandas or polars, record batches, or lists of dicts.
+
+        Raises:
+            InputError: for missing columns and other values; the message names the partition.
         """
+        try:
+            return self._state(partition, tables)
+        except InputError as error:
+            raise InputError(f"Partition {partition}: {error}") from error
+
+    def _state(self, partition: int | str, tables: Iterable[Any]) -> bytes | None:
         builder: Any = None
         digest = _Digest()
         for table in _pieces(tables):

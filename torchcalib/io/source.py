@@ -37,10 +37,12 @@ class Source:
         for name in ("format", *arrays, "from_logits", "dtype", "rows", *kinds):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                first, second = (f"`{each.files[0]}`" if each.files else "a part" for each in (self, other))
+                of_parts = {"dtype": "dtype of predictions", "rows": "dtypes and shapes of columns"}.get(name, name)
+                rule = f"All parts must have the same {of_parts}"
+                if self.files and other.files:
+                    rule = f"`{other.files[0]}` must have the same {name} as `{self.files[0]}`"
                 raise InputError(
-                    f"{second} must have the same {name} as {first}, got {theirs!r} and {mine!r}. "
-                    "Read the parts separately, or write them in the same way."
+                    f"{rule}, got {theirs!r} and {mine!r}. Read the parts separately, or write them in the same way."
                 )
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, files=self.files + other.files, shape=shape)
