@@ -285,16 +285,13 @@ def _found_log(arguments: argparse.Namespace) -> tuple[Path, ...]:
 
 def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Check that a log is of a known kind, before torch is imported, and whether several files are pooled."""
-    from torchcalib.io.logs import DEFINITIONS, golds_of, open_log, task_of  # needs pyarrow
+    from torchcalib.io.logs import golds_of, named_fields, open_log, task_of  # needs pyarrow
 
     tasks = [task_of(path) for path in paths]
     are_tasks = None not in tasks and len({*tasks}) == len(tasks) > 1 and arguments.names is None
     arguments.pools = list(paths) if are_tasks else None
-    roles = {"confidence": arguments.confidence, "correct": arguments.correct, "gold": arguments.target}
-    roles |= {"chosen": arguments.pred, "question": arguments.id}
-    fields = {role: name for role, name in roles.items() if name is not None}
-    if arguments.confidence in DEFINITIONS:
-        fields.pop("confidence")
+    named = ("confidence", "correct", "target", "pred", "id")
+    fields = named_fields(**{name: getattr(arguments, name) for name in named})
     gold = None if arguments.gold is None else golds_of(arguments.gold, fields)
     for each in [arguments.pools] if are_tasks else paths:
         open_log(each, arguments.select, fields=fields, by=arguments.by, gold=gold)

@@ -29,10 +29,11 @@ _WORDS = (
     "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth "
     "correct pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id "
     "ids rank value values val count threshold cutoff weight weights score scores prob probs probability confidence "
-    "conf argmax chosen selected of in the"
+    "conf argmax chosen selected type number name loss hash of in the"
 )
 _DERIVED = frozenset(_WORDS.split())
 """Words of columns that are computed from the classes, or that describe a row."""
+_LAST = ("id", "ids", "idx", "index", "gap", "margin", "entropy", "threshold", "hash")
 _RANKED = re.compile(r"top_?k?\d*|(?:top|rank|second|max|min)\d+|q\d{1,3}|p\d{1,3}")
 
 
@@ -56,10 +57,10 @@ def split(name: str) -> tuple[str, str] | None:
 def is_derived(rest: str) -> bool:
     """Return whether the rest of a column name describes a value that is computed from the classes, or an identifier.
 
-    It consists of such words, or ends in `id`.
+    It consists of such words, or ends in a word such as `id`.
     """
     words = re.split(r"[_.:\- ]+", rest.lower())
-    if words[-1] in ("id", "ids", "idx", "index"):
+    if words[-1] in _LAST:
         return True
     return all(word in _DERIVED or _RANKED.fullmatch(word) for word in words)
 

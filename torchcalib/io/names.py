@@ -8,10 +8,20 @@ Task = Literal["binary", "multiclass", "multilabel", "confidence"]
 """`"confidence"` is a binary task: predictions are confidences, and targets are 1 for correct predictions, else 0."""
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
 
+_ANSWER = "answer option letter choice label"
+
+
+def _compounds(first: str, second: str) -> list[str]:
+    return [f"{word}_{part}" for word in first.split() for part in second.split()]
+
+
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
 """Names of logits. They include log-probabilities, because their softmax returns the probabilities."""
-CONFIDENCES = ("confidence", "confidences", "conf")
+CONFIDENCES = (
+    *("confidence", "confidences", "stated_confidence", "verbalized_confidence", "reported_confidence"),
+    *("confidence_level", "model_confidence", "predicted_confidence", "conf", "certainty"),
+)
 """Names of the confidence in the predicted class or answer."""
 PROBS = (
     *("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "y_probs", "y_proba", "proba", "probas"),
@@ -22,46 +32,31 @@ NEUTRAL = (
     *("y_pred", "y_score", "y_scores", "y_hat", "predicted"),
 )
 """Names of predictions that are either logits or probabilities."""
-CORRECT = ("correct", "is_correct", "correctness", "was_correct")
+CORRECT = ("correct", "is_correct", "correctness", "was_correct", "is_right", "answer_correct")
 """Names of targets that are 1 if the predicted class or answer is correct, else 0."""
 TARGET_TIERS = (
     (
-        *(
-            "y_true",
-            "true_label",
-            "true_labels",
-            "true_class",
-            "ground_truth",
-            "groundtruth",
-            "gt",
-            "gold",
-            "gold_label",
-        ),
-        *("gold_answer", "correct_answer", "correct_label", "correct_class", "truth", "actual", "actual_label"),
+        *_compounds("correct gold true right expected target", f"{_ANSWER} index idx class"),
+        *("y_true", "true_labels", "answer_key", "gold", "ground_truth", "groundtruth", "gt", "reference_answer"),
+        *("expected_output", "truth", "actual", "actual_label"),
     ),
-    ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference"),
-    ("answer", "class", "outcome", "resolution"),
+    ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference", "winner"),
+    ("answer_index", "answer_idx", "answer", "class", "outcome", "resolution"),
 )
 """Names of targets, from specific to general ones. Targets have the most specific name that occurs."""
 TARGETS = (*(name for tier in TARGET_TIERS for name in tier), *CORRECT)
 PREDICTED = (
-    *("pred_label", "pred_labels", "predicted_label", "predicted_labels", "pred_class", "predicted_class", "y_pred"),
-    *("pred", "preds", "prediction", "predictions", "predicted", "y_hat", "predicted_answer", "model_answer"),
-    *("predicted_index", "pred_idx", "argmax", "top_label", "top_class", "model_prediction", "pred_answer"),
+    *_compounds("pred predicted", f"{_ANSWER} index idx class"),
+    *_compounds("model llm chosen selected parsed extracted given", _ANSWER),
+    *("pred_labels", "predicted_labels", "y_pred", "pred", "preds", "prediction", "predictions", "predicted", "y_hat"),
+    *("argmax", "top_label", "top_class", "model_prediction", "final_answer"),
 )
 """Names of the class or answer that a model predicts, if their values are text or whole numbers."""
 OF_PREDICTED = (
     *("pred_prob", "pred_probability", "predicted_prob", "predicted_probability", "prob_pred", "prob_predicted"),
-    *(
-        "pred_score",
-        "pred_conf",
-        "pred_confidence",
-        "prediction_confidence",
-        "confidence_score",
-        "max_prob",
-        "prob_max",
-    ),
-    *("max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
+    *("pred_score", "pred_conf", "pred_confidence", "prediction_confidence", "confidence_score", "max_prob"),
+    *("prob_max", "max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
+    *("prob_correct", "p_correct", "p_true"),
 )
 """Names of the probability of the predicted class, beside those in `PROBS`."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
@@ -74,35 +69,25 @@ INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
 SYNONYMS = {
-    "bins": "n_bins",
-    "nbins": "n_bins",
-    "num_bins": "n_bins",
-    "label": "target",
-    "labels": "target",
-    "targets": "target",
-    "y_true": "target",
-    "probs": "preds",
-    "y_pred": "preds",
-    "y_prob": "preds",
-    "y_proba": "preds",
-    "y_score": "preds",
-    "logits": "from_logits",
-    "weight": "weights",
-    "sample_weight": "weights",
-    "sample_weights": "weights",
-    "cluster": "clusters",
-    "group": "groups",
-    "model": "groups",
-    "names": "class_names",
-    "n_classes": "num_classes",
-    "n_labels": "num_labels",
-    "pos_label": "positive_classes",
-    "ignore_idx": "ignore_index",
-    "n_bootstrap": "n_replicates",
-    "n_resamples": "n_replicates",
-    "random_state": "seed",
-    "o": "out",
-    "output": "out",
+    other: name
+    for name, others in {
+        "n_bins": "bins nbins num_bins",
+        "target": "label labels targets y_true",
+        "preds": "probs y_pred y_prob y_proba y_score",
+        "from_logits": "logits",
+        "weights": "weight sample_weight sample_weights",
+        "clusters": "cluster",
+        "groups": "group model",
+        "class_names": "names",
+        "num_classes": "n_classes",
+        "num_labels": "n_labels",
+        "positive_classes": "pos_label",
+        "ignore_index": "ignore_idx",
+        "n_replicates": "n_bootstrap n_resamples",
+        "seed": "random_state",
+        "out": "o output",
+    }.items()
+    for other in others.split()
 }
 """Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 

@@ -26,7 +26,7 @@ from torchcalib.functional.estimator import factory_of
 from torchcalib.functional.stream import Stream
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.logs import DEFINITIONS, Log, golds_of, open_log
+from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
 from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
@@ -35,7 +35,7 @@ from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
-from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence, AuditGroups
+from torchcalib.results.audit import Audit, AuditComparison, AuditedConfidence, AuditGroups
 
 _BLOCK = 2**15  # answers that are added at once
 _MAX_SCORES = 2**20  # scores of options that are added at once
@@ -162,16 +162,8 @@ def audit(
             raise ValueError(f"`words` must contain confidences in [0, 1], got {shown(p)} for {shown(word)}.")
     if others and by is not None:
         raise InputError("`by` must be None for several logs, got a field. Audit each log, or omit it to compare them.")
-    definition = confidence if confidence in DEFINITIONS else None
-    fields = {
-        "confidence": None if definition else confidence,
-        "correct": correct,
-        "gold": target,
-        "chosen": pred,
-        "question": id,
-    }
-    named = {role: name for role, name in fields.items() if name is not None}
-    definition = definition or ("reported" if "confidence" in named else None)
+    named = named_fields(confidence=confidence, correct=correct, target=target, pred=pred, id=id)
+    definition = "reported" if "confidence" in named else confidence
     options = AuditOptions(
         n_bins, with_intervals, with_calibration, same or have_equal_text, as_published, definition, scale
     )

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
 from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, start_of
-from torchcalib.io.logs.fields import DEFINITIONS, looked_for, normal, roles_of
+from torchcalib.io.logs.fields import ARGUMENTS, looked_for, normal, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lighteval import LightEval
@@ -26,7 +27,7 @@ _TASK = re.compile(
 )
 _BINARY = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".npz", ".npy", ".safetensors", ".xlsx", ".xls", ".zip")
 
-__all__ = ["DEFINITIONS", "LOGS", "Answer", "Log", "LogOptions", "golds_of", "open_log", "task_of"]
+__all__ = ["CONFIDENCES", "LOGS", "Answer", "Log", "LogOptions", "golds_of", "named_fields", "open_log", "task_of"]
 
 
 def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] | None = None, **options: Any) -> Log:
@@ -59,6 +60,13 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
         )
     given = Rows(source)
     return _opened(Source(Path(given.kind), given), how)
+
+
+def named_fields(**arguments: str | None) -> dict[str, str]:
+    """Return the fields by role that the arguments of `audit` name. A definition in `CONFIDENCES` is no field."""
+    roles = {name: role for role, name in ARGUMENTS.items()}
+    named = {roles.get(name, name): field for name, field in arguments.items() if field is not None}
+    return {role: field for role, field in named.items() if role != "confidence" or field not in CONFIDENCES}
 
 
 def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
+    NEITHER,
     START,
     Answer,
     IrregularError,
@@ -35,7 +36,6 @@ from torchcalib.io.logs.objects import RowGroup, loads, whole_file
 from torchcalib.io.logs.stated import MOST
 
 _OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
-_NEITHER = "answer that the log calls neither right nor wrong"
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
 _UNMATCHED = "answer without a right answer in the second file"
@@ -103,8 +103,7 @@ class Lines(RowLog):
         roles = self.roles
         value = None if roles.question is None else row.get(roles.question)
         name = str(value) if value is not None else str(index) if roles.question is None else f"row {index}"
-        sets = [str(row[each]) for each in roles.data_sets if row.get(each) is not None]
-        return "/".join([*(sets or [self.part] * bool(self.files)), name])
+        return self.document_of(*(row.get(each) for each in roles.data_sets), name)
 
     def _content_of(self, row: Mapping[str, Any], gold: Any) -> str:
         text = None if self.roles.content is None else row.get(self.roles.content)
@@ -139,12 +138,12 @@ class Lines(RowLog):
                 answer.correct = 0.0
                 self.counts[f"abstention ({name}), counted as wrong"] += 1
                 return
-        if math.isnan(answer.correct) and not answer.right:
-            self.counts[self._neither] += 1
+        if not answer.right:
+            self.count_neither(answer, self._neither)
 
     @property
     def _neither(self) -> str:
-        return _UNRESOLVED if self.roles.has_forecasts else _NEITHER
+        return _UNRESOLVED if self.roles.has_forecasts else NEITHER
 
     def in_order(self, options: Mapping[str, Any], gold: Any, place: str) -> tuple[tuple[str, ...], list[Any]]:
         """Return options and their values in an order that does not depend on the row: letters are sorted."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Array, Block, Columns
-from torchcalib.io.logs.fields import Fields, correctness, normal, number_of
+from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, normal, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
@@ -25,8 +25,9 @@ _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
 _ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
 START = 200
 """Rows from which the roles of fields follow."""
-ARGUMENTS = {"gold": "target", "chosen": "pred", "question": "id"}
-"""Arguments of `audit` that name the fields of these roles. The others have the names of their roles."""
+NEITHER = "answer that the log calls neither right nor wrong"
+UNNAMED = "target that names no option"
+"""Findings of several kinds of logs."""
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
 
@@ -199,6 +200,11 @@ class Log(ABC):
         else:
             answer.stated[source] = found
 
+    def count_neither(self, answer: Answer, reason: str = NEITHER) -> None:
+        """Count an answer that is neither right nor wrong."""
+        if math.isnan(answer.correct):
+            self.counts[reason] += 1
+
     def candidates(self, token: Mapping[str, Any], place: str) -> list[tuple[str, float]]:
         """Return the logged candidates for a token, with their log-probabilities."""
         logged = token.get("top_logprobs") or ()
@@ -268,6 +274,11 @@ class RowLog(Log):
         """Return the answers of many rows, or raise any error."""
         del group
         raise IrregularError
+
+    def document_of(self, *names: Any) -> str:
+        """Return the identifier of a question from its names that are known, such as its task, or that of the file."""
+        known = [str(name) for name in names if name is not None]
+        return "/".join(known if len(known) > 1 or not self.files else [self.part, *known])
 
     def groups(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows at once. `part` is then the task of their file, if there are several."""
@@ -385,20 +396,23 @@ def options_of_answer(
 def add_lengths(
     answer: Answer,
     scores: Sequence[float],
-    *,
-    characters: Sequence[int] | None = None,
-    n_bytes: Sequence[int] | None = None,
-    tokens: Sequence[int] | None = None,
+    lengths: Mapping[str, Sequence[int] | None],
     unconditional: Sequence[float] | None = None,
 ) -> None:
     """Add the log-probabilities of options, and their normalisations: by length, and minus those without a question."""
     answer.log_probs["choices"] = list(scores)
-    for name, sizes in (("token", tokens), ("character", characters), ("byte", n_bytes)):
+    for name, sizes in lengths.items():
         if sizes is not None:
             answer.log_probs[f"choices_per_{name}"] = [s / max(1, n) for s, n in zip(scores, sizes, strict=True)]
     if unconditional is not None and -math.inf not in unconditional:
         pairs = zip(scores, unconditional, strict=True)
         answer.log_probs["choices_unconditional"] = [score - without for score, without in pairs]
+
+
+def lengths_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the lengths of the texts of options by unit; none without texts."""
+    units = {"character": [*map(len, texts)], "byte": [len(text.encode()) for text in texts]}
+    return units if texts else {}
 
 
 def add_token_confidences(answer: Answer, log_probs: Sequence[float]) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcalib.io.columns import is_derived
 from torchcalib.io.errors import InputError, quoted, shown
+from torchcalib.io.names import CONFIDENCES, CORRECT, OF_PREDICTED, PREDICTED, TARGET_TIERS
 
 Row = Mapping[str, Any]
 
@@ -24,6 +26,8 @@ ROLES = {
     "choices": "options",
 }
 """Words for the roles of fields."""
+ARGUMENTS = {"gold": "target", "chosen": "pred", "question": "id"}
+"""Arguments of `audit` that name the fields of these roles. The others have the names of their roles."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,6 @@ class Fields:
         return {words: " or ".join(f"`{name}`" for name in some) for words, some in names.items() if some}
 
 
-_WORDS = ("answer", "option", "letter", "choice", "label")
-_MODEL = ("predicted", "pred", "model", "llm", "chosen", "selected", "parsed", "extracted", "given")
-
 ANSWERS = Fields(
     data_set=(
         *("task", "task_name", "ds_name", "dataset", "dataset_name", "data_set", "benchmark", "subject", "subset"),
@@ -63,31 +64,17 @@ ANSWERS = Fields(
         *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
     ),
     content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
-    gold=(
-        *(f"{word}_{end}" for word in ("correct", "gold", "true", "right", "expected", "target") for end in _WORDS),
-        *("answer_key", "gold", "gold_index", "gold_idx", "correct_index", "correct_idx", "ground_truth", "target"),
-        *("reference_answer", "reference", "expected", "expected_output", "truth", "winner", "label", "answer_index"),
-        *("answer_idx", "answer"),
-    ),
-    chosen=(
-        *(f"{word}_{end}" for word in _MODEL for end in _WORDS),
-        *("predicted", "pred", "prediction", "model_prediction", "final_answer", "choice", "decision", "chosen"),
-        *("selected", "guess", "answer"),
-    ),
+    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("outcome", "resolution")),
+    chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
     correct=(
-        *("correct", "is_correct", "correctness", "was_correct", "is_right", "answer_correct", "acc", "accuracy"),
-        *("exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment", "outcome", "resolution"),
-        *("resolved", "resolved_to", "resolve", "score"),
+        *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
+        *("outcome", "resolution", "resolved", "resolved_to", "resolve", "score"),
     ),
     response=(
         *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
         *("generated_text", "text"),
     ),
-    confidence=(
-        *("confidence", "stated_confidence", "verbalized_confidence", "reported_confidence", "confidence_score"),
-        *("confidence_level", "model_confidence", "predicted_confidence", "conf", "certainty", "p_true", "pred_prob"),
-        *("pred_probability", "prob_correct", "p_correct", "max_prob", "forecast", "probability", "prob", "predict"),
-    ),
+    confidence=(*CONFIDENCES, *OF_PREDICTED, "forecast", "probability", "prob", "predict"),
     probs=("probs", "probabilities", "distribution", "option_probs", "choice_probs", "log_probs", "logprobs"),
     choices=("options", "choices"),
 )
@@ -129,11 +116,6 @@ MOST_SYSTEMS = 100
 
 _PREFIX = re.compile(r"(log_?prob|logp|probability|probs?|p)(?:s?[_\s-]+(.+)|(?-i:([A-Z])))", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
-_DERIVED = re.compile(
-    r"(.*_)?(id|idx|index|value|values|score|max|min|mean|avg|gap|margin|pred|predicted|prediction|top|top\d|total|sum"
-    r"|entropy|std|var|correct|chosen|gold|target|type|number|name|threshold|diff|loss|hash)"
-)
-
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
 GRADES = {"A": 1.0, "B": 0.0, "C": math.nan}
@@ -229,23 +211,6 @@ class Roles:
         return self.correct is not None and normal(self.correct) in FORECASTS
 
 
-DEFINITIONS = (
-    *("choices", "choices_per_token", "choices_per_character", "choices_per_byte", "choices_unconditional"),
-    *(
-        "option_letters",
-        "first_token_options",
-        "probabilities",
-        "raw",
-        "per_token",
-        "first_token",
-        "stated",
-        "reported",
-    ),
-    *("forecast", "frequency"),
-)
-"""Keys of the definitions of a confidence, in the order of the table of an audit."""
-
-
 def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold: bool = False) -> Roles:
     """Return the role of each field, from its name and its values in some rows.
 
@@ -278,21 +243,15 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
                 taken.add(name)
                 return
 
-    search(
-        "correct",
-        ANSWERS.correct[:6],
-        lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)),
-    )
-    search("correct", ANSWERS.correct[6:], lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
+    search("correct", CORRECT, lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)))
+    others = [each for each in ANSWERS.correct if each not in CORRECT]
+    search("correct", others, lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
     search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
     search("question", ANSWERS.question)
     search("chosen", ANSWERS.chosen, _are_scalars)
     search("probs", ANSWERS.probs, _have_options)
-    search(
-        "confidence",
-        [each for each in ANSWERS.confidence if each != "p_true" or "p_false" not in by_name],
-        _are_scalars,
-    )
+    are_options = {"p_true"} if "p_false" in by_name else set()
+    search("confidence", [each for each in ANSWERS.confidence if each not in are_options], _are_scalars)
     if "confidence" not in found and "chosen" in found and normal(found.get("correct", "")) in FORECASTS:
         found["confidence"] = found.pop("chosen")  # the prediction of an event
     others = [
@@ -346,9 +305,8 @@ def looked_for(roles: Roles) -> str:
 def _named(name: str, by_name: Mapping[str, str], role: str, label: str) -> str:
     found = name if name in by_name.values() else by_name.get(normal(name))
     if found is None:
-        option = {"gold": "target", "chosen": "pred", "question": "id"}.get(role, role)
         raise InputError(
-            f"`{option}` must be a field of `{label}`, got {shown(name)}. Fields are "
+            f"`{ARGUMENTS.get(role, role)}` must be a field of `{label}`, got {shown(name)}. Fields are "
             f"{quoted(reversed(by_name.values()), _MAX_SHOWN)}."
         )
     return found
@@ -440,7 +398,7 @@ def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, st
     for name in names:
         if match := _PREFIX.fullmatch(name.strip()):
             stem, option = match[1].lower(), match[2] or match[3]
-            if option in golds or not _DERIVED.fullmatch(normal(option)):
+            if option in golds or not is_derived(normal(option)):
                 stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
         elif match := _SUFFIX.fullmatch(name.strip()):
             stems.setdefault(f"{match[2] or ''}suffix", {})[match[1].upper()] = name

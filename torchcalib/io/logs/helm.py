@@ -70,7 +70,7 @@ class Helm(Log):
             texts.append(_text_of(reference))
             right += [k] if _is_right(reference) else []
         answer = Answer(key[0], sample=key[1], right=tuple(right))
-        add_lengths(answer, scores, characters=[*map(len, texts)])
+        add_lengths(answer, scores, {"character": [*map(len, texts)]})
         return answer
 
     def _statistics(self) -> dict[Key, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,8 +50,7 @@ class Inspect(Log):
             answer = Answer(str(sample["id"]), sample=int(sample.get("epoch", 1)), correct=correctness(value))
             answer.text = _text_of(output)
             answer.short = score.get("answer") if isinstance(score.get("answer"), str) else None
-            if math.isnan(answer.correct):
-                self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.count_neither(answer)
             self._add_logged(answer, sample, fields, place)
             self._add_tokens(answer, sample, output, place)
             add_stated_confidence(answer)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, RowLog, add_lengths, add_stated_confidence, option_index
+from torchcalib.io.logs.answers import (
+    UNNAMED,
+    Answer,
+    RowLog,
+    add_lengths,
+    add_stated_confidence,
+    lengths_of,
+    option_index,
+)
 from torchcalib.io.logs.fields import LIGHTEVAL, correctness, first
 
 Row = Mapping[str, Any]
@@ -28,8 +35,7 @@ class LightEval(RowLog):
         """Yield the answer to a document."""
         doc, response, metrics = _parts_of(row)
         name = first({**row, **doc}, LIGHTEVAL.question)
-        task = doc.get("task_name") or (self.part if self.files else None)
-        document = "/".join([*[str(task)] * (task is not None), str(index if name is None else name)])
+        document = self.document_of(doc.get("task_name") or None, index if name is None else name)
         answer = Answer(document, content=str(first(doc, LIGHTEVAL.content) or ""))
         options = [str(option) for option in doc.get("choices") or ()]
         logged = _scores(first(response, LIGHTEVAL.probs))
@@ -39,20 +45,15 @@ class LightEval(RowLog):
             scores = [self.log_prob(score, place) for score in logged]
             answer.right = tuple(_right(doc, options, len(scores)))
             if not answer.right:
-                self.counts["target that names no option"] += 1
-            texts = [option.strip() for option in options]
-            sizes: dict[str, Any] = {}
-            if texts:
-                sizes = {"characters": [*map(len, texts)], "n_bytes": [len(each.encode()) for each in texts]}
+                self.counts[UNNAMED] += 1
             unconditional = response.get("unconditioned_logprobs")
             without = unconditional if isinstance(unconditional, list) and len(unconditional) == len(scores) else None
-            add_lengths(answer, scores, **sizes, unconditional=without)
+            add_lengths(answer, scores, lengths_of([option.strip() for option in options]), without)
         else:
             found = text if text is not None else response.get("predictions")
             answer.text = str(found[0]) if isinstance(found, list) and found else None if found is None else str(found)
             add_stated_confidence(answer)
-            if math.isnan(answer.correct):
-                self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.count_neither(answer)
         yield answer
 
 

@@ -12,12 +12,15 @@ import numpy as np
 
 from torchcalib.io.logs.answers import (
     MOST_LOG_PROB,
+    NEITHER,
+    UNNAMED,
     Answer,
     IrregularError,
     RowLog,
     add_lengths,
     add_stated_confidence,
     all_correctness,
+    lengths_of,
     option_index,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
@@ -25,7 +28,6 @@ from torchcalib.io.logs.fields import LM_EVAL, correctness, first
 from torchcalib.io.logs.objects import RowGroup, floats_of
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
-_UNNAMED = "target that names no option"
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 
 
@@ -73,19 +75,12 @@ class LmEval(RowLog):
         unasked = {str(pairs[k][1]).strip(): logged[k] for k in range(len(pairs)) if k not in {*asked}}
         without = [unasked[option.strip()] for option in options if option.strip() in unasked]
         texts = _without_delimiter(options)
-        add_lengths(
-            answer,
-            scores,
-            characters=[*map(len, texts)],
-            n_bytes=[len(text.encode()) for text in texts],
-            unconditional=without if len(without) == len(options) else None,
-        )
+        add_lengths(answer, scores, lengths_of(texts), without if len(without) == len(options) else None)
         self._add_right(answer, row, texts)
         yield answer
 
     def _document_of(self, row: Mapping[str, Any]) -> str:
-        name = str(row[LM_EVAL.question[0]])
-        return f"{self.part}/{name}" if self.files else name
+        return self.document_of(row[LM_EVAL.question[0]])
 
     def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
@@ -118,7 +113,7 @@ class LmEval(RowLog):
             sizes,
             log_probs={"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte},
             contents=found.contents,
-            counts={_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
+            counts={UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
         )
 
     def _fields_of(self, rows: Sequence[Mapping[str, Any]]) -> _Fields:
@@ -150,14 +145,14 @@ class LmEval(RowLog):
         chosen = scores.index(max(scores))
         answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
         if not answer.right:
-            self.counts[_UNNAMED] += 1
+            self.counts[UNNAMED] += 1
         elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
 
     def _generations(self, row: Mapping[str, Any], document: str) -> Iterator[Answer]:
         correct = correctness(first(row, (*LM_EVAL.correct, *row.get("metrics", ()))))
         if math.isnan(correct):
-            self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.counts[NEITHER] += 1
         repeated, filtered = row["resps"][0], row.get("filtered_resps")
         selected = filtered[0] if isinstance(filtered, list) and len(filtered) == 1 else None
         for sample, response in enumerate(repeated):

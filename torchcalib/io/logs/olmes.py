@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, RowLog, add_lengths, add_stated_confidence
+from torchcalib.io.logs.answers import UNNAMED, Answer, RowLog, add_lengths, add_stated_confidence
 from torchcalib.io.logs.fields import OLMES, correctness, first, number_of
 
-_LENGTHS = {"tokens": "num_tokens", "characters": "num_chars", "n_bytes": "num_bytes"}
+_LENGTHS = {"token": "num_tokens", "character": "num_chars", "byte": "num_bytes"}
 
 
 class Olmes(RowLog):
@@ -28,8 +28,7 @@ class Olmes(RowLog):
         """Yield the answer to a document."""
         output, metrics = _output_of(row), row.get("metrics") or {}
         name = first(row, OLMES.question)
-        document = "/".join([*[self.part] * bool(self.files), str(index if name is None else name)])
-        answer = Answer(document, content=str(first(row, OLMES.content)))
+        answer = Answer(self.document_of(index if name is None else name), str(first(row, OLMES.content)))
         scores = [self.log_prob(each[OLMES.probs[0]], place) for each in output]
         if OLMES.response[0] in output[0]:
             answer.correct = correctness(first(metrics, OLMES.correct))
@@ -38,18 +37,16 @@ class Olmes(RowLog):
             if (n := output[0].get("num_tokens")) and "num_tokens" in output[0]:
                 answer.confidences["per_token"] = math.exp(scores[0] / n)
             add_stated_confidence(answer)
-            if math.isnan(answer.correct):
-                self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.count_neither(answer)
             yield answer
             return
         gold = number_of(first({**metrics, **_prediction_of(row), **row}, OLMES.gold))
         if gold in range(len(output)):
             answer.right = (int(gold),)
         else:
-            self.counts["target that names no option"] += 1
-        sizes = {name: _numbers(output, key) for name, key in _LENGTHS.items()}
-        without = _numbers(output, "sum_logits_uncond")
-        add_lengths(answer, scores, **sizes, unconditional=without)
+            self.counts[UNNAMED] += 1
+        lengths = {unit: _numbers(output, key) for unit, key in _LENGTHS.items()}
+        add_lengths(answer, scores, lengths, _numbers(output, "sum_logits_uncond"))
         answer.correct = correctness(metrics.get("acc_raw"))
         yield answer
 
