@@ -11,9 +11,11 @@ from torch import Tensor
 from torchcalib.core.arguments import is_int
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import MATCH_NAMES, class_columns, ignored, positions, shown_classes
+from torchcalib.io.columns import class_columns, ignored, shown_classes
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
+from torchcalib.io.reader import Text
+from torchcalib.io.text import class_indices, class_positions
 
 _SHARED = frozenset(map(np.dtype, (np.float32, np.float64, np.int64)))
 """Dtypes of arrays whose memory a tensor shares."""
@@ -254,38 +256,21 @@ def label_tensor(values: Any, classes: Sequence[str], device: torch.device, igno
             "Pass class indices, for example pandas.Categorical(labels, categories=class_names).codes, or class_names "
             "to a report."
         )
-    try:
-        index = positions(unique.tolist(), classes)
-    except ValueError as error:
-        raise ValueError(f"`target` must contain {error}. {MATCH_NAMES}") from None
-    assert index is not None  # labels are text
-    numbers = torch.tensor([index[str(label)] for label in unique])
-    return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
+    texts = Text(unique.tolist(), torch.from_numpy(inverse.reshape(labels.shape)))
+    return class_indices(texts, classes, "`target`", 0).to(device)
 
 
 def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | None) -> Tensor:
-    """Return the positions of the classes that whole labels name."""
+    """Return the positions of the classes that whole labels name; other numbers are unchanged."""
     if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
         return target
-    distinct = torch.unique(target).tolist()
-    kept = [int(x) for x in distinct if x == x and x != ignore_index]
-    try:
-        index = positions(kept, classes)
-    except ValueError as error:
-        advice = "Pass ignore_index=-100. " * (-100 in kept)
-        raise ValueError(f"`target` must contain {error}. {advice}{MATCH_NAMES}") from None
-    if index is None or not kept:
-        return target
-    mark = ignored(ignore_index, classes)
-    if mark != ignore_index and ignore_index in distinct:
+    found = class_positions(target, classes, "`target`", ignore_index)
+    if found is not target and ignored(ignore_index, classes) != ignore_index and bool((target == ignore_index).any()):
         raise ValueError(
             f"`ignore_index` must be no class and no position of a class if columns are numbered, got {ignore_index} "
             f"for the classes {first_of(classes)}. Replace this label by -1, and pass ignore_index=-1."
         )
-    found = target.clone()
-    for label, position in index.items():
-        found[target == label] = position
-    return found if found.isnan().any() else found.long()
+    return found if found.isnan().any() or found is target else found.long()
 
 
 def names_of_outcomes(target: Any) -> tuple[str, ...]:

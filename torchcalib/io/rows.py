@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcalib.io.columns import MATCH_NAMES, positions, shown_classes
-from torchcalib.io.errors import FILL_IN, InputError
+from torchcalib.io.columns import shown_classes
+from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import codes_of
-from torchcalib.io.text import class_indices, cluster_hashes, first_row, group_numbers
+from torchcalib.io.text import check_present, class_indices, class_positions, cluster_hashes, first_row, group_numbers
 
 if TYPE_CHECKING:
     from torchcalib.io.opening import PredictionFiles
@@ -53,7 +53,9 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
     elif files.task == "multiclass" and target.dim() == values["preds"].dim() - 1:
         if target.is_floating_point():
             target = _whole_labels(files, target, labels["target"], start)
-        values["target"] = _positions(files, target, labels["target"])
+        if shown_classes(files.classes):
+            target = class_positions(target, files.classes, labels["target"], files.ignored_label)
+        values["target"] = target
     if isinstance(groups := values.get("groups"), Text):
         values["groups"], group_names = group_numbers(groups)
     if isinstance(clusters := values.get("clusters"), Text):
@@ -83,29 +85,12 @@ def _is_right(predicted: Any, true: Any, label: str, start: int, allow_missing: 
     codes, texts = codes_of(predicted)
     true_codes, true_texts = codes_of(true)
     is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
-    if not allow_missing and (row := first_row(is_missing)) is not None:
-        raise InputError(f"{label} must contain a label in every row, got none in row {start + row + 1}. {FILL_IN}")
+    if not allow_missing:
+        check_present(is_missing, label, start)
     numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
     own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
     right = own[codes] == other[true_codes]
     return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
-
-
-def _positions(files: PredictionFiles, target: Tensor, label: str) -> Tensor:
-    """Return the positions of the classes that whole labels name; see `io.columns.positions`."""
-    if not shown_classes(files.classes):
-        return target
-    distinct = torch.unique(target[~target.isnan()])
-    ignore = files.ignored_label
-    try:
-        index = positions((int(x) for x in distinct.tolist() if x != ignore), files.classes)
-    except ValueError as error:
-        raise InputError(f"{label} must contain {error}. {MATCH_NAMES}") from error
-    if index is None or not len(distinct):
-        return target
-    places = [files.ignore_index if x == ignore else index[int(x)] for x in distinct.tolist()]
-    found = torch.tensor(places, dtype=target.dtype)[torch.searchsorted(distinct, target).clamp(max=len(places) - 1)]
-    return torch.where(target.isnan(), target, found)
 
 
 def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:

@@ -7,7 +7,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from torchcalib.io.columns import MATCH_NAMES, positions, split
+from torchcalib.io.columns import MATCH_NAMES, ignored, positions, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.names import outcome_names
 from torchcalib.io.reader import Reader, Text
@@ -45,26 +45,49 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
     return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64)[groups.codes], names
 
 
-def class_indices(labels: Text, names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
-    """Convert N text labels to class indices, int64 `(N,)`. `start` rows precede the first label.
+def class_indices(labels: Text, classes: Sequence[str], label: str, start: int, allow_missing: bool = False) -> Tensor:
+    """Convert text labels to class indices, int64 with the shape of the codes. `start` rows precede the first label.
 
     With `allow_missing`, an empty label becomes NaN in a float64 result; otherwise it raises an error.
     """
-    stripped = [text.strip() for text in labels.names]
+    names = [text.strip() for text in labels.names]
+    if not allow_missing:
+        check_present(torch.tensor([not name for name in names], dtype=torch.bool)[labels.codes], label, start)
     try:
-        index = positions([name for name in stripped if name or not allow_missing], names) or {}
-    except ValueError:
-        index = {name: k for k, name in enumerate(names)}
-    numbers: dict[int | str, float] = {**index, **({"": torch.nan} if allow_missing else {})}
-    row = first_row(torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes])
-    if row is not None:
-        name = stripped[int(labels.codes[row])]
-        advice = f"Correct the name. {MATCH_NAMES}" if name else FILL_IN
-        raise InputError(
-            f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
-        )
-    found = torch.tensor([float(numbers[name]) for name in stripped], dtype=torch.float64)[labels.codes]
+        index = positions([name for name in names if name], classes) or {}
+    except ValueError as error:
+        row = first_row(torch.tensor([name not in ("", *classes) for name in names], dtype=torch.bool)[labels.codes])
+        raise InputError(f"{label} must contain {error} (row {start + int(row or 0) + 1}). {MATCH_NAMES}") from None
+    found = torch.tensor([float(index.get(name, torch.nan)) for name in names], dtype=torch.float64)[labels.codes]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
+
+
+def class_positions(target: Tensor, classes: Sequence[str], label: str, ignore_index: int | None) -> Tensor:
+    """Return the positions of the classes that whole labels name, with NaN for missing ones; see `columns.positions`.
+
+    The label `ignore_index` becomes the value of `columns.ignored`.
+    """
+    distinct = torch.unique(target[~target.isnan()])
+    kept = [int(x) for x in distinct.tolist() if x != ignore_index]
+    try:
+        index = positions(kept, classes)
+    except ValueError as error:
+        advice = "Pass ignore_index=-100. " * (-100 in kept)
+        raise InputError(f"{label} must contain {error}. {advice}{MATCH_NAMES}") from None
+    if index is None or not kept:
+        return target
+    mark = ignored(ignore_index, classes)
+    places = torch.tensor(
+        [index.get(int(x), mark) for x in distinct.tolist()], dtype=target.dtype, device=target.device
+    )
+    found = places[torch.searchsorted(distinct, target).clamp(max=len(places) - 1)]
+    return torch.where(target.isnan(), target, found)
+
+
+def check_present(is_missing: Tensor, label: str, start: int) -> None:
+    """Raise if a label is missing. `start` rows precede the first one."""
+    if (row := first_row(is_missing)) is not None:
+        raise InputError(f"{label} must contain a label in every row, got none in row {start + row + 1}. {FILL_IN}")
 
 
 def labels_in(readers: Sequence[Reader], target: str) -> Counter[str]:
