@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
 from torchcalib.display.words import count, listed, p_words, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
-from torchcalib.io.saved import write_all, write_whole
-from torchcalib.results.base import SCHEMA_VERSION, above, plain, today
+from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
 from torchcalib.results.comparison import Comparison, system_table
 from torchcalib.results.report import Report
 
@@ -163,7 +161,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Audit(Mapping[str, AuditedConfidence], Tabular):
+class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
     """Calibration of the answers in a log under each definition of the confidence; see `torchcalib.audit`.
 
     An audit is a mapping from the keys of `AuditedConfidence` to the results.
@@ -290,9 +288,6 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         blocks += [[Tabular.__str__(self.tasks)]] if self.tasks is not None else []
         return "\n\n".join("\n".join(block) for block in blocks if block)
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; see `Report.to_dict`."""
         names = [each.name for each in dataclasses.fields(self) if each.name not in ("confidences", "tasks")]
@@ -315,10 +310,6 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         }
         return {"schema_version": SCHEMA_VERSION, **found, "sentence": self.sentence}
 
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
 
@@ -333,15 +324,11 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed, for a page or a folder.
         """
-        place = Path(path)
-        if place.suffix.lower() in _SUFFIXES:
-            return _written(self, place, "render_audit")
-        place.mkdir(parents=True, exist_ok=True)
-        return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self, pages))
+        return self._save(path, lambda: _html("render_audit")(self), lambda: _html("audit_files")(self, pages))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AuditGroups(Mapping[str, Audit], Tabular):
+class AuditGroups(Exported, Mapping[str, Audit], Tabular):
     """Audits of the parts of a log, such as the answers of each model; see the argument `by` of `torchcalib.audit`.
 
     It is a mapping from the values of a field to audits.
@@ -385,17 +372,10 @@ class AuditGroups(Mapping[str, Audit], Tabular):
             lines += [audit.sentence] if audit.sentence else []
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values."""
         audits = {name: audit.to_dict() for name, audit in self.audits.items()}
         return {"schema_version": SCHEMA_VERSION, "by": self.by, "audits": audits}
-
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
         """Write a file, or a folder with a page of all parts, `audit.json`, and a folder with the audit of each part.
@@ -407,18 +387,12 @@ class AuditGroups(Mapping[str, Audit], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-        place = Path(path)
-        if place.suffix.lower() in _SUFFIXES:
-            return _written(self, place, "render_groups")
-        place.mkdir(parents=True, exist_ok=True)
-        written = write_all(place, above("torchcalib.reporting.render.html:group_files")(self))
-        for k, audit in enumerate(self.audits.values(), 1):
-            written += audit.save(place / f"part_{k}", pages=pages)
-        return written
+        written = self._save(path, lambda: _html("render_groups")(self), lambda: _html("group_files")(self))
+        return written + _saved_parts(self.audits, path, "part", pages)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AuditComparison(Mapping[str, Comparison]):
+class AuditComparison(Exported, Mapping[str, Comparison]):
     """Comparison of several logs of the same questions, under each definition of the confidence that all contain.
 
     It is a mapping from the keys of `AuditedConfidence` to comparisons of the answers that all logs have in common.
@@ -457,9 +431,6 @@ class AuditComparison(Mapping[str, Comparison]):
             lines += compared.sentences.values()
         return "\n".join([*lines, *([""] * bool(self.notes)), *self.notes])
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values."""
         return {
@@ -470,26 +441,18 @@ class AuditComparison(Mapping[str, Comparison]):
             "notes": list(self.notes),
         }
 
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write a folder with the audit of each log, a page for each comparison, and `audit.json`.
+        """Write a file, or a folder with the audit of each log, a page for each comparison, and `audit.json`.
 
         Args:
-            path: the folder.
+            path: a file name that ends in `.json`, or a folder.
             pages: add a page with the report of each definition of each log.
 
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-        place = Path(path)
-        place.mkdir(parents=True, exist_ok=True)
-        written = write_all(place, above("torchcalib.reporting.render.html:comparison_files")(self))
-        for k, audit in enumerate(self.audits.values(), 1):
-            written += audit.save(place / f"log_{k}", pages=pages)
-        return written
+        written = self._save(path, str, lambda: _html("comparison_files")(self))
+        return written + _saved_parts(self.audits, path, "log", pages)
 
 
 _LEVEL = 0.05  # of the test whose result stands beside a direction
@@ -501,19 +464,14 @@ EXPLAINED = (
 )
 
 
-_SUFFIXES = (".html", ".json", ".md", ".tex")
+def _html(name: str) -> Any:
+    return above(f"torchcalib.reporting.render.html:{name}")
 
 
-def _written(found: Audit | AuditGroups, path: Path, render: str) -> tuple[Path]:
-    """Write a page, all numbers or the table to a file, by its suffix."""
-    writers: dict[str, Callable[[], str]] = {
-        ".html": lambda: above(f"torchcalib.reporting.render.html:{render}")(found),
-        ".json": lambda: f"{found.to_json()}\n",
-        ".md": lambda: f"{found.to_markdown()}\n",
-        ".tex": lambda: f"{found.to_latex()}\n",
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return (write_whole(path, writers[path.suffix.lower()]().encode()),)
+def _saved_parts(audits: Mapping[str, Audit], path: str | Path, name: str, pages: bool) -> tuple[Path, ...]:
+    """Write each audit to a folder in the folder `path`; nothing if it is a file."""
+    folders = enumerate(audits.values(), 1) if Path(path).is_dir() else ()
+    return tuple(file for k, audit in folders for file in audit.save(Path(path) / f"{name}_{k}", pages=pages))
 
 
 def _columns() -> list[Column]:
