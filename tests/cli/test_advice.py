@@ -122,7 +122,7 @@ CASES = {
                           truth={"preds": PROBS[:, IN_ORDER], "target": RANK[LABELS]}),
     "unsorted names": multi({**PROB, "y": NAMES}, says=f"--class-names {','.join(CLASSES)}"),
     "a misspelt name": fails({**by_class("p_{}", PROBS), "y": np.where(RARE, "Tecj", NAMES)}, "got `Tecj` in row"),
-    "lower case": fails({**by_class("p_{}", PROBS), "y": np.char.lower(NAMES)}, "must be one of the classes `World`"),
+    "lower case": fails({**by_class("p_{}", PROBS), "y": np.char.lower(NAMES)}, "must contain labels among the classes `World`"),
     "a class that never occurs": fails({**PROB, "y": np.where(LABELS == 3, "World", NAMES)}, "names of all 4"),
     "three names for two classes": fails({"prob": P, "y": NAMES}, "names of all 2 classes"),
     "too few names": fails({**PROB, "y": LABELS}, "--class-names` must be 4 different names in the class order of",

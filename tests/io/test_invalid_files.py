@@ -161,11 +161,8 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(probs=np.array(0.5), y=np.array(1)), "`probs` in `a.npz` must be an array, got a single number"),
     (npz(probs=LOGITS[:, :0], y=HITS), "got shape (7, 0) of float32"),
     (npz(logits=LOGITS, y=LABELS + 0.5), "must contain class indices, which are whole numbers, got 0.5 in row 1"),
-    (
-        npz(logits=LOGITS, y=np.abs(LOGITS)),
-        "task='multilabel', or task='multiclass' (probabilities or annotator counts).",
-    ),
-    (npz(probs=IMAGE, y=IMAGE > 0), "(one-hot labels or annotator counts), or task='binary' (maps of P(y=1))"),
+    (npz(logits=LOGITS, y=np.abs(LOGITS)), "float32 targets (7, 3) in `a.npz`. Pass task='multiclass' if every sample"),
+    (npz(probs=IMAGE, y=IMAGE > 0), "several labels, or task='binary' if every entry is the probability of its own"),
     (npz(logits=LOGITS, y=LOGITS > 9), "must be true for one class in every row", {"task": "multiclass"}),
     (npz(logits=LOGITS, y=LOGITS > 0), "Shapes must be (N,) or maps (N, H, ...), with", {"task": "binary"}),
     (

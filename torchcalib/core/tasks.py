@@ -28,7 +28,7 @@ from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.columns import numbers_of, shown_classes
 from torchcalib.io.errors import first_of, shown, warn
 from torchcalib.io.limits import MAX_NAME
-from torchcalib.io.names import are_logits, are_logits_by_values, single_axis, task_of_shapes
+from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
 from torchcalib.ops.host_values import value_if_available
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -304,20 +304,9 @@ def infer_task(preds: Tensor, target: Tensor, options: Mapping[str, Any] | None 
         own, other = own[n_batch:], other[n_batch:]
     if task := task_of_shapes(own, other):
         return task
-    shapes = f"shapes {tuple(own)} and {tuple(other)}"
-    if other == (*own, 2) and not target.is_floating_point():
-        task = "binary" if len(own) == 1 else "multilabel"
-        raise ValueError(
-            f"`task` must be given if `target` may contain annotator counts for no and yes, got {shapes}. "
-            f"Pass task={task!r} if it contains counts."
-        )
-    if len(own) > 1 and own == other:
-        maps = ", or task='binary' if every entry is the probability of its own event" if len(own) > 2 else ""
-        raise ValueError(
-            f"`task` must be given if `target` has the shape of `preds`, got {tuple(own)} for both. Pass "
-            "task='multiclass' if every sample has one class (one-hot labels, class probabilities or annotator "
-            f"counts), task='multilabel' if it can have several labels{maps}. Flatten both for unrelated samples."
-        )
+    shapes = f"{tuple(own)} for both" if own == other else f"shapes {tuple(own)} and {tuple(other)}"
+    if problem := ambiguity(own, other, not target.is_floating_point(), shapes):
+        raise ValueError(problem)
     check_not_swapped(preds, target)
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "

@@ -163,6 +163,25 @@ def task_of_shapes(preds: Sequence[int], target: Sequence[int]) -> Task | None:
     return "multiclass" if len(target) == len(preds) - 1 and len(preds) > 1 else None
 
 
+def ambiguity(preds: Sequence[int], target: Sequence[int], may_be_counts: bool, found: str) -> str:
+    """Return the error for shapes that several tasks have; empty for other shapes. `found` describes them."""
+    preds, target = tuple(preds), tuple(target)
+    if may_be_counts and target == (*preds, 2):
+        task = "binary" if len(preds) == 1 else "multilabel"
+        return (
+            f"`task` must be given if `target` may contain annotator counts for no and yes, got {found}. "
+            f"Pass task={task!r} if it contains counts."
+        )
+    if len(preds) < 2 or preds != target:
+        return ""
+    maps = ", or task='binary' if every entry is the probability of its own event" if len(preds) > 2 else ""
+    return (
+        f"`task` must be given if `target` has the shape of `preds`, got {found}. Pass task='multiclass' if every "
+        "sample has one class (one-hot labels, class probabilities or annotator counts), task='multilabel' if it can "
+        f"have several labels{maps}. Flatten both for unrelated samples."
+    )
+
+
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are logits."""
 

@@ -31,6 +31,7 @@ from torchcalib.io.names import (
     TASKS,
     WEIGHTS,
     Task,
+    ambiguity,
     are_logits,
     numbered,
     outcome_names,
@@ -534,7 +535,7 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
     if task not in (None, "confidence", *TASKS):
         raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
-    scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
+    scores, labels = preds.shape[1:], target.shape[1:]
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
     if _is_confidence(reader, roles, task):
         if not {scores, labels} <= {(), (1,)}:
@@ -549,21 +550,11 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
     if scores and task in (None, "multiclass") and labels == (*scores[:-1], 1):
         labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
-    no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
     task = task or task_of_shapes((0, *scores), (0, *labels))
-    if task is None and per_class:
-        one_class = "probabilities or annotator counts" if soft else "one-hot labels or annotator counts"
-        maps = ", or task='binary' (maps of P(y=1))" if len(scores) > 1 else ""
-        raise InputError(
-            f"The task must be given if shapes are ambiguous, got {found}. "
-            f"Pass task='multilabel', or task='multiclass' ({one_class}){maps}."
-        )
-    if task is None and no_and_yes:
-        raise InputError(
-            f"The task must be given if targets may be annotator counts, got {found}. "
-            f"Pass task='{'multilabel' if scores else 'binary'}' for counts of no and yes, or name one target "
-            "with target='NAME'."
-        )
+    may_be_counts = target.dtype in WHOLE - {"bool"}
+    no_and_yes = may_be_counts and labels == (*scores, 2)
+    if task is None and (problem := ambiguity((0, *scores), (0, *labels), may_be_counts, found)):
+        raise InputError(problem)
     task = task or ("multiclass" if scores else "binary")
     sample_axes = scores if task == "binary" else scores[:-1]
     if task != "binary" and scores:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from abc import abstractmethod
 from collections import Counter
@@ -32,7 +31,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
-from torchcalib.io.logs.objects import RowGroup, loads, whole_file
+from torchcalib.io.logs.objects import RowGroup, parsed, whole_file
 from torchcalib.io.logs.stated import MOST
 
 _OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
@@ -91,13 +90,12 @@ class Lines(RowLog):
         if new := rows[0].keys() - self._known:
             self._known |= new
             # Without names of the caller, which decide in any case
-            before, start = self.roles, dict.fromkeys((*self.roles.found, *new), "x")
-            for role, name in _specific(start).items():
-                if role not in before.named and getattr(before, role) not in (None, name) and name in new:
-                    raise InputError(
-                        f"`{self.path}` must have the same fields in all rows, got `{name}` first in {place}, after "
-                        f"`{getattr(before, role)}`. Pass target='NAME' for the right answer."
-                    )
+            name = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").gold
+            if name in new and self.roles.gold not in (None, name) and "gold" not in self.roles.named:
+                raise InputError(
+                    f"`{self.path}` must have the same fields in all rows, got `{name}` first in {place}, after "
+                    f"`{self.roles.gold}`. Pass target='NAME' for the right answer."
+                )
 
     def _document_of(self, row: Mapping[str, Any], index: int) -> str:
         roles = self.roles
@@ -309,7 +307,7 @@ class Decisions(Lines):
         # Numbers as text may have a percent sign. Lines without any confidence are counted.
         if not {*map(type, confidence)} <= {int, float} or not (options or confidence):
             raise IrregularError
-        right = self._right_options(gold, options, rows) if gold and options else np.full(len(rows), NONE)
+        right = self._right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
         numbers = _values(rows, roles.question) if roles.question is not None else group.numbers
         documents = list(map(str, numbers))
@@ -339,7 +337,7 @@ class Decisions(Lines):
             return {option: row[name] for option, name in self.roles.columns.items() if name in row}
         given = row.get(self.roles.probs)
         if isinstance(given, str) and len(given) <= _MOST_TEXT:
-            given = _parsed(given)
+            given = parsed(given)
         if isinstance(given, Mapping):
             return {str(option): p for option, p in given.items()}
         if isinstance(given, list) and given and all(isinstance(each, Mapping) for each in given):
@@ -385,31 +383,14 @@ class Decisions(Lines):
                     names[k] = tuple(each[j] for j in order)
         return names, _between([p for each in found for p in each], 1)
 
-    def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]], rows: Sequence[Any]) -> Array:
+    def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
-        del rows
         keys = list(zip(gold, map(type, gold), options, strict=True))
         known = {key: self.right_option(key[0], key[2], "a row") for key in dict.fromkeys(keys)}
         return np.array([NONE if (right := known[key]) is None else right for key in keys])
 
 
 _MOST_TEXT = 2**16  # letters of a text with probabilities
-
-
-def _parsed(text: str) -> Any:
-    """Return the value of a text in JSON or in Python's notation; None for another text."""
-    for parse in (loads, ast.literal_eval):
-        try:
-            return parse(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-    return None
-
-
-def _specific(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of the right answer by its most specific name."""
-    found = roles_of([fields], {}, "row").gold
-    return {} if found is None else {"gold": found}
 
 
 def _agree(gold: Any, chosen: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -25,7 +24,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import LM_EVAL, correctness, first
-from torchcalib.io.logs.objects import RowGroup, floats_of
+from torchcalib.io.logs.objects import RowGroup, floats_of, parsed
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
@@ -211,14 +210,7 @@ def _right_options(target: str, options: Sequence[str], chosen: int, logged: flo
     likelihood with the logged accuracy decides.
     """
     if target.startswith("["):
-        several: list[Any] = []
-        for text in (target.replace("'", '"'), target):  # a list of Python or of JSON
-            try:
-                several = json.loads(text)
-                break
-            except ValueError:
-                pass
-        found = [_right_options(str(one), options, chosen, math.nan) for one in several]
+        found = [_right_options(str(one), options, chosen, math.nan) for one in parsed(target) or ()]
         return tuple(dict.fromkeys(index for each in found for index in each))
     index = int(target) if target.isdecimal() and int(target) < len(options) else None
     named = option_index(target, options)

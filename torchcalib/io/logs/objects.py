@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import re
@@ -36,7 +37,7 @@ _LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictio
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
 
 
-def loads(text: bytes) -> Any:
+def loads(text: bytes | str) -> Any:
     """Parse JSON. Numbers may be NaN and infinite, as Python writes them."""
     if orjson is not None:
         try:
@@ -56,6 +57,16 @@ def floats_of(numbers: Sequence[Any]) -> list[float]:
         except (TypeError, ValueError):  # no text, or infinite
             pass
     return list(map(float, numbers))
+
+
+def parsed(text: str) -> Any:
+    """Return the value of a text in JSON or in Python's notation; None for another text."""
+    for parse in (loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def object_of(text: bytes, place: str) -> dict[str, Any]:
