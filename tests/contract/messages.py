@@ -913,7 +913,7 @@ COMMANDS = [
     # ambiguous targets, groups and clusters
     ("report one_hot.npz", "Pass --task multiclass if every sample has one class (one-hot labels",
      f"report one_hot.npz --task multiclass {FAST}"),
-    ("report bools.npz", "--task multilabel if it can have several labels", f"report bools.npz --task multilabel {FAST}"),
+    ("report bools.npz", "--task multilabel if it can", f"report bools.npz --task multilabel {FAST}"),
     ("report of_classes.npz", "--task` must be given if `target` has the shape of `preds`",
      f"report of_classes.npz --task multiclass {FAST}"),
     ("report no_yes.npz", "counts for no and yes ... Pass --task binary if it contains counts",

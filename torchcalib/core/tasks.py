@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcalib.core.arguments import Task, is_int, task_by_position, task_of, weights_from, with_own_names
+from torchcalib.core.arguments import Task, is_int, task_by_position, task_of, weights_from
 from torchcalib.core.arrays import (
     are_plain,
     as_tensor,
@@ -25,22 +25,13 @@ from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.columns import numbers_of, shown_classes
+from torchcalib.io.columns import agree, shown_classes
 from torchcalib.io.errors import first_of, shown, warn
 from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
 from torchcalib.ops.host_values import value_if_available
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Data(NamedTuple):
-    """Predictions, targets and weights as tensors, and the names of the classes."""
-
-    preds: Tensor
-    target: Tensor
-    weights: Tensor | None
-    classes: tuple[str, ...]  # () without names
 
 
 class Prepared(NamedTuple):
@@ -95,8 +86,8 @@ def data_of(
     class_names: Sequence[str] = (),
     ignore_index: int | None = None,
     batch_dims: int = 0,
-) -> Data:
-    """Return predictions, targets and weights as tensors, on the device of the predictions.
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
+    """Return predictions, targets and weights as tensors, on the device of the predictions, and the class names.
 
     Batches in lists are concatenated, and rows stacked. Rows with different numbers of choices get the probability 0,
     or the logit -inf, for missing choices. Whole numbers are percentages if the targets are outcomes, and if the
@@ -119,7 +110,7 @@ def data_of(
         target = _columns_of_classes(target, classes)
     classes = classes or names_of_outcomes(target)
     target = label_tensor(target, classes, preds.device, ignore_index)
-    return Data(preds, target, None if weights is None else as_tensor("weights", weights, preds.device), classes)
+    return preds, target, None if weights is None else as_tensor("weights", weights, preds.device), classes
 
 
 def as_tensors(
@@ -135,9 +126,7 @@ def as_tensors(
 def _columns_of_classes(target: Any, classes: Sequence[str]) -> Tensor:
     """Return targets with a column for each class, in the order of the predictions."""
     values, own = class_table("target", target, wanted=classes)
-    numbers = numbers_of(own), numbers_of(classes)
-    are_equal = not classes or tuple(classes) == own or (numbers[0] and numbers[0] == numbers[1])
-    if are_equal or (None in numbers and not (shown_classes(own) and shown_classes(classes))):  # only one has names
+    if agree(own, classes):
         return values
     raise ValueError(
         f"`target` must have the columns of `preds`, {first_of(classes)}, got {first_of(own)}. Rename the columns, or "
@@ -225,12 +214,6 @@ def _fractions(preds: Any, target: Any) -> Any:
         return preds
     warn("`preds` contains percentages, which are divided by 100.")
     return values / 100
-
-
-def in_own_order(preds: Any, target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return predictions, targets and options without names of scikit-learn; see `with_own_names`."""
-    found = with_own_names({**options, "preds": preds, "target": target})
-    return found.pop("preds"), found.pop("target"), found
 
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:

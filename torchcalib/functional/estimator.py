@@ -26,6 +26,7 @@ from torchcalib.core.arguments import (
     task_read_as,
     unknown_argument,
     with_input_options,
+    with_own_names,
     with_task,
 )
 from torchcalib.core.arrays import are_plain
@@ -36,7 +37,7 @@ from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.sums import SumsAccumulator
-from torchcalib.core.tasks import as_tensors, in_own_order, infer_task, with_tensors
+from torchcalib.core.tasks import as_tensors, infer_task, with_tensors
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
@@ -349,7 +350,8 @@ def _function_of(
         if task:
             options = with_task(options, *task)
         if target is None or "sample_weight" in options:
-            preds, target, options = in_own_order(preds, target, options)
+            options = with_own_names({**options, "preds": preds, "target": target})
+            preds, target = options.pop("preds"), options.pop("target")
         if not (type(preds) is type(target) is Tensor) and not is_compiling():
             options = with_tensors({**options, "preds": preds, "target": target})
             preds, target = options.pop("preds"), options.pop("target")

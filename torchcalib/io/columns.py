@@ -132,6 +132,14 @@ def shown_classes(classes: Sequence[str]) -> tuple[str, ...]:
     return () if are_positions else tuple(classes)
 
 
+def agree(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether columns of predictions and of targets are those of the same classes, or only one has names."""
+    own, other = numbers_of(classes), numbers_of(others)
+    if not classes or not others or tuple(classes) == tuple(others) or (own and own == other):
+        return True
+    return (own is None) != (other is None) and not (shown_classes(classes) and shown_classes(others))
+
+
 def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int | str, int] | None:
     """Return the position of the class of each label; None if the labels are whole numbers, and classes are texts.
 

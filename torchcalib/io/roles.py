@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import class_columns, classes_among, groups_of, numbers_of, shown_classes, split
+from torchcalib.io.columns import agree, class_columns, classes_among, groups_of, shown_classes, split
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
@@ -254,13 +254,10 @@ def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names
 def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]) -> str:
     """Return the array of targets with a column for each class, in the order of the predictions."""
     own, other = reader.arrays[preds].classes, reader.arrays[target].classes
-    numbers = numbers_of(own)
-    if not own or not other or own == other or class_names or (numbers and numbers == numbers_of(other)):
+    if class_names or agree(own, other):
         return target
     if set(own) == set(other):
         return reader.compose(reader.arrays[target].columns, wanted=own)
-    if (numbers is None) != (numbers_of(other) is None) and not (shown_classes(own) and shown_classes(other)):
-        return target  # columns of only one of them are named
     raise InputError(
         f"`{target}` in `{reader.label}` must have the classes of `{preds}`, {quoted(own)}, got {quoted(other)}. "
         "Rename the columns, or pass class_names=[...] for columns in the same order."
