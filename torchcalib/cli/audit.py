@@ -12,6 +12,9 @@ from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
+_OPTIONS = "confidence correct target pred id by gold select scale as_published n_bins".split()
+"""Options that are arguments of the function."""
+
 
 @on_first
 def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
@@ -21,18 +24,8 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     with computing("reading the log, and computing values and intervals"):
         found: Any = audited(
             *(paths if len(paths) > 1 and not arguments.pools else [arguments.pools or paths[0]]),
-            confidence=arguments.confidence,
-            correct=arguments.correct,
-            target=arguments.target,
-            pred=arguments.pred,
-            id=arguments.id,
-            by=arguments.by,
-            gold=arguments.gold,
-            select=arguments.select,
-            scale=arguments.scale,
+            **{name: getattr(arguments, name) for name in _OPTIONS},
             words=dict(arguments.word or ()),
-            as_published=arguments.as_published,
-            n_bins=arguments.n_bins,
             with_intervals=not arguments.no_intervals,
             with_calibration=not arguments.no_calibration,
             names=None if arguments.names is None else arguments.names.split(","),
