@@ -12,7 +12,7 @@ from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
-_OPTIONS = "confidence correct target pred id by gold select scale as_published n_bins".split()
+_OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "select", "scale", "as_published", "n_bins"]
 """Options that are arguments of the function."""
 
 
