@@ -101,20 +101,6 @@ def test_pandas_objects_keep_values_and_column_names():
     np.testing.assert_array_equal(per_sample("weights", pd.DataFrame(LABELS), plain.preds), LABELS)
 
 
-def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
-    pd = pytest.importorskip("pandas")
-    names = ["dog", "owl", "cat"]  # not sorted
-    frame, text = pd.DataFrame(PROBS, columns=names), np.array(names)[LABELS]
-    expected = F.ece(torch.tensor(PROBS), torch.tensor(LABELS), "multiclass")
-    assert F.ece(frame, text, "multiclass") == expected
-    assert F.ece(frame, pd.Categorical(text), "multiclass") == expected
-    assert F.ece(frame.add_prefix("prob_"), text, "multiclass") == expected
-    metric = tc.ECE("multiclass", num_classes=C)
-    metric.update(frame, pd.Series(text))
-    torch.testing.assert_close(metric.compute(), expected.double())
-    assert F.ece(PROBS, pd.Categorical(text, categories=names).codes, "multiclass") == expected
-
-
 @pytest.mark.parametrize(
     "words", [("incorrect", "correct"), ("No", "Yes"), ("False", "True"), ("neg", "pos"), ("0", "1")]
 )
