@@ -12,7 +12,15 @@ from torchcalib.io.columns import shown_classes
 from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import codes_of
-from torchcalib.io.text import check_present, class_indices, class_positions, cluster_hashes, first_row, group_numbers
+from torchcalib.io.text import (
+    check_present,
+    class_indices,
+    class_positions,
+    cluster_hashes,
+    decimals_of,
+    first_row,
+    group_numbers,
+)
 
 if TYPE_CHECKING:
     from torchcalib.io.opening import PredictionFiles
@@ -144,7 +152,9 @@ def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
     A sum that differs from 1 by more than the rounding raises an error.
     """
     total = probs.double().sum(-1, keepdim=True)
-    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -_decimals_of(probs)) + 1e-3
+    decimals = decimals_of(probs[probs.isfinite()], _MAX_DECIMALS, 1e-7)
+    decimals = _MAX_DECIMALS if decimals is None else decimals
+    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0**-decimals) + 1e-3
     row = first_row((total - 1).abs() > farthest)
     if row is not None:
         raise InputError(
@@ -152,12 +162,3 @@ def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
             f"{float(total[row].flatten()[0]):g} in row {start + row + 1}. Check that every class has a column."
         )
     return (probs.double() / total).to(probs.dtype)
-
-
-def _decimals_of(probs: Tensor) -> int:
-    """Return the smallest number of decimals that represents all finite values, at most 6."""
-    values = probs[probs.isfinite()].double()
-    for decimals in range(_MAX_DECIMALS):
-        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
-            return decimals
-    return _MAX_DECIMALS

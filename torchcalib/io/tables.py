@@ -50,7 +50,8 @@ _SPACE = re.compile(r"[\s,]*")
 _KEY = re.compile(r'\s*[{,]\s*"(?:[^"\\]|\\.)*+"\s*:\s*', re.DOTALL)
 _ROWS = re.compile(r"\[\s*[{\]]")
 _SEPARATOR = re.compile(rb'"?sep=[;,\t|]"?', re.IGNORECASE)
-_DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
+DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
+"""Number in a table whose cells are separated by semicolons."""
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
 
 
@@ -191,7 +192,7 @@ class Csv(_Table):
         if b";" in line and b"," not in line and self.format == "csv":
             self.delimiter = ";"
             cells = (cell for row in lines[1:100] for cell in row.split(b";"))
-            self.decimal_point = "," if any(map(_DECIMAL_COMMA.fullmatch, cells)) else "."
+            self.decimal_point = "," if any(map(DECIMAL_COMMA.fullmatch, cells)) else "."
         check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
         first = line[:_MAX_FIRST_LINE].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

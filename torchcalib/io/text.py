@@ -21,6 +21,13 @@ def first_row(wrong: Tensor) -> int | None:
     return int(rows.int().argmax()) if bool(rows.any()) else None
 
 
+def decimals_of(values: Tensor, most: int, tolerance: float) -> int | None:
+    """Return the smallest number of decimals to which all values are rounded; None if it exceeds `most`."""
+    wide = values.double()
+    rounded = ((k, (wide * 10**k).round() / 10**k) for k in range(most + 1))
+    return next((k for k, near in rounded if bool((near - wide).abs().le(tolerance).all())), None)
+
+
 def hashes_of(texts: Sequence[str]) -> Tensor:
     """Return a 64-bit hash of each text, int64 `(N,)`, which is equal in all files and processes."""
     digests = {text: blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in set(texts)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.tables import Frame, Parquet, opened_text
+from torchcalib.io.tables import DECIMAL_COMMA, Frame, Parquet, opened_text
 
 try:
     import orjson  # parses a line three times as fast
@@ -172,16 +171,8 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             if len(cells) != len(names):
                 raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
             if separator == ";":
-                cells = [_decimal(cell) for cell in cells]
+                cells = [x.replace(",", ".") if DECIMAL_COMMA.fullmatch(x.strip().encode()) else x for x in cells]
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
-
-
-def _decimal(cell: str) -> str:
-    match = _DECIMAL_COMMA.fullmatch(cell)
-    return cell if match is None else f"{match[1]}.{match[2]}"
-
-
-_DECIMAL_COMMA = re.compile(r"\s*(-?\d*),(\d+)\s*")
 
 
 def _has_no_header(cells: Sequence[str]) -> bool:
