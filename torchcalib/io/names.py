@@ -56,7 +56,6 @@ OF_PREDICTED = (
     *("pred_prob", "pred_probability", "predicted_prob", "predicted_probability", "prob_pred", "prob_predicted"),
     *("pred_score", "pred_conf", "pred_confidence", "prediction_confidence", "confidence_score", "max_prob"),
     *("prob_max", "max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
-    *("prob_correct", "p_correct", "p_true"),
 )
 """Names of the probability of the predicted class, beside those in `PROBS`."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")

@@ -64,7 +64,7 @@ ANSWERS = Fields(
         *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
     ),
     content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
-    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("outcome", "resolution")),
+    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", "resolution")),
     chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
     correct=(
         *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
@@ -74,7 +74,10 @@ ANSWERS = Fields(
         *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
         *("generated_text", "text"),
     ),
-    confidence=(*CONFIDENCES, *OF_PREDICTED, "forecast", "probability", "prob", "predict"),
+    confidence=(
+        *(*CONFIDENCES, *OF_PREDICTED, "p_true", "prob_correct", "p_correct", "forecast", "probability", "prob"),
+        "predict",
+    ),
     probs=("probs", "probabilities", "distribution", "option_probs", "choice_probs", "log_probs", "logprobs"),
     choices=("options", "choices"),
 )
@@ -187,7 +190,7 @@ class Roles:
 
     def in_words(self) -> dict[str, str]:
         """Return the fields by role, and those that are not used, in words."""
-        found = {role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None}
+        found: dict[str, tuple[str, ...]] = {role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None}
         found |= {"data_set": self.data_sets, "probs": (*found.get("probs", ()), *self.columns.values())}
         words = {ROLES[role]: quoted(found[role], _MAX_SHOWN) for role in ROLES if found.get(role)}
         words |= {"same question if equal": f"`{self.content}`"} if self.content is not None else {}
@@ -266,7 +269,8 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     systems = [name for name, each in fields.items() if name not in taken and _may_be_system(each, values(name))]
     search("content", [each for each in ANSWERS.content if by_name.get(each) not in systems], _are_scalars)
     search("choices", ANSWERS.choices, lambda found: bool(found) and isinstance(found[0], list | Mapping))
-    columns, are_logs = {}, False
+    columns: dict[str, str] = {}
+    are_logs = False
     if "probs" not in found:
         golds = {str(value) for value in values(found["gold"])} if "gold" in found else set()
         columns, are_logs = _columns([name for name in fields if name not in taken], rows, golds, label)
@@ -302,7 +306,7 @@ def looked_for(roles: Roles) -> str:
     return " and ".join(missing)
 
 
-def _named(name: str, by_name: Mapping[str, str], role: str, label: str) -> str:
+def _named(name: str, by_name: dict[str, str], role: str, label: str) -> str:
     found = name if name in by_name.values() else by_name.get(normal(name))
     if found is None:
         raise InputError(
