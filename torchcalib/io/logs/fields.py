@@ -117,7 +117,7 @@ _MAX_SHOWN = 20  # names of fields in a description
 MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
-_PREFIX = re.compile(r"(log_?prob|logp|probability|probs?|p)(?:s?[_\s-]+(.+)|(?-i:([A-Z])))", re.IGNORECASE)
+_PREFIX = re.compile(r"(log_?prob|logp|probability|probs?|p)(?:s?[_.\s-]+(.+)|(?-i:([A-Z])))", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -190,7 +190,9 @@ class Roles:
 
     def in_words(self) -> dict[str, str]:
         """Return the fields by role, and those that are not used, in words."""
-        found: dict[str, tuple[str, ...]] = {role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None}
+        found: dict[str, tuple[str, ...]] = {
+            role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None
+        }
         found |= {"data_set": self.data_sets, "probs": (*found.get("probs", ()), *self.columns.values())}
         words = {ROLES[role]: quoted(found[role], _MAX_SHOWN) for role in ROLES if found.get(role)}
         words |= {"same question if equal": f"`{self.content}`"} if self.content is not None else {}
