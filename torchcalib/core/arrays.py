@@ -265,7 +265,8 @@ def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | No
     if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
         return target
     found = class_positions(target, classes, "`target`", ignore_index)
-    if found is not target and ignored(ignore_index, classes) != ignore_index and bool((target == ignore_index).any()):
+    is_moved = ignore_index is not None and found is not target and ignored(ignore_index, classes) != ignore_index
+    if is_moved and bool(torch.eq(target, int(ignore_index or 0)).any()):
         raise ValueError(
             f"`ignore_index` must be no class and no position of a class if columns are numbered, got {ignore_index} "
             f"for the classes {first_of(classes)}. Replace this label by -1, and pass ignore_index=-1."

@@ -57,7 +57,6 @@ class AuditArguments(TypedDict, total=False):
     target: str | None
     pred: str | None
     id: str | None
-    by: str | None
     gold: Any
     select: str | None
     scale: ScaleName | None
@@ -71,11 +70,11 @@ class AuditArguments(TypedDict, total=False):
 
 
 @overload
-def audit(log: Any, *, by: str, **arguments: Unpack[AuditArguments]) -> AuditGroups: ...  # type: ignore[misc]
+def audit(log: Any, *, by: str, **arguments: Unpack[AuditArguments]) -> AuditGroups: ...
 
 
 @overload
-def audit(log: Any, **arguments: Unpack[AuditArguments]) -> Audit: ...
+def audit(log: Any, *, by: None = None, **arguments: Unpack[AuditArguments]) -> Audit: ...
 
 
 @overload
@@ -167,7 +166,7 @@ def audit(
     options = AuditOptions(
         n_bins, with_intervals, with_calibration, same or have_equal_text, as_published, definition, scale
     )
-    how = {"fields": named, "by": by, "gold": None if gold is None else golds_of(gold, named)}
+    how: dict[str, Any] = {"fields": named, "by": by, "gold": None if gold is None else golds_of(gold, named)}
     logs = [
         read_log(lambda each=each: open_log(each, select, words, **how), options, keep=bool(others))
         for each in (log, *others)

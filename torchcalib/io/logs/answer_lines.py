@@ -90,10 +90,10 @@ class Lines(RowLog):
         if new := rows[0].keys() - self._known:
             self._known |= new
             # Without names of the caller, which decide in any case
-            name = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").gold
-            if name in new and self.roles.gold not in (None, name) and "gold" not in self.roles.named:
+            gold = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").gold
+            if gold in new and self.roles.gold not in (None, gold) and "gold" not in self.roles.named:
                 raise InputError(
-                    f"`{self.path}` must have the same fields in all rows, got `{name}` first in {place}, after "
+                    f"`{self.path}` must have the same fields in all rows, got `{gold}` first in {place}, after "
                     f"`{self.roles.gold}`. Pass target='NAME' for the right answer."
                 )
 
@@ -200,10 +200,9 @@ class Responses(Lines):
         """Return True for a response, alone or below the keys of a batch."""
         response = _response_of(start)
         choices, output = response.get("choices"), response.get("output")
-        is_chat = isinstance(choices, list) and bool(choices) and isinstance(choices[0], Mapping)
-        return (is_chat and bool(choices[0].keys() & {"message", "text", "logprobs"})) or (
-            isinstance(output, list) and any(isinstance(each, Mapping) and "content" in each for each in output)
-        )
+        if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+            return bool(choices[0].keys() & {"message", "text", "logprobs"})
+        return isinstance(output, list) and any(isinstance(each, Mapping) and "content" in each for each in output)
 
     def complete(self, answer: Answer, row: Mapping[str, Any], gold: Any, place: str) -> None:
         """Add confidences from tokens, and whether the text is the right one."""
@@ -323,7 +322,7 @@ class Decisions(Lines):
             probs={"probabilities": probs} if options else {},
             stated={self._reported: _between(confidence, MOST)} if confidence else {},
             texts=list(map(str, chosen)),
-            contents=[self._content_of(row, row.get(roles.gold)) for row in rows] if self.with_contents else (),
+            contents=[self._content_of(row, self._gold_of(row)) for row in rows] if self.with_contents else (),
             counts={
                 _UNNAMED: int(has_none.sum()) if gold and options else 0,
                 self._neither: int((has_none & np.isnan(correct)).sum()),

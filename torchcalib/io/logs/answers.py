@@ -228,7 +228,7 @@ class RowLog(Log):
     form. It is only faster: `answers_of` reads all other rows, and rows with impossible values.
     """
 
-    takes = ("by",)
+    takes: ClassVar[tuple[str, ...]] = ("by",)
 
     def __init__(self, source: Source, options: LogOptions) -> None:
         super().__init__(source, options)
