@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
@@ -168,8 +169,7 @@ def audit(
     )
     how: dict[str, Any] = {"fields": named, "by": by, "gold": None if gold is None else golds_of(gold, named)}
     logs = [
-        read_log(lambda each=each: open_log(each, select, words, **how), options, keep=bool(others))
-        for each in (log, *others)
+        read_log(partial(open_log, each, select, words, **how), options, keep=bool(others)) for each in (log, *others)
     ]
     if others:
         return compared_audits([each.whole for each in logs], names)
