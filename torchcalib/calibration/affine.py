@@ -187,6 +187,8 @@ class TemperatureScaling(_Affine):
             weight: Weight of the head `(V, H)`.
             target: Labels `(..., N)`.
             bias, logit_scale, softcap, vocab_group: See `torchcalib.functional.from_hidden`.
+            weights: Non-negative weight of each sample `(..., N)`, or None for 1.
+            ignore_index: Rows with this label are ignored.
 
         Returns:
             The calibrator itself.

@@ -127,6 +127,9 @@ class Calibrator(nn.Module, ABC):
         Methods that need whole weights, such as isotonic calibration, do not support soft targets.
 
         Args:
+            preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+            target: Labels, one per sample (multi-label: of the shape of `preds`), class names, or soft targets.
+            task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
             from_logits: `preds` are logits. None uses the argument of the constructor. If that is None too, names of
                 columns decide, and else it is True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
@@ -136,6 +139,9 @@ class Calibrator(nn.Module, ABC):
 
         Returns:
             The calibrator itself. Its parameters have no gradient with respect to `preds`.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
 
         Warns:
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see

@@ -44,6 +44,9 @@ def cross_val_calibrate(
     """Calibrate predictions by cross-validation: each sample is calibrated with a fit to the other folds.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         calibrator: Calibration method; see `torchcalib.calibration`.
         n_folds: Number of folds, 5 by default.
         n_repeats: Number of random splits over which scores are averaged. None: one split for at least 1,000 samples,
@@ -68,6 +71,9 @@ def cross_val_calibrate(
         Calibrated probabilities (or logits) of the shape of `preds`, in its dtype (at least float32). With
         `positive_classes`, the probability (or log-odds) of the set, without the class axis. Rows with an ignored
         target or weight 0 are undefined. Dropped rows are NaN.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.

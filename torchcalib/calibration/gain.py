@@ -47,6 +47,9 @@ def calibration_loss(
     if calibration is harmful. For calibrated predictions it is slightly negative on average.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
             that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
             always minimise the NLL.
@@ -56,6 +59,9 @@ def calibration_loss(
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
@@ -96,11 +102,20 @@ def relative_calibration_loss(
     It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
     Args:
-        score, calibrator, **options: See `calibration_loss`.
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: Score; see `calibration_loss`.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
         the calibrated score is infinite. NaN if both are infinite.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -190,6 +205,9 @@ def expected_score(
     same data they are equal.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels, soft targets or counts; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`, such as `partial(bayes_risk, cost=...)`. It is called for each class.
         reference: Calibrator whose posteriors are the reference, by default cross-validated; see
@@ -203,6 +221,9 @@ def expected_score(
 
     Returns:
         Value `(...)`, in the dtype of `preds` (at least float32). NaN without data.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -287,12 +308,20 @@ def score_divergence(
     equals the calibration loss. A difference between these two shows that miscalibration remains after calibration.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`. It is called twice for each class.
-        calibrator, **options: See `calibration_loss`.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
         A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.

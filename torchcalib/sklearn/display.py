@@ -177,7 +177,8 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
             y: Labels `(N,)`.
             pos_label: Positive class of a binary task. None: the last one in `classes_`.
             name: Name in the legend. None: the class of the classifier.
-            strategy, ax, ref_line, sample_weight, **kwargs: See `from_predictions`.
+            strategy, ax, ref_line, sample_weight: See `from_predictions`.
+            **kwargs: See `from_predictions`.
 
         Returns:
             The display.
@@ -223,7 +224,8 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
                 which requires that each row is in at most one test part.
             pos_label: Positive class of a binary task. None: the last class.
             name: Name in the legend. None: the class of the classifier.
-            strategy, ax, ref_line, sample_weight, **kwargs: See `from_predictions`.
+            strategy, ax, ref_line, sample_weight: See `from_predictions`.
+            **kwargs: See `from_predictions`.
 
         Returns:
             The display. With `per_fold`, `prob_true`, `prob_pred`, `y_prob`, `table` and `line_` are lists.

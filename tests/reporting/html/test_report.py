@@ -90,7 +90,7 @@ def test_page_contains_every_number_and_figure(task):
             low, high = (round(end, 6) for end in (line.interval.low, line.interval.high))  # six decimals are shown
             assert f"{low:.3g} to {high:.3g}" in words, line.key
     pictures = [attributes for tag, attributes in page(task).elements if tag == "svg"]
-    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (1 + 2 * (len(r.tables) + len(r.tests)))
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * 2 * (len(r.tables) + len(r.tests))
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
 
 
