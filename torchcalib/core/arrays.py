@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.core.arguments import is_int
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import class_columns, ignored, shown_classes
+from torchcalib.io.columns import check_order, class_columns, ignored, shown_classes
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
 from torchcalib.io.reader import Text
@@ -169,12 +168,12 @@ def is_frame(data: Any) -> bool:
 
 
 def column_names(data: Any) -> tuple[str, ...]:
-    """Return the names of several columns of a frame, or of rows that are dicts, if all are text or whole numbers."""
+    """Return the names of several columns of a frame, or of rows that are dicts, if all are text or numbers."""
     if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
         names = tuple(data[0])
     else:
         names = tuple(getattr(data, "column_names", getattr(data, "columns", data))) if is_frame(data) else ()
-    are_names = len(names) > 1 and all(isinstance(name, str | np.integer) or is_int(name) for name in names)
+    are_names = len(names) > 1 and all(isinstance(name, str | int | float | np.generic) for name in names)
     found = tuple(map(str, names)) if are_names else ()
     return found if len(set(found)) == len(found) else ()
 
@@ -209,10 +208,11 @@ def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] 
 
     `labels` are targets, which may be text, and `wanted` given class names. Data without named columns have no names.
     """
-    columns = column_names(data)
+    columns, are_in_order = column_names(data), True
     if isinstance(data, list | tuple) and columns:
         if any(row.keys() != data[0].keys() for row in data):
             raise ValueError(f"`{name}` must have the same classes in every row, got others than {first_of(columns)}.")
+        are_in_order = all(tuple(map(str, row)) == columns for row in data)
         data = [[*map(row.get, data[0])] for row in data]
     elif isinstance(data, dict):
         data = np.stack([np.asarray(column) for column in data.values()], -1)
@@ -224,6 +224,8 @@ def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] 
     found = class_columns(columns, known, wanted)
     if len(set(found.classes)) < len(found.classes):
         raise ValueError(f"`{name}` must have columns of different classes, got {first_of(columns)}. Rename one.")
+    if not are_in_order and texts is None:
+        check_order("`target`", found.classes)
     order = [columns.index(column) for column in found.columns]
     return (values if order == [*range(len(columns))] else values[:, order]), found.classes
 
@@ -239,7 +241,7 @@ def label_tensor(values: Any, classes: Sequence[str], device: torch.device, igno
     labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         target = as_tensor("target", values, device)
-        named = shown_classes(classes) if target.dim() == 1 else ()
+        named = shown_classes(classes) if target.dim() == 1 or target.shape[1:] == (1,) else ()
         return _named_labels(target, classes, ignore_index) if named and not target.is_meta else target
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
     if row is not None:

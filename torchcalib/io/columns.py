@@ -4,8 +4,8 @@ Files, frames, tables and functions use these rules. Neither torch nor numpy is 
 
 1. Columns with a known stem, such as `prob_cat` and `prob_dog`, are one array. Columns whose names are labels are too.
 2. A derived column, such as `prob_max`, is no class, unless a label has its name.
-3. Columns whose names are numbers, or numbers after a common text, are ordered by number; others keep their order.
-   Their classes are called by the numbers, unless labels are text.
+3. Columns whose names are numbers, or numbers in a common text, are ordered by number. Their classes are called by the
+   numbers, unless labels are text. Columns A, B, C ... are ordered by letter. Others keep their order.
 4. A label names the column of its name. Whole numbers count as names if columns are numbered, else as positions.
 5. Given class names select and order the columns of these names. Otherwise they rename the columns.
 """
@@ -14,16 +14,19 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os.path import commonprefix
+from string import ascii_uppercase
 from typing import NamedTuple
 
-from torchcalib.io.errors import quoted
+from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.names import LOGITS, NEUTRAL, OUTCOMES, PROBS, TARGET_TIERS, outcome_names
 
 _STEMS = "|".join(
     sorted({*LOGITS, *PROBS, *NEUTRAL, *TARGET_TIERS[0], *TARGET_TIERS[1]}, key=lambda stem: (-len(stem), stem))
 )
-_BY_CLASS = re.compile(rf"({_STEMS})(?:[_.:\- ]+(.*\S)|(\d+))", re.IGNORECASE)
-_MAX_DIGITS = 6  # longer numbers after a text are identifiers, such as synsets
+_BY_CLASS = re.compile(rf"({_STEMS})(?:[_.: ]+(-\d+)|[_.:\- ]+(.*\S)|(\d+))", re.IGNORECASE)
+_WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
+_NUMBER = re.compile(r"(-?\d+)(?:\.0+)?(\D*)")
+_MAX_DIGITS = 6  # longer numbers beside a text are identifiers, such as synsets
 _WORDS = (
     "max maximum min minimum mean avg average median std stdev sd var variance sum total range gap margin diff "
     "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth "
@@ -51,7 +54,7 @@ class ClassColumns(NamedTuple):
 def split(name: str) -> tuple[str, str] | None:
     """Split a name such as `prob_World` or `prob0` into a known stem and the rest; None for other names."""
     match = _BY_CLASS.fullmatch(name.strip())
-    return (match[1].lower(), match[2] or match[3]) if match else None
+    return (match[1].lower(), match[2] or match[3] or match[4]) if match else None
 
 
 def is_derived(rest: str) -> bool:
@@ -73,13 +76,27 @@ def classes_among(names: Sequence[str], labels: Collection[str] = ()) -> list[st
 
 
 def numbers_of(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the numbers that are the names, or that follow a text that all names share; None for other names."""
-    start = 0 if all(name.isdecimal() for name in names) else len(_common_start(names).rstrip("0123456789"))
-    rests = [name[start:] for name in names]
-    if not all(rest.isdecimal() for rest in rests) or (start and max(map(len, rests)) > _MAX_DIGITS):
+    """Return the whole numbers that distinguish the names, such as `prob_1`, `P(1)` or `1 star`; None for other names.
+
+    The text before and after the number is the same in all names, except for the plural.
+    """
+    start, end = _shared(names)
+    found = [match for name in names if (match := _NUMBER.fullmatch(name[start : len(name) - end]))]
+    if len(found) < len(names) or len({match[2].removesuffix("s") for match in found}) != 1:
         return None
-    numbers = tuple(map(int, rests))
+    if (start or end or found[0][2]) and max(len(match[1]) for match in found) > _MAX_DIGITS:
+        return None
+    numbers = tuple(int(match[1]) for match in found)
     return numbers if len(set(numbers)) == len(numbers) else None
+
+
+def _shared(names: Sequence[str]) -> tuple[int, int]:
+    """Return the lengths of the text before and after the numbers in all names. Neither divides a number."""
+    before = _common_start(names).rstrip("0123456789")
+    if before.endswith("-") and not before[-2:-1].isalnum():  # the sign of all numbers
+        before = before[:-1]
+    after = _common_start([name[len(before) :][::-1] for name in names])[::-1].lstrip("0123456789")
+    return len(before), len(after)
 
 
 def _common_start(names: Sequence[str]) -> str:
@@ -109,10 +126,26 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     found = next((kind for kind in known if labels and {*labels} <= {*kind}), known[0] if named else known[-1])
     numbers = numbers_of(list(found))
     if numbers is None:
-        return ClassColumns(tuple(found.values()), tuple(found))
+        order = sorted(found) if are_options(found) else list(found)
+        return ClassColumns(tuple(found[name] for name in order), tuple(order))
     by_number = sorted(zip(numbers, found, strict=True))
     names = tuple(name if labels else str(number) for number, name in by_number)
     return ClassColumns(tuple(found[name] for _, name in by_number), names)
+
+
+def are_options(names: Iterable[str]) -> bool:
+    """Return whether the names are the letters A, B, C ... of options."""
+    found = sorted(names)
+    return len(found) > 1 and found == list(ascii_uppercase[: len(found)])
+
+
+def check_order(name: str, classes: Sequence[str]) -> None:
+    """Raise if whole numbers cannot name classes: objects of label -> probability had them in different orders."""
+    if numbers_of(classes) is None and not are_options(classes):
+        raise InputError(
+            f"{name} must contain class names, got whole numbers and objects with the classes {quoted(classes)} in "
+            "different orders. Write names, or the same order in all rows."
+        )
 
 
 def _between(columns: Sequence[str]) -> dict[str, str]:
@@ -149,13 +182,14 @@ def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int |
         ValueError: with both lists, if a label is no class.
     """
     found = list(labels)
-    texts = [str(label).strip() for label in found]
+    texts = [_WHOLE.sub(r"\1", str(label).strip()) for label in found]
     are_numbers = not any(isinstance(label, str) for label in found)
-    index = {name: k for k, name in enumerate(classes)}
+    index = {_WHOLE.sub(r"\1", name): k for k, name in enumerate(classes)}
     if not index.keys() >= set(texts):
         numbers, outcomes = numbers_of(classes), outcome_names(classes) if len(classes) == 2 else ()
-        if numbers is not None and are_numbers:
+        if numbers is not None and all(map(_WHOLE.fullmatch, texts)):
             index = {str(number): k for k, number in enumerate(numbers)}
+            texts = [str(int(text)) for text in texts]
         elif outcomes and (pair := outcome_names(texts)):
             index = {name: index[outcome] for name, outcome in zip(pair, outcomes, strict=True)}
         elif are_numbers and not any(map(str.isdecimal, classes)):

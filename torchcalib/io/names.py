@@ -15,7 +15,7 @@ def _compounds(first: str, second: str) -> list[str]:
     return [f"{word}_{part}" for word in first.split() for part in second.split()]
 
 
-LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
+LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities", "logp")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
 """Names of logits. They include log-probabilities, because their softmax returns the probabilities."""
 CONFIDENCES = (

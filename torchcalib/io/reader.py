@@ -46,6 +46,7 @@ class Array:
     columns: tuple[str, ...] = ()  # columns that form the array, one per class, in class order; else empty
     stem: str = ""  # common start of the column names
     classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
+    is_unordered: bool = False  # whether the classes have different orders in different rows
     itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
     is_fortran: bool = False  # whether a compressed array must be decompressed as a whole
     stored: str = ""  # dtype in the file if percentages or text are read as float64

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import agree, class_columns, classes_among, groups_of, shown_classes, split
+from torchcalib.io.columns import agree, check_order, class_columns, classes_among, groups_of, shown_classes, split
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
@@ -123,6 +123,8 @@ def find_roles(
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
             f"got {quoted(found.values())}. {reader.advice}"
         )
+    if reader.arrays[found["preds"]].is_unordered and reader.arrays[found["target"]].dtype in FLOATS | WHOLE:
+        check_order(f"`{found['target']}` in `{reader.label}`", reader.arrays[found["preds"]].classes)
     found["target"] = _aligned(reader, found["preds"], found["target"], class_names)
     _check_lengths(reader, found)
     if pred := _predicted(reader, found, given["pred"], task):
@@ -140,18 +142,22 @@ def _read_texts(reader: Reader, name: str, labels: Collection[str], class_names:
         return
     shape: tuple[int, ...] = array.shape
     classes: tuple[str, ...] = ()
+    is_unordered = False
     for (values,) in reader.stream([name], 2**20, allow_missing=True):
         texts = [text for text in values.names if text.strip()]
         if texts and (first := vector_in(texts[0])) is not None:
             keys = {f"{array.key}.{key}": key for key in first} if isinstance(first, dict) else {}
             if keys:
                 classes = tuple(keys[column] for column in class_columns(list(keys), labels, class_names).columns)
+                is_unordered = any(list(vector_in(text) or ()) != list(first) for text in texts)
             shape = (*array.shape, len(classes or first))
             break
         if None in map(percent_in, texts):
             return
     if shape != array.shape or array.shape[0]:
-        reader.arrays[name] = replace(array, dtype="float64", stored=array.dtype, shape=shape, classes=classes)
+        reader.arrays[name] = replace(
+            array, dtype="float64", stored=array.dtype, shape=shape, classes=classes, is_unordered=is_unordered
+        )
 
 
 def find_preds(reader: Reader, given: str | None) -> str:

@@ -58,7 +58,7 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
         values["target"] = _is_right(values.pop("pred"), target, labels["target"], start, files.allow_missing)
     elif isinstance(target, Text):
         values["target"] = class_indices(target, files.classes, labels["target"], start, files.allow_missing)
-    elif files.task == "multiclass" and target.dim() == values["preds"].dim() - 1:
+    elif files.task == "multiclass" and (target.dim() == values["preds"].dim() - 1 or target.shape[1:] == (1,)):
         if target.is_floating_point():
             target = _whole_labels(files, target, labels["target"], start)
         if shown_classes(files.classes):

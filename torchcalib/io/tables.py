@@ -235,19 +235,26 @@ class Jsonl(_Table):
         kinds: dict[str, set[str]] = {}
         widths: dict[str, int] = {}
         self._paths = {}
+        orders: dict[str, list[str]] = {}  # of the keys of an object
+        unordered: set[str] = set()
         n = 0
         for block in self._blocks():
             lines = block.splitlines()
             if n == 0:
                 _check_encoding(self.label, block)
                 for line in lines:
-                    self._add_kinds(json.loads(line), kinds, widths)
+                    row = json.loads(line)
+                    self._add_kinds(row, kinds, widths)
+                    for key, value in row.items():
+                        if isinstance(value, dict) and orders.setdefault(key, [*value]) != [*value]:
+                            unordered.add(key)
             n += len(lines)
         described = []
         for name, found in kinds.items():
             shape = (n, widths[name]) if name in widths else (n,)
             found = {"float64"} if found == {"int64", "float64"} else found
-            described.append(Array(name, " and ".join(sorted(found)) or "null", shape))
+            dtype = " and ".join(sorted(found)) or "null"
+            described.append(Array(name, dtype, shape, is_unordered=self._paths[name][0] in unordered))
         return _with_composed(described)
 
     def _add_kinds(self, row: Any, kinds: dict[str, set[str]], widths: dict[str, int]) -> None:
@@ -503,7 +510,8 @@ def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Arra
     elif len({int(name) if name.isdecimal() else name for name in classes}) < len(classes):
         problem = f"must be columns of different classes, got {quoted(names)}. Rename one."
     shape = (*columns[0].shape, len(columns))
-    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes))
+    is_unordered = any(column.is_unordered for column in columns)
+    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes), is_unordered)
 
 
 def _flat(table: Any) -> Any:

@@ -74,6 +74,7 @@ def class_positions(target: Tensor, classes: Sequence[str], label: str, ignore_i
 
     The label `ignore_index` becomes the value of `columns.ignored`.
     """
+    target = target.byte() if target.dtype == torch.bool else target
     distinct = torch.unique(target[~target.isnan()])
     kept = [int(x) for x in distinct.tolist() if x != ignore_index]
     try:

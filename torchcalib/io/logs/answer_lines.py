@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcalib.io.columns import numbers_of
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
     NEITHER,
@@ -169,15 +170,17 @@ class Lines(RowLog):
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
 
-        A number is an index from 0, if the options themselves are no numbers.
+        A number is that of an option, such as `class_1`, or an index from 0 if options have no numbers.
         """
         if isinstance(gold, bool):
             words = ("true", "yes") if gold else ("false", "no")
             return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
         right = option_index(str(gold), options)
-        if right is not None or not _is_index(gold) or any(option.strip().isdecimal() for option in options):
+        if right is not None or not _is_index(gold):
             return right
         index = int(float(gold))
+        if (numbers := numbers_of(options)) is not None:
+            return numbers.index(index) if index in numbers else None
         if not options or not are_letters(options):
             return index if index < len(options) else None
         letter = chr(ord("A") + min(index, 26))

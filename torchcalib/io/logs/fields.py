@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcalib.io.columns import is_derived
+from torchcalib.io.columns import is_derived, split
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.names import CONFIDENCES, CORRECT, OF_PREDICTED, PREDICTED, TARGET_TIERS
+from torchcalib.io.names import CONFIDENCES, CORRECT, LOG_PROBS, OF_PREDICTED, PREDICTED, PROBS, TARGET_TIERS
 
 Row = Mapping[str, Any]
 
@@ -117,7 +117,8 @@ _MAX_SHOWN = 20  # names of fields in a description
 MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
-_PREFIX = re.compile(r"(log_?prob|logp|probability|probs?|p)(?:s?[_.\s-]+(.+)|(?-i:([A-Z])))", re.IGNORECASE)
+_STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
+_LETTER = re.compile(r"(log_?prob|logp|probability|probs?|p)((?-i:[A-Z]))", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -402,8 +403,10 @@ def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, st
     """Yield the columns whose names begin or end with the same word for a probability."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
-        if match := _PREFIX.fullmatch(name.strip()):
-            stem, option = match[1].lower(), match[2] or match[3]
+        if match := _LETTER.fullmatch(name.strip()):
+            stems.setdefault(match[1].lower(), {})[match[2]] = name
+        elif (parts := split(name)) and parts[0] in _STEMS:
+            stem, option = parts
             if option in golds or not is_derived(normal(option)):
                 stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
         elif match := _SUFFIX.fullmatch(name.strip()):
