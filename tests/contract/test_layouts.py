@@ -131,6 +131,12 @@ LAYOUTS = [
     classes("from 3 to 9", named_columns("prob_", range(3, 10)), range(3, 10), order=[6, 0, 1, 2, 3, 4, 5]),
     classes("numbers as text", named_columns("prob_", range(1, 5)), named_columns("", range(1, 5))),
     classes("numbers as floats", named_columns("prob_", range(1, 5)), [1.0, 2.0, 3.0, 4.0], last_occurs=False),
+    classes("numbers in brackets", [f"P({k})" for k in range(1, 6)], range(1, 6), last_occurs=False),
+    classes("numbers of stars", [f"prob_{k} star{'s' * (k > 1)}" for k in range(1, 6)], range(1, 6), last_occurs=False),
+    classes("negative numbers", named_columns("prob_", range(-2, 3)), range(-2, 3), order=[4, 0, 1, 2, 3]),
+    classes("decimals", named_columns("prob_", [1.0, 2.0, 3.0]), [1, 2, 3], last_occurs=False),
+    classes("letters and positions", named_columns("prob_", "ABCD"), range(4), order=[2, 0, 3, 1]),
+    classes("two truth values", named_columns("prob_", [True, False]), [True, False]),
     numbered("text order", named_columns("logit_", range(12)), TEXT_ORDER),
     numbered("text order without separator", named_columns("logit", range(12)), TEXT_ORDER),
     numbered("random order", named_columns("logits.", range(12)), RNG.permutation(12).tolist()),
@@ -168,6 +174,14 @@ LAYOUTS = [
     ),
     single(
         "objects as text", {"probs": list(map(json.dumps, by_class(slice(None)))), "label": LABELS},
+        of_label(PROBS, LABELS),
+    ),
+    single(
+        "objects in other orders",
+        {
+            "probs": [dict(sorted(zip("ABCD", row, strict=True), key=lambda p: p[1])) for row in PROBS.tolist()],
+            "label": LABELS,
+        },
         of_label(PROBS, LABELS),
     ),
     # one probability

@@ -59,6 +59,8 @@ OPTIONS = {
     ),
     "names of options": rows(lambda p, y, _: {"label": TEXTS[y], **columns(p, TEXTS)}),
     "numbers as names": rows(lambda p, y, _: {"label": y + 3, **columns(p, [f"prob_{k + 3}" for k in range(4)])}),
+    "numbers in names": rows(lambda p, y, _: {"label": y + 1, **columns(p, [f"prob_class_{k + 1}" for k in range(4)])}),
+    "negative numbers": rows(lambda p, y, _: {"label": y - 2, **columns(p, [f"prob_{k - 2}" for k in range(4)])}),
     "derived columns": rows(
         lambda p, y, _: {"label": TEXTS[y], "prob_max": max(p), **columns(p, [f"prob_{x}" for x in TEXTS])}
     ),

@@ -32,7 +32,8 @@ _WORDS = (
     "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth "
     "correct pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id "
     "ids rank value values val count threshold cutoff weight weights score scores prob probs probability confidence "
-    "conf argmax chosen selected type number name loss hash of in the"
+    "conf argmax chosen selected type number name loss hash calibrated uncalibrated uncertainty ensemble ens weighted "
+    "temp error err lower upper nll brier ece spread iqr quantile skew kurtosis model of in the"
 )
 _DERIVED = frozenset(_WORDS.split())
 """Words of columns that are computed from the classes, or that describe a row."""

@@ -439,6 +439,8 @@ class Frame(_Table):
     advice = "Pass them separately: report(df[['NAME', ...]], df['NAME'])."
 
     def __init__(self, frame: Any) -> None:
+        cells = frame.items() if hasattr(frame, "items") else ()  # of pandas and of a dict; other objects have an order
+        self._unordered = tuple(f"{name}." for name, column in cells if _are_unordered(column))
         if isinstance(frame, dict):
             frame = pa.table({str(name): pa.array(column) for name, column in frame.items()})
         if hasattr(frame, "to_arrow"):  # polars
@@ -462,9 +464,15 @@ class Frame(_Table):
         column, shape = self._table.column(name), (self._table.num_rows,)
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            return Array(name, _dtype(kind), shape)
+            return Array(name, _dtype(kind), shape, is_unordered=name.startswith(self._unordered))
         lengths = pc.list_value_length(column)
         return Array(name, _dtype(kind.value_type), (*shape, pc.max(lengths.slice(0, 1)).as_py() or 0))
+
+
+def _are_unordered(column: Any) -> bool:
+    """Return whether the cells of a column are objects with their keys in different orders."""
+    is_of_objects = isinstance(next(iter(column), None), dict)
+    return is_of_objects and len({tuple(cell) for cell in column if isinstance(cell, dict)}) > 1
 
 
 def _without_extension(column: Any) -> Any:
