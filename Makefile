@@ -127,7 +127,7 @@ soak: $(VENV)/.dev
 	$(PYTEST) -m long tests/metrics/streaming/test_faults.py tests/contract/test_laws_of_states.py
 
 # Random input for every metric, then 10 minutes for each file format; files in `fuzz/` that are not in a folder are findings
-FUZZED := npz npy pt safetensors csv csv.gz tsv jsonl jsonl.gz parquet state calibrator
+FUZZED := npz npy pt safetensors csv csv.gz tsv json jsonl jsonl.gz parquet state calibrator
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev
 	$(PYTEST) -m long tests/contract/test_fuzz.py

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.job import Job, alternative
 from benchmarks.samples import folder
 from torchcalib.io.logs import objects, open_log
-from torchcalib.reporting.audit import AuditBuilder, AuditOptions, Layout, have_equal_text
+from torchcalib.reporting.audit import AuditOptions, have_equal_text, read_log
 
 _OPTIONS = AuditOptions(15, False, False, have_equal_text, None)
 
@@ -53,9 +53,7 @@ def log_of(n: int, line: Callable[[int, list[float], int], dict[str, Any]]) -> t
 
 def summed(path: Path) -> int:
     """Read a log, and add its answers to the sums of all definitions."""
-    builder = AuditBuilder(open_log(path), Layout(), _OPTIONS)
-    builder.read()
-    return builder.n_answers
+    return read_log(partial(open_log, path), _OPTIONS).whole.n_answers
 
 
 @alternative("orjson", title="standard library's parser")

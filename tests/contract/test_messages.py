@@ -48,7 +48,7 @@ def by_test(preds, target, weights=None, **options):
 
 
 def reported(preds, target, **options):
-    return tc.report(preds, target, **options, **QUICK)["nll"]
+    return tc.report(preds, target, **{"from_logits": False, **options}, **QUICK)["nll"]
 
 
 def compared(preds, target, **options):

@@ -40,10 +40,15 @@ def test_functions_infer_the_task_of_a_batch(convert):
     for task, (preds, target) in data.items():
         given = convert(preds), convert(target)
         for function in (F.ece, F.canonical_error):
+            if task == "multilabel":  # equal shapes are ambiguous for any labels
+                with pytest.raises(ValueError, match="`task` must be given"):
+                    function(*given, **options)
+                continue
             torch.testing.assert_close(function(*given, **options), function(*given, task, **options))
             torch.testing.assert_close(function(*given, None, **options), function(*given, task, **options))
-        curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
-        torch.testing.assert_close(curve.n, expected.n)
+        if task != "multilabel":
+            curve, expected = F.calibration_curve(*given, **options), F.calibration_curve(*given, task=task, **options)
+            torch.testing.assert_close(curve.n, expected.n)
         count = {"binary": {}, "multiclass": {"num_classes": 4}, "multilabel": {"num_labels": 4}}[task]
         torch.testing.assert_close(F.ece(*given, **options, **count), F.ece(*given, task, **options))
 
@@ -96,20 +101,6 @@ def test_pandas_objects_keep_values_and_column_names():
     np.testing.assert_array_equal(per_sample("weights", pd.DataFrame(LABELS), plain.preds), LABELS)
 
 
-def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
-    pd = pytest.importorskip("pandas")
-    names = ["dog", "owl", "cat"]  # not sorted
-    frame, text = pd.DataFrame(PROBS, columns=names), np.array(names)[LABELS]
-    expected = F.ece(torch.tensor(PROBS), torch.tensor(LABELS), "multiclass")
-    assert F.ece(frame, text, "multiclass") == expected
-    assert F.ece(frame, pd.Categorical(text), "multiclass") == expected
-    assert F.ece(frame.add_prefix("prob_"), text, "multiclass") == expected
-    metric = tc.ECE("multiclass", num_classes=C)
-    metric.update(frame, pd.Series(text))
-    torch.testing.assert_close(metric.compute(), expected.double())
-    assert F.ece(PROBS, pd.Categorical(text, categories=names).codes, "multiclass") == expected
-
-
 @pytest.mark.parametrize(
     "words", [("incorrect", "correct"), ("No", "Yes"), ("False", "True"), ("neg", "pos"), ("0", "1")]
 )
@@ -118,9 +109,10 @@ def test_texts_for_outcomes_need_no_class_names(words):
     text = np.array(words)[labels]
     for given in (text, text.tolist(), text.astype(object)):
         found = prepare(probs, given)
-        assert (found.task, found.class_names, found.target.tolist()) == ("binary", words, labels.tolist())
+        shown = () if words == ("0", "1") else words  # numbers of positions are no names
+        assert (found.task, found.class_names, found.target.tolist()) == ("binary", shown, labels.tolist())
         assert F.ece(probs, given) == F.ece(probs, labels)
-    assert prepare(probs, [words[1]] * N).class_names == (words[0].lower(), words[1])
+    assert prepare(probs, [words[1]] * N).class_names == (shown and (words[0].lower(), words[1]))
 
 
 @pytest.mark.parametrize("from_logits", [False, True, None])

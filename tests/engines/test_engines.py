@@ -2,17 +2,20 @@
 
 import json
 import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 from helpers.engines import CASES, QUICK, SYSTEMS, assert_equal, comparison_of, pieces, report_of, table_of
 from helpers.shards import assert_same
-from processes import environments_of_ranks, run_together
+from processes import ROOT, environments_of_ranks, run_together
 
 ENGINES = ("ray", "spark", "dask")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the engines
@@ -172,3 +175,63 @@ def test_files_on_ranks_give_the_same_report(tmp_path):
     on_ranks = json.loads(output)
     for name in ("lines", "tables", "groups", "decision", "n"):
         assert_same(json.loads(json.dumps(found[name])), on_ranks[name])
+
+
+_SCRIPT = """
+import numpy as np
+import pandas as pd
+import dask
+import dask.dataframe as dd
+import torchcalib.integrations.dask as td
+
+print("started")
+p = np.linspace(0.05, 0.95, 40)
+rows = pd.DataFrame({"prob": p, "label": (p > 0.4).astype(int)})
+parts = [dask.delayed(rows[k : k + 10]) for k in range(0, 40, 10)]
+for verify in (True, False):
+    table = dd.from_delayed(parts, meta=rows[:0], verify_meta=verify)
+    found = td.report(table, with_intervals=False, with_calibration=False)
+    print(int(found.n), found["ece"])
+"""
+
+
+def test_dask_works_in_a_script_without_a_main_guard(tmp_path):
+    pytest.importorskip("dask")
+    path = tmp_path / "script.py"
+    path.write_text(_SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, path], capture_output=True, text=True, env=environment, check=True)
+    start, *found = run.stdout.splitlines()
+    assert start == "started"  # once: the module is not imported by other processes
+    p = np.linspace(0.05, 0.95, 40)
+    expected = report_of(pa.table({"prob": p, "label": (p > 0.4).astype(int)}), **QUICK)
+    assert [line.split()[0] for line in found] == ["40", "40"]
+    assert [float(line.split()[1]) for line in found] == pytest.approx([expected["ece"]] * 2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda part: part[["label", "prob"]], None),
+        (lambda part: part.assign(note="a"), None),
+        (lambda part: part.astype({"prob": "float32"}), r"same dtype of predictions, got 'float\d\d' and 'float\d\d'"),
+        (lambda part: part.astype({"label": "int8"}), r"same dtypes and shapes of columns, got \('float64 \(\)', 'int"),
+        (lambda part: part.astype({"prob": str}), "Partition 2: `prob` in .* must be floating-point predictions"),
+        (lambda part: part.drop(columns="prob"), "Partition 2: .* must contain predictions under a known name"),
+        (lambda part: part.drop(columns="label"), "Partition 2: .* must contain targets under a known name"),
+    ],
+)
+def test_unequal_partitions_of_dask_give_the_right_number_or_an_error(change, error):
+    dask = pytest.importorskip("dask")
+    frames = import_module("dask.dataframe")
+    rng = np.random.default_rng(0)
+    whole = pd.DataFrame({"prob": rng.random(80), "label": rng.integers(0, 2, 80)})
+    parts = [whole[k : k + 20] for k in range(0, 80, 20)]
+    delayed = [dask.delayed(change(part) if k == 2 else part) for k, part in enumerate(parts)]
+    table = frames.from_delayed(delayed, meta=whole[:0], verify_meta=False)
+    report = import_module("torchcalib.integrations.dask").report
+    if error is None:
+        assert_equal(report(table, **QUICK), report_of(pa.Table.from_pandas(whole), **QUICK))
+        return
+    with pytest.raises(ValueError, match=error):
+        report(table, **QUICK)

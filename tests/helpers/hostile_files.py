@@ -378,6 +378,23 @@ def add_jsonl(corpus):
 # Parquet
 
 
+def add_json(corpus):
+    """Arrays with content that needs much memory or time, and damaged ones."""
+    row = b'{"probs": 0.5, "target": 1}'
+    corpus.write("valid.json", b"[%s, %s]" % (row, row), None)
+    corpus.write("deep.json", b"[" * 10**6 + b"]" * 10**6, "deeply nested")
+    corpus.write("deep_object.json", b'{"a": ' * 10**6 + b"1" + b"}" * 10**6, "deeply nested")
+    corpus.write("cut.json", b"[%s, " % row + row[:9], "must be a complete")
+    corpus.write("open.json", b"[%s" % row, "must be a complete")
+    corpus.write("number.json", b"7", "must be a complete")
+    corpus.write("numbers.json", b"[%s, 7]" % row, "each line must be an object")
+    corpus.write("many_numbers.json", b"[" + b"1, " * 10**6 + b"1]", "each line must be an object")
+    corpus.write("columns.json", b'{"probs": {"0": 0.5}, "target": {"0": 1}}', "")
+    corpus.write("utf16.json", row.decode().encode("utf-16"), "must be text in UTF-8")
+    corpus.write("large.json", lambda: b"[%s]" % row + b" " * 65 * MB, "must have at most 64 MiB")
+    corpus.write("braces.json", lambda: b"[" + b"{}, " * 10**6 + b"{}]", "at least one sample")
+
+
 def add_parquet(corpus):
     import pyarrow as pa
     from pyarrow import parquet
@@ -453,7 +470,7 @@ def parquet_of(footer):
 def write_corpus(folder, is_long):
     """Write all files into a folder, or only those that are written and read quickly, and return their cases."""
     corpus = Corpus(folder, is_long)
-    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_jsonl, add_parquet):
+    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_json, add_jsonl, add_parquet):
         add(corpus)
     for suffix in ("npz", "csv", "pt", "parquet", "safetensors"):
         os.mkfifo(folder / f"pipe.{suffix}")

@@ -46,6 +46,11 @@ def write_jsonl(path, arrays):
     path.write_text("".join(json.dumps(dict(zip(arrays, row, strict=True))) + "\n" for row in rows))
 
 
+def write_json(path, arrays):
+    write_jsonl(path, arrays)
+    path.write_text(json.dumps({"results": [json.loads(line) for line in path.read_text().splitlines()]}))
+
+
 def write_parquet(path, arrays, **options):
     """Write classes as list columns."""
     import pyarrow as pa
@@ -63,6 +68,7 @@ WRITERS = {
     "csv": write_csv,
     "csv.gz": write_csv_gz,
     "tsv": partial(write_csv, delimiter="\t"),
+    "json": write_json,
     "jsonl": write_jsonl,
     "parquet": write_parquet,
     "numbered.parquet": lambda path, arrays: write_parquet(path, flat(arrays)),  # classes as numbered columns

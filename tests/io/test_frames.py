@@ -48,3 +48,32 @@ def test_options_of_a_report_apply_to_a_table():
     given = {"with_calibration": False, "safe_threshold": 0.5}
     array = tc.report(PROBS, LABELS, weights=LABELS + 1, **given)
     assert tc.report(table(), **given).decision.safety == array.decision.safety != ""
+
+
+def test_objects_in_other_orders_need_labels_by_name(tmp_path):
+    objects = [dict(zip(NAMES.tolist(), row, strict=True)) for row in PROBS.tolist()]
+    objects[1::2] = [dict(reversed(each.items())) for each in objects[1::2]]
+    nll = tc.nll(PROBS, LABELS)
+    for labels in (NAMES[LABELS].tolist(), LABELS.tolist()):
+        frame = pd.DataFrame({"probs": objects, "label": labels})
+        frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True, double_precision=15)
+        frame.assign(probs=list(map(str, objects))).to_csv(tmp_path / "a.csv", index=False)
+        for ask in (
+            lambda labels=labels: tc.nll(objects, labels),
+            lambda frame=frame: tc.report(frame, **QUICK)["nll"],
+            lambda: tc.Report.from_files(tmp_path / "a.jsonl", **QUICK)["nll"],
+            lambda: tc.Report.from_files(tmp_path / "a.csv", **QUICK)["nll"],
+        ):
+            if isinstance(labels[0], str):
+                assert float(ask()) == pytest.approx(float(nll), rel=1e-12)
+            else:
+                with pytest.raises(ValueError, match=r"`(label|target)`.* must contain class names, got whole numbers"):
+                    ask()
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_columns_named_by_numbers_of_any_dtype_match_labels(shape):
+    frame, labels = pd.DataFrame(PROBS), (LABELS + 1).reshape(shape)
+    for names in ([1, 2, 3], [1.0, 2.0, 3.0], ["1", "2", "3"]):
+        frame.columns = names
+        assert float(tc.nll(frame, labels)) == pytest.approx(float(tc.nll(PROBS, LABELS)), rel=1e-12)

@@ -415,10 +415,13 @@ def test_a_wrong_checksum_raises_an_error(tmp_path):
         answers_of(path)
 
 
-def test_a_folder_must_contain_one_log(tmp_path):
-    with pytest.raises(InputError, match=r"one file `samples_\*.jsonl`, got nothing"):
+def test_the_files_of_a_folder_are_tasks_of_one_system(tmp_path):
+    with pytest.raises(InputError, match=r"or files `samples_\*\.jsonl`, .*, got nothing"):
         open_log(tmp_path)
-    for name in ("samples_a.jsonl", "samples_b.jsonl"):
+    for name in ("samples_b_2026-01-31T10-00-00.123.jsonl", "samples_a.jsonl"):
         write_lines(tmp_path / name, [ROW])
-    with pytest.raises(InputError, match=r"`samples_a\.jsonl`, `samples_b\.jsonl`\. Name a file"):
+    found = [answer.document for answer in open_log(tmp_path).answers()]
+    assert found == [f"a/{ROW['doc_id']}", f"b/{ROW['doc_id']}"]
+    write_lines(tmp_path / "samples_a_2026-01-31T10-00-00.123.jsonl", [ROW])
+    with pytest.raises(InputError, match="must have one file for each task, got several for `a`"):
         open_log(tmp_path)

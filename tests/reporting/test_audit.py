@@ -4,6 +4,8 @@ import json
 import math
 import re
 import tracemalloc
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from torchcalib.reporting import audit as module
 from torchcalib.reporting.audit import detectable_ece
 
 QUICK = {"with_calibration": False}
+OPTIONS = module.AuditOptions(15, False, False, min, None)
 
 
 def normalised(scores):
@@ -265,10 +268,7 @@ def test_tables_and_rows_in_memory_have_the_values_of_lines(tmp_path):
     logs = [write_lines(tmp_path / "a.jsonl", rows), frame, rows, with_text, frame.rename(columns=str.upper)]
     logs += [tmp_path / name for name in ("a.csv", "a.tsv.gz", "a.parquet")]
     for log in logs:
-        builder = module.AuditBuilder(
-            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, None)
-        )
-        builder.read()
+        builder = module.read_log(partial(module.open_log, log), OPTIONS).whole
         (definition,) = builder.definitions.values()
         assert float(definition.bins.compute()) == pytest.approx(expected, rel=1e-12)
     found = audit(frame, **FAST)
@@ -359,10 +359,7 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
         judged[name]["judge_response"].pop("confidence")
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     path = tmp_path / "judged.json"
-    builder = module.AuditBuilder(
-        module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, benchmark)
-    )
-    builder.read()
+    builder = module.read_log(partial(module.open_log, path), replace(OPTIONS, as_published=benchmark)).whole
     found = module.published(benchmark, *builder.stated)
     given = [(row["confidence"] / 100, row["correct"]) for row in rows if str(row["id"]) not in missing]
     everything = [(1.0 if str(row["id"]) in missing else row["confidence"] / 100, row["correct"]) for row in rows]
@@ -386,10 +383,7 @@ def test_benchmarks_publish_the_confidence_of_the_text_or_of_the_log(tmp_path):
     samples = [inspect_sample(f"q{k}", 1, "CI"[k % 2], {"confidence": 0.7}, output=output) for k in range(3)]
     lines = [{"id": k, "response": "Confidence: 30%", "confidence": 0.7, "correct": k % 2 == 0} for k in range(3)]
     for log, expected in ((write_eval(tmp_path / "log.eval", samples), 0.3), (lines, 0.7)):
-        builder = module.AuditBuilder(
-            module.open_log(log), module.Layout(), module.AuditOptions(15, False, False, min, "hle")
-        )
-        builder.read()
+        builder = module.read_log(partial(module.open_log, log), replace(OPTIONS, as_published="hle")).whole
         assert [list(each) for each in builder.stated] == [[expected] * 3, [1, 0, 1]]
 
 
@@ -454,11 +448,8 @@ def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
         path = tmp_path / f"{n}.jsonl"
         with path.open("w") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
-        builder = module.AuditBuilder(
-            module.open_log(path), module.Layout(), module.AuditOptions(15, False, False, min, None)
-        )
         tracemalloc.start()
-        builder.read()
+        module.read_log(partial(module.open_log, path), OPTIONS)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < 1.2 * peaks[1]

@@ -89,7 +89,7 @@ REPORTS = {
     ),
     "multi-label": (
         (LOGITS, SETS),
-        {"from_logits": True},
+        {"from_logits": True, "task": "multilabel"},
         with_common(MULTILABEL, confidence="sigmoid of logits", n=3 * N),
     ),
     "confidence": (

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row, write_eval, write_lines
@@ -22,18 +23,10 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
 
 def read(log, scale=None, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
-    layout = module.Layout(scale)
-    while True:
-        builder = module.AuditBuilder(
-            open_log(log, **options), layout, module.AuditOptions(15, False, False, module.have_equal_text, None)
-        )
-        try:
-            builder.read()
-            break
-        except module._ContradictedError as error:
-            layout = error.layout
+    how = module.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
+    builder = module.read_log(partial(open_log, log, **options), how).whole
     values = {key: (each.n, float(each.bins.compute())) for key, each in builder.definitions.items() if each.n}
-    return values, {key: module._refusal(each) for key, each in builder.definitions.items()}, builder.log.counts
+    return values, {key: module._refusal(each) for key, each in builder.definitions.items()}, builder.counts
 
 
 REPORTED, STATED = ("reported", "answer"), ("stated", "answer")
@@ -89,7 +82,7 @@ def test_misleading_rows_have_the_right_error(tmp_path, log, key, n):
         (rows([1, 0, 1, 1, 0]), REPORTED, "may be 100% or 1%"),
         (rows([90] * 5), REPORTED, "Degenerate: every confidence is 0.9"),
         (tokens([0.0, 0.0]), ("raw", "answer"), "sampling at temperature 0"),
-        (tokens([-0.0, 1e-9]), ("per_token", "answer"), "sampling at temperature 0"),
+        (tokens([-0.0, 1e-9]), ("raw", "answer"), "sampling at temperature 0"),
         ([{**row, "probs": {"a": 1, "b": 0}} for row in probs()], PROBS, "every confidence is 1"),
     ],
 )

@@ -22,7 +22,7 @@ from torchcalib.calibration.likelihood import (
     temperature_fit,
     temperature_in_words,
 )
-from torchcalib.core.checks import HiddenRule, LabelRule, enforce
+from torchcalib.core.checks import enforce, hidden_rule, label_rule
 from torchcalib.core.linear_logits import LinearLogits, linear_logits
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import listed
@@ -219,11 +219,11 @@ class TemperatureScaling(_Affine):
         w = sample_weights(p, weights)
         used = w != 0
         logits, target, w = p.input_preds.detach()[used], p.input_target[used], w[used]
-        enforce([LabelRule(target, p.num_classes)], None, None, False)
+        enforce([label_rule(target, p.num_classes)], None, None, False)
 
         def moments(rows: slice, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             found = logits[rows].moments(target[rows], alpha)
-            enforce([HiddenRule(found.mean[0])], None, None, False)
+            enforce([hidden_rule(found.mean[0])], None, None, False)
             return found.label, found.mean, found.variance
 
         every, few = slice(None), slice(None, None, max(1, len(w) // _FEW_ROWS))

@@ -16,7 +16,7 @@ from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.mistakes import look_like_probabilities
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.tasks import infer_from_logits, prepare
+from torchcalib.core.tasks import prepare
 from torchcalib.io.errors import shown, warn
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
@@ -130,8 +130,8 @@ class Calibrator(nn.Module, ABC):
             preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
             target: Labels, one per sample (multi-label: of the shape of `preds`), class names, or soft targets.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
-            from_logits: `preds` are logits. None uses the argument of the constructor. If that is None too, it infers
-                True if more than 5% of the values are negative.
+            from_logits: `preds` are logits. None uses the argument of the constructor. If that is None too, names of
+                columns decide, and else it is True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
@@ -153,9 +153,15 @@ class Calibrator(nn.Module, ABC):
             options = with_own_names(options)
         from_logits = self.declared_from_logits if from_logits is None else from_logits
         given = prepare(
-            preds, target, task, class_names=class_names, positive_classes=positive_classes, from_logits=from_logits
+            preds,
+            target,
+            task,
+            class_names=class_names,
+            positive_classes=positive_classes,
+            from_logits=from_logits,
+            ignore_index=options.get("ignore_index"),
         )
-        options["from_logits"] = infer_from_logits(given.preds, given.task) if from_logits is None else from_logits
+        options["from_logits"] = given.from_logits
         options["positive_classes"] = positive_classes
         p = self.read(given.preds, given.target, task=given.task, options=options)
         how = input_format_of(given.task, options)

@@ -10,10 +10,10 @@ from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.core.arguments import InputOptions, Task, check_flag, with_resolved_task
-from torchcalib.core.arrays import as_tensor, as_tensors
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.core.tasks import infers_task
+from torchcalib.core.tasks import as_tensors, infers_task
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype

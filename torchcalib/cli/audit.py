@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.messages import computing, output, working
@@ -11,6 +12,9 @@ from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
+_OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "select", "scale", "as_published", "n_bins"]
+"""Options that are arguments of the function."""
+
 
 @on_first
 def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
@@ -18,13 +22,10 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.out is not None:
         check_pages(arguments.out)
     with computing("reading the log, and computing values and intervals"):
-        found = audited(
-            *paths,
-            select=arguments.select,
-            scale=arguments.scale,
+        found: Any = audited(
+            *(paths if len(paths) > 1 and not arguments.pools else [arguments.pools or paths[0]]),
+            **{name: getattr(arguments, name) for name in _OPTIONS},
             words=dict(arguments.word or ()),
-            as_published=arguments.as_published,
-            n_bins=arguments.n_bins,
             with_intervals=not arguments.no_intervals,
             with_calibration=not arguments.no_calibration,
             names=None if arguments.names is None else arguments.names.split(","),

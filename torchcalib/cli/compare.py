@@ -33,7 +33,7 @@ def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> Non
         right=arguments.right,
         nan_policy=arguments.nan_policy,
         from_logits={name: predictions.source.from_logits for name, predictions in files.items()},
-        ignore_index=arguments.ignore_index,
+        ignore_index=first.ignore_index,
         class_axis=-1,  # the last axis in a file contains the classes
     )
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read

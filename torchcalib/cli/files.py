@@ -54,7 +54,7 @@ def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **setting
     from torchcalib.reporting.reading import builder_for  # `torchcalib metric` does not need reports
 
     files = opened(arguments, paths)
-    for name in ("n_bins", "right", "ignore_index", "nan_policy"):
+    for name in ("n_bins", "right", "nan_policy"):
         if hasattr(arguments, name):
             settings[name] = getattr(arguments, name)
     builder = builder_for(files, **settings)

@@ -26,9 +26,11 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
             weights=arguments.weights,
             groups=getattr(arguments, "groups", None),
             clusters=getattr(arguments, "clusters", None),
+            pred=arguments.pred,
             from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
             task=arguments.task,
             class_names=None if arguments.class_names is None else arguments.class_names.split(","),
+            ignore_index=arguments.ignore_index,
             nan_policy=arguments.nan_policy,
             normalize=arguments.normalize,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from torchcalib.display.progress import listening
 from torchcalib.io.errors import InputError, limited, printable
 
-_INPUTS = "preds|target|weights|groups|clusters"
+_INPUTS = "preds|target|weights|groups|clusters|confidence|correct|pred|id|by|gold"
 _SETTINGS = "class_names|epochs|fail_if|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
 _ARGUMENT = re.compile(rf"\b({_INPUTS}|{_SETTINGS})=(True|False|-?\d+|'[^']*'|\[[^\]]*\])")
 _CALL = re.compile(rf"{_ARGUMENT.pattern}(?:(?:, | and ){_ARGUMENT.pattern})*")

@@ -69,7 +69,7 @@ def _options(function: Callable[..., Any], arguments: argparse.Namespace, files:
     own = {p.name for p in stream_parameters(stream_factory_of(function))}
     known = {*own, *of_stream, *INPUT_DEFAULTS, "num_classes", "num_labels"}
     found: dict[str, Any] = {"task": files.task, "from_logits": source.from_logits, "nan_policy": arguments.nan_policy}
-    found |= {"ignore_index": arguments.ignore_index}
+    found |= {"ignore_index": files.ignore_index}
     if files.task != "binary":
         found["class_axis"] = -1
     for name in ("n_bins", "right"):

@@ -127,6 +127,11 @@ def add_kind(parser: argparse.ArgumentParser) -> None:
 def add_input(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the options for the content of the files, which `torchcalib.cli.files.opened` passes to the readers."""
     add_preds(parser, several)
+    parser.add_argument(
+        "--pred",
+        metavar="NAME",
+        help="key or column of the predicted labels, if predictions are their probabilities (default: found by name)",
+    )
     for role, kind in (("target", "targets"), ("weights", "weights")):
         parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
     parser.add_argument(

@@ -56,12 +56,15 @@ _COMPARE_EXAMPLES = f"""examples:
 _AUDIT_EXAMPLES = """examples:
   torchcalib audit samples_arc_easy.jsonl
   torchcalib audit answers.csv --as-published hle
+  torchcalib audit answers.csv --confidence p --target right --pred chosen --by model
+  torchcalib audit 'samples_mmlu_*.jsonl' --out mmlu/
   torchcalib audit samples_a.jsonl samples_b.jsonl --names small,large --out compared/
   torchcalib audit logs/2026-01-31T10-00-00_task.eval --out audit/
 
-Logs are recognised by their content: samples of lm-eval, logs of Inspect, runs of HELM (scenario_state.json), responses
-of chat interfaces with log-probabilities, and lines with probabilities by option: {"item_id": 1, "gold": "A",
-"probs": {"A": 0.7, "B": 0.3}}."""
+Logs are recognised by their content: samples of lm-eval, logs of Inspect, runs of HELM (scenario_state.json),
+predictions of OLMES, details of LightEval, responses of chat interfaces with log-probabilities, and lines with
+probabilities by option: {"item_id": 1, "gold": "A", "probs": {"A": 0.7, "B": 0.3}}. Files of several tasks of one
+system are pooled, with a table by task. Files of the same questions are compared."""
 
 _CALIBRATE_EXAMPLES = """examples:
   torchcalib calibrate valid.csv --out calibrator.pt
@@ -153,8 +156,25 @@ def _log(parser: argparse.ArgumentParser) -> None:
         "logs",
         nargs="+",
         metavar="LOG",
-        help="a file (.jsonl, .jsonl.gz, .eval, .json, .csv, .tsv, .parquet), or a folder with one log; several logs "
-        "of the same questions are compared",
+        help="a file (.jsonl, .jsonl.gz, .eval, .json, .csv, .tsv, .parquet), or a folder or quoted pattern with files "
+        "of several tasks, which are pooled; several logs of the same questions are compared",
+    )
+    parser.add_argument(
+        "--confidence",
+        metavar="NAME",
+        help="field with the confidence, or definition that the sentence names, such as choices_per_byte",
+    )
+    parser.add_argument("--correct", metavar="NAME", help="field with whether the answer is right")
+    parser.add_argument(
+        "--target", metavar="NAME", help="field with the right answer: text, letter or index (from 0) of an option"
+    )
+    parser.add_argument("--pred", metavar="NAME", help="field with the answer of the model")
+    parser.add_argument("--id", metavar="NAME", help="field with the identifier of the question")
+    parser.add_argument(
+        "--by", metavar="NAME", help="field whose values are reported apart, such as the model (default: pooled)"
+    )
+    parser.add_argument(
+        "--gold", metavar="FILE", help="file with the right answer to each question, joined by its identifier"
     )
     parser.add_argument("--names", metavar="A,B", help="names of several logs (default: the names of their files)")
     parser.add_argument(
@@ -265,12 +285,18 @@ def _found_log(arguments: argparse.Namespace) -> tuple[Path, ...]:
     return tuple(map(Path, arguments.logs))
 
 
-def _opened_log(_: argparse.Namespace, paths: Sequence[Path]) -> None:
-    """Check that a log is of a known kind, before torch is imported."""
-    from torchcalib.io.logs import open_log  # needs pyarrow
+def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Check that a log is of a known kind, before torch is imported, and whether several files are pooled."""
+    from torchcalib.io.logs import golds_of, named_fields, open_log, task_of  # needs pyarrow
 
-    for path in paths:
-        open_log(path)
+    tasks = [task_of(path) for path in paths]
+    are_tasks = None not in tasks and len({*tasks}) == len(tasks) > 1 and arguments.names is None
+    arguments.pools = list(paths) if are_tasks else None
+    named = ("confidence", "correct", "target", "pred", "id")
+    fields = named_fields(**{name: getattr(arguments, name) for name in named})
+    gold = None if arguments.gold is None else golds_of(arguments.gold, fields)
+    for each in [arguments.pools] if are_tasks else paths:
+        open_log(each, arguments.select, fields=fields, by=arguments.by, gold=gold)
 
 
 def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:

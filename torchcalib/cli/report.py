@@ -40,6 +40,11 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -
         share = share_of(paths, ranks.rank, ranks.n_ranks)
         with working("opening the files", shown=ranks.is_first), suppress(NoSamplesError):
             files = opened(arguments, share) if share else None
+        if ranks.n_ranks > 1 and files is not None and files.kind_from_values:
+            raise ValueError(
+                f"--from-logits or --from-probs must be given if several processes read `{files.source.preds}`, got "
+                "none. Pass one of them."
+            )
         if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
             raise ValueError(
                 "--class-names must be given if several processes read text labels, got none. Pass the names of all "
@@ -84,7 +89,6 @@ def _accumulated(
         safe_threshold=arguments.safe_threshold,
         with_calibration=not arguments.no_calibration,
         with_intervals=not arguments.no_intervals,
-        ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
     check_size(files.task, files.source.shape[-1], arguments.n_bins)  # fail early, before rows are read

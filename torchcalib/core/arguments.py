@@ -157,9 +157,7 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
     """Return `weights`, or its scikit-learn alias `sample_weight`. Raise TypeError if both are given."""
     if sample_weight is None:
         return weights
-    if weights is not None:
-        raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Pass one of them.")
-    return sample_weight
+    return with_own_names({"weights": weights, "sample_weight": sample_weight})["weights"]
 
 
 def task_of(

@@ -1,6 +1,6 @@
 """Conversion of arrays, pandas objects, lists and class names to tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,17 +8,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.core.arguments import weights_from
 from torchcalib.core.linear_logits import LinearLogits
+from torchcalib.io.cells import vector_in
+from torchcalib.io.columns import check_order, class_columns, ignored, shown_classes
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
+from torchcalib.io.reader import Text
+from torchcalib.io.text import class_indices, class_positions
 
 _SHARED = frozenset(map(np.dtype, (np.float32, np.float64, np.int64)))
 """Dtypes of arrays whose memory a tensor shares."""
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
-_PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
-"""Prefixes that are removed from the column names of predictions."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -28,21 +29,6 @@ _ADVICE = {
     "target": " Pass class indices in the order of the class axis, for example "
     "pandas.Categorical(labels, categories=class_names).codes.",
 }
-
-
-def as_tensors(
-    preds: Any, target: Any, weights: Any = None, sample_weight: Any = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return predictions, targets and weights as tensors. Converted values are moved to the device of `preds`.
-
-    `sample_weight` is an alias of `weights`. If `preds` is a DataFrame, text labels are replaced by the indices of the
-    columns with these names.
-    """
-    weights = weights_from(weights, sample_weight)
-    names = column_names(preds)
-    preds = as_tensor("preds", preds)
-    target = label_tensor(target, names, preds.device)
-    return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
 def are_plain(values: Iterable[Any]) -> bool:
@@ -69,6 +55,13 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         return shared if device is None or device.type == "cpu" else shared.to(device)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
+    if name == "preds" and column_names(x):
+        return class_table(name, x)[0].to(device)
+    return as_array_tensor(name, x, device)
+
+
+def as_array_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
+    """Convert an array or a list to a tensor, whose columns keep their order; see `as_tensor`."""
     if is_foreign_array(x):
         return torch.utils.dlpack.from_dlpack(x).to(device)  # shares memory: numpy cannot read arrays on a GPU
     if starts_with_tensor(x):
@@ -169,36 +162,87 @@ def is_foreign_array(x: Any) -> bool:
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether data is a DataFrame of pandas or polars, or a table of pyarrow."""
-    return hasattr(data, "columns") and (hasattr(data, "dtypes") or hasattr(data, "column_names"))
+    """Return whether data is a DataFrame of pandas or polars, a table of pyarrow, or a dict of columns."""
+    is_table = hasattr(data, "columns") and (hasattr(data, "dtypes") or hasattr(data, "column_names"))
+    return is_table or isinstance(data, dict)
 
 
-def column_names(preds: Any) -> tuple[str, ...]:
-    """Return the column names of a DataFrame with several columns if all names are text, else `()`.
+def column_names(data: Any) -> tuple[str, ...]:
+    """Return the names of several columns of a frame, or of rows that are dicts, if all are text or numbers."""
+    if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
+        names = tuple(data[0])
+    else:
+        names = tuple(getattr(data, "column_names", getattr(data, "columns", data))) if is_frame(data) else ()
+    are_names = len(names) > 1 and all(isinstance(name, str | int | float | np.generic) for name in names)
+    found = tuple(map(str, names)) if are_names else ()
+    return found if len(set(found)) == len(found) else ()
 
-    A common prefix is removed: the columns `prob_cat` and `prob_dog` have the names `cat` and `dog`.
+
+_CELLS = ("object", "str", "large_str", "struct")
+"""Beginnings of the names of dtypes, in lower case, of columns whose cells may have several values."""
+
+
+def rows_in_cells(preds: Any) -> Any:
+    """Return a column of vectors, of objects of label -> probability, or of their texts, as a list of rows.
+
+    Other predictions are unchanged.
     """
-    columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
-    if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
-        return ()
-    names = tuple(map(str, columns))
-    for prefix in _PREFIXES:
-        rest = tuple(name.removeprefix(prefix) for name in names)
-        if all(name.startswith(prefix) for name in names) and all(x and not x.isdigit() for x in rest):
-            return rest
-    return names
+    kind = str(getattr(preds, "dtype", getattr(preds, "type", ""))).lower()
+    values = preds
+    if kind.startswith((*_CELLS, "<u")) and not isinstance(preds, Tensor):
+        convert = next(filter(None, (getattr(preds, name, None) for name in ("to_pylist", "to_list", "tolist"))))
+        values = convert()
+    first = values[0] if isinstance(values, list) and values else None
+    if isinstance(first, Mapping):
+        return values
+    if not isinstance(first, str) or vector_in(first) is None:
+        return preds
+    rows = list(map(vector_in, values))
+    if None in rows:
+        raise TypeError(f"`preds` must contain numbers in every cell, got {shown(values[rows.index(None)])}.")
+    return rows
 
 
-def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
-    """Return targets as a tensor, with class names replaced by their indices in `class_names`.
+def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] = ()) -> tuple[Tensor, tuple[str, ...]]:
+    """Return columns of classes as a tensor, in the order of the classes, and the names of the classes.
 
-    Without names, texts such as "no" and "yes" are outcomes; see `outcome_names`.
+    `labels` are targets, which may be text, and `wanted` given class names. Data without named columns have no names.
+    """
+    columns, are_in_order = column_names(data), True
+    if isinstance(data, list | tuple) and columns:
+        if any(row.keys() != data[0].keys() for row in data):
+            raise ValueError(f"`{name}` must have the same classes in every row, got others than {first_of(columns)}.")
+        are_in_order = all(tuple(map(str, row)) == columns for row in data)
+        data = [[*map(row.get, data[0])] for row in data]
+    elif isinstance(data, dict):
+        data = np.stack([np.asarray(column) for column in data.values()], -1)
+    values = as_array_tensor(name, data)
+    if not columns:
+        return values, ()
+    texts = None if labels is None or isinstance(labels, Tensor) or column_names(labels) else _objects(labels)
+    known = () if texts is None else {str(text).strip() for text in texts.flat if isinstance(text, str)}
+    found = class_columns(columns, known, wanted)
+    if len(set(found.classes)) < len(found.classes):
+        raise ValueError(f"`{name}` must have columns of different classes, got {first_of(columns)}. Rename one.")
+    if not are_in_order and texts is None:
+        check_order("`target`", found.classes)
+    order = [columns.index(column) for column in found.columns]
+    return (values if order == [*range(len(columns))] else values[:, order]), found.classes
+
+
+def label_tensor(values: Any, classes: Sequence[str], device: torch.device, ignore_index: int | None = None) -> Tensor:
+    """Return targets as a tensor, in which labels that name classes are replaced by the positions of these classes.
+
+    See `io.columns.positions`. Without classes, texts such as "no" and "yes" are outcomes; see `outcome_names`.
+    `ignore_index` marks ignored rows, before and after.
     """
     is_numeric = isinstance(values, Tensor) or (type(values) is np.ndarray and values.dtype in _SHARED)
     is_numeric = is_numeric or values is None or starts_with_tensor(values)
     labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
-        return as_tensor("target", values, device)
+        target = as_tensor("target", values, device)
+        named = shown_classes(classes) if target.dim() == 1 or target.shape[1:] == (1,) else ()
+        return _named_labels(target, classes, ignore_index) if named and not target.is_meta else target
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
     if row is not None:
         raise ValueError(
@@ -207,22 +251,29 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
             "Add the name, or remove the row."
         )
     unique, inverse = np.unique(labels.astype(str), return_inverse=True)
-    class_names = class_names or outcome_names(unique.tolist())
-    if not class_names:
+    classes = classes or outcome_names(unique.tolist())
+    if not classes:
         raise ValueError(
             f"`target` must contain numbers if classes have no names, got text: {first_of(unique.tolist())}. "
             "Pass class indices, for example pandas.Categorical(labels, categories=class_names).codes, or class_names "
             "to a report."
         )
-    index = {name: k for k, name in enumerate(class_names)}
-    unknown = [str(label) for label in unique if label not in index]
-    if unknown:
+    texts = Text(unique.tolist(), torch.from_numpy(inverse.reshape(labels.shape)))
+    return class_indices(texts, classes, "`target`", 0).to(device)
+
+
+def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | None) -> Tensor:
+    """Return the positions of the classes that whole labels name; other numbers are unchanged."""
+    if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
+        return target
+    found = class_positions(target, classes, "`target`", ignore_index)
+    is_moved = ignore_index is not None and found is not target and ignored(ignore_index, classes) != ignore_index
+    if is_moved and bool(torch.eq(target, int(ignore_index or 0)).any()):
         raise ValueError(
-            f"`target` must contain the class names {first_of(class_names)}, got {first_of(unknown)}. "
-            "Check the spelling, or pass class_names with all classes in the order of the class axis."
+            f"`ignore_index` must be no class and no position of a class if columns are numbered, got {ignore_index} "
+            f"for the classes {first_of(classes)}. Replace this label by -1, and pass ignore_index=-1."
         )
-    numbers = torch.tensor([index[str(label)] for label in unique])
-    return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
+    return found if found.isnan().any() or found is target else found.long()
 
 
 def names_of_outcomes(target: Any) -> tuple[str, ...]:
@@ -240,13 +291,3 @@ def _objects(values: Any) -> NDArray[Any] | None:
     except (TypeError, ValueError):  # `as_tensor` later raises TypeError with the cause
         return None
     return array.astype(object) if array.dtype.kind in "OUT" else None
-
-
-def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
-    """Return the axis of size 1 that only `longer` has, -1 or 1, as in `(N, 1)` and `(N,)`; None for other shapes."""
-    if len(longer) != len(shorter) + 1:
-        return None
-    for axis in (-1, 1):
-        if longer[axis:][:1] == (1,) and (*longer[:axis], *(longer[axis:][1:])) == tuple(shorter):
-            return axis
-    return None

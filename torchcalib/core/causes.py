@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.checks import MAX_LOGIT
+from torchcalib.io.text import decimals_of
 
 MAX_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
@@ -111,7 +112,8 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
             return f"They sum to 1 over axis {axis}. Pass class_axis={axis} for class-first input."
     if name == "target":
         return "Divide annotator counts by their sum, or pass them as integers."
-    decimals = _decimals(probs)
+    decimals = decimals_of(probs, _MAX_DECIMALS, torch.finfo(probs.dtype).eps)
+    decimals = None if decimals is None else max(1, decimals)
     rounding = 1e-3 if decimals is None else 0.5 * probs.shape[-1] * 10.0**-decimals
     farthest = float((total - 1).abs().max())
     if decimals is not None and farthest <= min(_MAX_ROUNDING, rounding):
@@ -126,13 +128,3 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
     if bool((total <= 1 + min(_MAX_ROUNDING, rounding)).all()):
         return "No row has a sum above 1. Check that every class has a prediction: one may be missing."
     return "Pass task='multilabel' if a sample can have several labels, with a target for each label."
-
-
-def _decimals(probs: Tensor) -> int | None:
-    """Return the number of decimals to which all values are rounded; None if it exceeds `_MAX_DECIMALS`."""
-    values = probs.double()
-    digits = torch.finfo(probs.dtype).eps
-    for decimals in range(1, _MAX_DECIMALS + 1):
-        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(digits).all()):
-            return decimals
-    return None

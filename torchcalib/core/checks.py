@@ -1,6 +1,5 @@
 """Rules for the values of predictions, targets and weights, and errors for rows that break a rule."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,20 +30,23 @@ class Problem(NamedTuple):
     explain: Callable[[Tensor], str]  # function from a mask of rows to the error message
 
 
-class Rule(ABC):
-    """Base class of rules that the values of a tensor must satisfy."""
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """Rule for the values of a tensor: pairs of a mask and a message, and faster ways to check them."""
+
+    problems: Callable[[], list[Problem]]  # possible violations, in the order in which they are reported
+    passes: Callable[[], Tensor | bool] | None = None  # whether no row breaks the rule, in fewer operations
+    mask: Callable[[], Tensor] | None = None  # mask of the rows that break the rule `(..., N)`, if it is known
 
     def is_satisfied(self) -> Tensor | bool:
         """Return True, or a bool scalar tensor that is True, if no row breaks the rule."""
-        return ~self.broken().any()
+        return ~self.broken().any() if self.passes is None else self.passes()
 
     def broken(self) -> Tensor:
         """Return a mask of the rows that break the rule `(..., N)`."""
+        if self.mask is not None:
+            return self.mask()
         return reduce(torch.logical_or, (problem.broken for problem in self.problems()))
-
-    @abstractmethod
-    def problems(self) -> list[Problem]:
-        """Return the possible violations of the rule, in the order in which they are reported."""
 
 
 def all_satisfied(rules: Sequence[Rule]) -> bool | None:
@@ -110,27 +112,14 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
     return Problem(values.isnan(), lambda rows: f"`{name}` must not contain NaN, got {_found(rows, values)}. {fix}")
 
 
-@dataclass(frozen=True, eq=False)
-class WeightRule(Rule):
-    """Rule: weights are 0 or from 1e-150 to 1e150. With `whole`, they are whole numbers up to 2^53.
+def weight_rule(weights: Tensor, whole: bool = False) -> Rule:
+    """Return the rule that weights are 0 or from 1e-150 to 1e150, or with `whole`, whole numbers up to 2^53.
 
     The squares of other weights would overflow or underflow in float64.
     """
 
-    weights: Tensor
-    whole: bool = False
-
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if all weights are valid."""
-        if self.whole:
-            return super().is_satisfied()
-        weights = self.weights  # fewer comparisons than in `problems`
-        return _within(weights, 0, 1e150) & ((weights > 0) == (weights >= 1e-150)).all()
-
-    def problems(self) -> list[Problem]:
-        """Return the possible violation: weights out of range."""
-        weights = self.weights
-        if self.whole:  # float64 represents every whole number up to 2^53
+    def problems() -> list[Problem]:
+        if whole:  # float64 represents every whole number up to 2^53
             valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
             rule = "whole numbers for methods that sort samples (weight k means k copies)"
             fix = "Use a method with equal-width bins. Integers would count as copies in tests."
@@ -139,21 +128,19 @@ class WeightRule(Rule):
             rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to ignore a row."
         return [Problem(~valid, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
 
+    def passes() -> Tensor | bool:  # fewer comparisons than in `problems`
+        return _within(weights, 0, 1e150) & ((weights > 0) == (weights >= 1e-150)).all()
 
-@dataclass(frozen=True, eq=False)
-class AnnotatorRule(Rule):
-    """Rule: annotator counts are not negative, and each row has at least `at_least` annotators."""
+    return Rule(problems, None if whole else passes)
 
-    n_annotators: Tensor  # number of annotators in each row, or a negative count; see `proportions_of_counts`
-    at_least: int  # minimum number of annotators
 
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if all rows have valid counts and enough annotators."""
-        return _within(self.n_annotators, self.at_least, 2**53)
+def annotator_rule(n_annotators: Tensor, at_least: int) -> Rule:
+    """Return the rule that annotator counts are not negative, and each row has at least `at_least` annotators.
 
-    def problems(self) -> list[Problem]:
-        """Return the possible violations: counts out of range, and too few annotators in a row."""
-        n_annotators, at_least = self.n_annotators, self.at_least
+    `n_annotators` is the number in each row, or a negative count; see `proportions_of_counts`.
+    """
+
+    def problems() -> list[Problem]:
         annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_annotators.long()
         return [
             Problem(
@@ -172,6 +159,8 @@ class AnnotatorRule(Rule):
             ),
         ]
 
+    return Rule(problems, lambda: _within(n_annotators, at_least, 2**53))
+
 
 LABELS_ONLY = (
     "`priors`, tests, CORP, selective prediction, isotonic bins and calibrators support labels only: repeat other "
@@ -180,30 +169,20 @@ LABELS_ONLY = (
 """Advice for soft targets where labels are required."""
 
 
-@dataclass(frozen=True, eq=False)
-class LabelRule(Rule):
-    """Rule: labels are whole numbers in [0, num_classes - 1]. `absent` is a mask of ignored rows, with label 0."""
+def label_rule(target: Tensor, num_classes: int, absent: Tensor | None = None) -> Rule:
+    """Return the rule that labels are whole numbers in [0, num_classes - 1].
 
-    target: Tensor
-    num_classes: int
-    absent: Tensor | None = None
+    `absent` is a mask of ignored rows, with label 0.
+    """
 
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if all labels are in range."""
-        inside = _within(self.target, 0, self.num_classes - 1)
-        return inside & (self.target == self.target.round()).all() if self.target.is_floating_point() else inside
+    def explain(rows: Tensor) -> str:
+        from torchcalib.core.causes import cause_of_labels
 
-    def problems(self) -> list[Problem]:
-        """Return the possible violations: NaN and fractions, if the dtype is floating, and labels out of range."""
-        target = self.target
+        rule = f"`target` must be a class index in [0, {num_classes - 1}], got {_found(rows, target)}."
+        return f"{rule} {cause_of_labels(target, rows, num_classes, absent)}"
 
-        def explain(rows: Tensor) -> str:
-            from torchcalib.core.causes import cause_of_labels
-
-            rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
-            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes, self.absent)}"
-
-        outside = Problem((target < 0) | (target >= self.num_classes), explain)
+    def problems() -> list[Problem]:
+        outside = Problem((target < 0) | (target >= num_classes), explain)
         if not target.is_floating_point():
             return [outside]
         fractional = Problem(
@@ -212,46 +191,35 @@ class LabelRule(Rule):
         )
         return [_nan_problem("target", target), outside, fractional]
 
+    def passes() -> Tensor | bool:
+        inside = _within(target, 0, num_classes - 1)
+        return inside & (target == target.round()).all() if target.is_floating_point() else inside
 
-@dataclass(frozen=True, eq=False)
-class GroupRule(Rule):
-    """Rule: group indices are in [0, num_groups - 1]. Rows without a group have weight 0 and are not checked."""
+    return Rule(problems, passes)
 
-    groups: Tensor
-    num_groups: int
 
-    def problems(self) -> list[Problem]:
-        """Return the possible violation: group indices out of range."""
-        outside = (self.groups < 0) | (self.groups >= self.num_groups)
-        return [
+def group_rule(groups: Tensor, num_groups: int) -> Rule:
+    """Return the rule that group indices are in [0, num_groups - 1]. Rows without a group have weight 0."""
+    return Rule(
+        lambda: [
             Problem(
-                outside,
+                (groups < 0) | (groups >= num_groups),
                 lambda rows: (
-                    f"`groups` must be in [0, {self.num_groups - 1}], or -1 for rows without a group, got "
-                    f"{_found(rows, self.groups)}. Number the groups from 0, and pass `num_groups`."
+                    f"`groups` must be in [0, {num_groups - 1}], or -1 for rows without a group, got "
+                    f"{_found(rows, groups)}. Number the groups from 0, and pass `num_groups`."
                 ),
             )
         ]
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class LogitRule(Rule):
-    """Rule: logits are not NaN, and each multi-class row has a logit above -inf. A logit of +inf is valid."""
+def logit_rule(logits: Tensor, per_class: bool) -> Rule:
+    """Return the rule that logits are not NaN, and each multi-class row has one above -inf. +inf is valid."""
 
-    logits: Tensor
-    per_class: bool
-
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if all logits are valid."""
-        if not self.per_class:
-            return _within(self.logits, -torch.inf, torch.inf)
-        return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
-
-    def problems(self) -> list[Problem]:
-        """Return the possible violations: NaN, and multi-class rows in which all logits are -inf."""
-        if not self.per_class:
-            return [_nan_problem("preds", self.logits)]
-        top = self.logits.amax(-1)  # NaN if any logit in the row is NaN
+    def problems() -> list[Problem]:
+        if not per_class:
+            return [_nan_problem("preds", logits)]
+        top = logits.amax(-1)  # NaN if any logit in the row is NaN
         return [
             _nan_problem("preds", top),
             Problem(
@@ -263,18 +231,23 @@ class LogitRule(Rule):
             ),
         ]
 
+    def passes() -> Tensor | bool:
+        if not per_class:
+            return _within(logits, -torch.inf, torch.inf)
+        return _within(logits.detach().amax(-1), torch.finfo(logits.dtype).min, torch.inf)
 
-@dataclass(frozen=True, eq=False)
-class HiddenRule(Rule):
-    """Rule: hidden states give logits without NaN, and one above -inf in each row. Otherwise statistics are NaN."""
+    return Rule(problems, passes)
 
-    confidence: Tensor  # largest probability, or another statistic, of each row
 
-    def problems(self) -> list[Problem]:
-        """Return the possible violation: rows without a valid logit."""
-        return [
+def hidden_rule(confidence: Tensor) -> Rule:
+    """Return the rule that hidden states give logits without NaN, and one above -inf in each row.
+
+    Otherwise `confidence`, the largest probability or another statistic of each row, is NaN.
+    """
+    return Rule(
+        lambda: [
             Problem(
-                self.confidence.isnan(),
+                confidence.isnan(),
                 lambda rows: (
                     f"`hidden` must give logits without NaN, and above -inf for some class, got "
                     f"{int(rows.sum())} of {rows.numel()} rows that do not. Pass nan_policy='drop' to leave these rows "
@@ -282,98 +255,70 @@ class HiddenRule(Rule):
                 ),
             )
         ]
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class ProbabilityRule(Rule):
-    """Rule: probabilities or soft targets are in [0, 1], and each multi-class row sums to 1."""
+def probability_rule(name: str, probs: Tensor, per_class: bool, tolerance: float) -> Rule:
+    """Return the rule that probabilities or soft targets are in [0, 1], and each multi-class row sums to 1."""
 
-    name: str
-    probs: Tensor
-    per_class: bool
-    tolerance: float
+    def sums() -> Tensor:  # in at least float32
+        return probs.detach().sum(-1, dtype=torch.promote_types(probs.dtype, torch.float32))
 
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if all values and all sums of rows are valid."""
-        inside = _within(self.probs, 0, 1)
-        if not self.per_class:
-            return inside
-        return inside & _within(self._total() - 1, -self.tolerance, self.tolerance)
-
-    def problems(self) -> list[Problem]:
-        """Return the possible violations: NaN, values outside [0, 1], and rows that do not sum to 1."""
+    def problems() -> list[Problem]:
         from torchcalib.core.causes import cause_of_sums, cause_of_values
 
-        name, probs = self.name, self.probs
-        low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
+        low, high = (probs.amin(-1), probs.amax(-1)) if per_class else (probs, probs)
         outside = Problem(
             ~((low >= 0) & (high <= 1)),
             lambda rows: (
                 f"`{name}` must be probabilities in [0, 1], got {_found(rows, torch.where(low < 0, low, high))}. "
-                f"{cause_of_values(name, probs, rows, self.per_class)}"
+                f"{cause_of_values(name, probs, rows, per_class)}"
             ),
         )
-        if not self.per_class:
+        if not per_class:
             return [_nan_problem(name, low), outside]
-        total = self._total()
+        total = sums()
         wrong_sum = Problem(
-            ~((total - 1).abs() <= self.tolerance),
+            ~((total - 1).abs() <= tolerance),
             lambda rows: (
-                f"`{name}` must sum to 1 over the class axis (within {self.tolerance:g}), got {_found(rows, total)}. "
+                f"`{name}` must sum to 1 over the class axis (within {tolerance:g}), got {_found(rows, total)}. "
                 f"{cause_of_sums(name, probs)}"
             ),
         )
         return [_nan_problem(name, low), outside, wrong_sum]
 
-    def _total(self) -> Tensor:
-        """Return the sum of each row `(..., N)`, in at least float32."""
-        return self.probs.detach().sum(-1, dtype=torch.promote_types(self.probs.dtype, torch.float32))
+    def passes() -> Tensor | bool:
+        inside = _within(probs, 0, 1)
+        return inside & _within(sums() - 1, -tolerance, tolerance) if per_class else inside
+
+    return Rule(problems, passes)
 
 
-@dataclass(frozen=True, eq=False)
-class RowRule(Rule):
-    """Rule: multi-class predictions and labels are valid. Otherwise the log-probability of the label is NaN.
+def row_rule(log_prob: Tensor, of_preds: Rule, of_labels: Rule) -> Rule:
+    """Return the rule that multi-class predictions and labels are valid: else the label has log-probability NaN.
 
-    `preds_rule` and `label_rule` only provide the error message. The last violation of `preds_rule` is reported for
-    all remaining rows, because rounding errors may affect the comparison of a row sum with the tolerance.
+    `of_preds` and `of_labels` only provide the error message. The last violation of `of_preds` is reported for all
+    remaining rows, because rounding errors may affect the comparison of a row sum with the tolerance.
     """
 
-    log_prob: Tensor
-    preds_rule: Rule
-    label_rule: LabelRule
+    def problems() -> list[Problem]:
+        *others, last = of_preds.problems()
+        return [*others, *of_labels.problems(), last._replace(broken=log_prob.isnan())]
 
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if no log-probability is NaN."""
-        return self.log_prob.detach().sum() <= 0  # False if the sum is NaN
-
-    def broken(self) -> Tensor:
-        """Return a mask of the rows whose log-probability is NaN `(..., N)`."""
-        return self.log_prob.isnan()
-
-    def problems(self) -> list[Problem]:
-        """Return the possible violations by predictions and labels, which together contain all broken rows."""
-        *others, last = self.preds_rule.problems()
-        return [*others, *self.label_rule.problems(), last._replace(broken=self.log_prob.isnan())]
+    # The sum is NaN, and the comparison False, if a log-probability is NaN.
+    return Rule(problems, lambda: log_prob.detach().sum() <= 0, log_prob.isnan)
 
 
-@dataclass(frozen=True, eq=False)
-class PassRule(Rule):
-    """Rules that the pass over the values for the sums of a metric also checks.
+def pass_rule(rules: Sequence[Rule], passes: Callable[[], bool]) -> Rule:
+    """Return one rule for rules that the pass over the values for the sums of a metric also checks.
 
     `passes` computes and caches the sums, and returns whether all values are valid. If it returns False, the rules are
     checked separately, which determines the error message.
     """
-
-    rules: Sequence[Rule]
-    passes: Callable[[], bool]
-
-    def is_satisfied(self) -> Tensor | bool:
-        """Return True, or a bool scalar tensor that is True, if no row breaks any of the rules."""
-        return self.passes() or reduce(and_, map(methodcaller("is_satisfied"), self.rules))
-
-    def problems(self) -> list[Problem]:
-        """Return the possible violations of all rules."""
-        return [problem for rule in self.rules for problem in rule.problems()]
+    return Rule(
+        lambda: [problem for rule in rules for problem in rule.problems()],
+        lambda: passes() or reduce(and_, map(methodcaller("is_satisfied"), rules)),
+    )
 
 
 def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
@@ -400,7 +345,7 @@ def proportions_of_counts(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Convert annotator counts to float64 proportions along `axis`, and return the number of annotators.
 
     A row without annotators has proportions 0. In a row with a negative count, the number of annotators is replaced by
-    the smallest count, which `AnnotatorRule` rejects.
+    the smallest count, which `annotator_rule` rejects.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)
@@ -419,7 +364,7 @@ def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
     if weights.shape != shape:
         raise ValueError(f"`weights` must have one value per sample, shape {tuple(shape)}, got {tuple(weights.shape)}.")
     weights = weights.to(wide_dtype(weights.device))
-    enforced, _ = enforce([WeightRule(weights)], weights, None, False)
+    enforced, _ = enforce([weight_rule(weights)], weights, None, False)
     return weights if enforced is None else enforced
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arrays import as_tensor, starts_with_tensor
-from torchcalib.core.checks import GroupRule, check_indices, enforce
+from torchcalib.core.checks import check_indices, enforce, group_rule
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
@@ -78,7 +78,7 @@ def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -
 def check_group_range(groups: Tensor, num_groups: int) -> None:
     """Raise ValueError unless all indices are in [0, num_groups), or -1 for rows without a group."""
     groups = groups.long()
-    enforce([GroupRule(groups, num_groups)], None, groups == NO_GROUP, False)
+    enforce([group_rule(groups, num_groups)], None, groups == NO_GROUP, False)
 
 
 def in_groups(
@@ -98,7 +98,7 @@ def in_groups(
     wide = wide_dtype(groups.device)
     ones = torch.ones((), dtype=wide, device=groups.device)
     weights = torch.where(groups == NO_GROUP, 0.0, ones if p.weights is None else p.weights)
-    rules = [GroupRule(groups, num_groups)] if validate_args else []
+    rules = [group_rule(groups, num_groups)] if validate_args else []
     absent = in_all_replicates(weights == 0, len(p.samples))
     checked_weights, broken = enforce(rules, weights, absent, drop_invalid)
     n_invalid = p.n_invalid

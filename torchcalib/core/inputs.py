@@ -23,28 +23,30 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.arrays import are_plain, as_tensors, check_has_values, single_axis
+from torchcalib.core.arrays import are_plain, check_has_values
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
-    AnnotatorRule,
-    HiddenRule,
-    LabelRule,
-    LogitRule,
-    PassRule,
-    ProbabilityRule,
-    RowRule,
     Rule,
-    WeightRule,
     all_satisfied,
+    annotator_rule,
     enforce,
+    hidden_rule,
+    label_rule,
+    logit_rule,
     missing_rows,
+    pass_rule,
+    probability_rule,
     proportions_of_counts,
+    row_rule,
+    weight_rule,
 )
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
+from torchcalib.core.tasks import as_tensors, without_single_axes
 from torchcalib.io.errors import shown
+from torchcalib.io.names import single_axis
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.softmax_stats import Detail
@@ -127,7 +129,7 @@ class InputFormat:
         and multi-label input in the pass that computes its sums. `detail` are the statistics of rows that it needs.
         """
         if not are_plain((preds, target) if weights is None else (preds, target, weights)):
-            preds, target, weights = as_tensors(preds, target, weights)
+            preds, target, weights = as_tensors(preds, target, weights, **self.conversion)
         if preds.is_meta and wait and not drop_invalid:
             check_has_values("preds", preds)
         is_linear = isinstance(preds, LinearLogits)
@@ -163,7 +165,7 @@ class InputFormat:
         rules: list[Rule] = []
         if weights is not None:
             weights = weights.to(wide_dtype(preds.device))
-            rules.append(WeightRule(weights, self.whole_weights))
+            rules.append(weight_rule(weights, self.whole_weights))
         if self.ignore_index is not None:
             one = torch.ones((), dtype=wide_dtype(preds.device), device=preds.device)
             own = one if weights is None else weights
@@ -307,6 +309,11 @@ class InputFormat:
         """Raise ValueError unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
             raise ValueError(f"`class_axis` must be an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
+
+    @property
+    def conversion(self) -> dict[str, Any]:
+        """Options of `core.tasks.data_of` for one batch."""
+        return {"task": self.task, "from_logits": self.from_logits, "ignore_index": self.ignore_index}
 
     @property
     def is_simple(self) -> bool:
@@ -532,22 +539,22 @@ class InputFormat:
     ) -> list[Rule]:
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
-            HiddenRule(p.rows.confidence)
+            hidden_rule(p.rows.confidence)
             if isinstance(p.input_preds, LinearLogits)
-            else LogitRule(p.input_preds, per_class)
+            else logit_rule(p.input_preds, per_class)
             if self.from_logits
-            else ProbabilityRule("preds", p.input_preds, per_class, p.sum_tolerance)
+            else probability_rule("preds", p.input_preds, per_class, p.sum_tolerance)
         )
         if p.has_labels or self.hard_targets:
-            label_rule = LabelRule(p.input_target, p.num_classes, p.zero_weight)
+            of_labels = label_rule(p.input_target, p.num_classes, p.zero_weight)
             if per_class and (self.needs_rows or not self.from_logits):
-                return [RowRule(p.rows.log_prob, preds_rule, label_rule)]
-            rules: list[Rule] = [preds_rule, label_rule]
+                return [row_rule(p.rows.log_prob, preds_rule, of_labels)]
+            rules: list[Rule] = [preds_rule, of_labels]
         elif p.n_annotators is not None:
-            return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
+            return [preds_rule, annotator_rule(p.n_annotators, max(1, self.min_annotators))]
         else:
-            rules = [preds_rule, ProbabilityRule("target", p.input_target, per_class, target_tolerance)]
-        return rules if checked_by is None or per_class else [PassRule(rules, partial(checked_by, p))]
+            rules = [preds_rule, probability_rule("target", p.input_target, per_class, target_tolerance)]
+        return rules if checked_by is None or per_class else [pass_rule(rules, partial(checked_by, p))]
 
 
 def _class_axes(preds: Tensor, target: Tensor) -> list[int]:
@@ -565,12 +572,7 @@ def _label_shapes(preds: Tensor, axis: int) -> tuple[torch.Size, torch.Size]:
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Give binary predictions, targets and weights the same shape. The last axis or axis 1 of one may be extra."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
-        axis = single_axis(preds.shape, target.shape)
-        if axis is None and target.shape[-1:] == (2,):  # annotator counts
-            axis = single_axis(preds.shape, target.shape[:-1])
-        extra = single_axis(target.shape, preds.shape)
-        preds = preds if axis is None else preds.squeeze(axis)
-        target = target if extra is None else target.squeeze(extra)
+        preds, target = without_single_axes(preds, target)
     n_axes = preds.dim()
     if weights is not None and weights.shape[-n_axes:] != preds.shape:  # weights may have a leading axis
         extra = single_axis(weights.shape[-n_axes - 1 :], preds.shape)

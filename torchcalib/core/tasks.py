@@ -1,4 +1,4 @@
-"""Conversion of array-likes and class names to tensors, and inference of the task."""
+"""From the data of a person to tensors and a task: lists, batches, frames, names of classes, and shapes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcalib.core.arguments import Task, is_int, task_by_position, task_of, with_own_names
+from torchcalib.core.arguments import Task, is_int, task_by_position, task_of, weights_from
 from torchcalib.core.arrays import (
+    are_plain,
     as_tensor,
-    as_tensors,
     check_has_values,
+    class_table,
     column_names,
     label_tensor,
     names_of_outcomes,
-    single_axis,
+    rows_in_cells,
 )
 from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
+from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.errors import shown, warn
-from torchcalib.io.names import task_of_shapes
+from torchcalib.io.columns import agree, shown_classes
+from torchcalib.io.errors import first_of, shown, warn
+from torchcalib.io.limits import MAX_NAME
+from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
 from torchcalib.ops.host_values import value_if_available
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FEW_NEGATIVE = 0.05
-"""Predictions with a larger fraction of negative values are treated as logits."""
 
 
 class Prepared(NamedTuple):
@@ -38,6 +40,7 @@ class Prepared(NamedTuple):
     target: Tensor
     task: Task
     class_names: tuple[str, ...]
+    from_logits: bool = False
 
 
 def prepare(
@@ -45,49 +48,134 @@ def prepare(
     target: Any,
     task: Task | None = None,
     *,
-    class_names: Sequence[str] | None = None,
+    class_names: Sequence[str | int] | None = None,
     positive_classes: Sequence[int] | None = None,
     from_logits: bool | None = None,
+    ignore_index: int | None = None,
 ) -> Prepared:
-    """Return predictions and targets as tensors, with the given or inferred task and the class names.
+    """Return the `data_of` all predictions and targets, their task, and whether they are logits.
 
-    Data are tensors or inputs of `numpy.asarray` and `from_lists`. Column names of a DataFrame, if text, name the
-    classes, and text targets are class names. `class_names` are in the order of the class axis. `positive_classes`
-    count as y=1 in multi-class predictions. Values that are not numbers raise TypeError, and unknown classes or
-    ambiguous shapes ValueError.
+    None infers the task from the shapes. For `from_logits` None, names of columns decide, and then all values: see
+    `are_logits_by_values`. `positive_classes` count as y=1 in multi-class predictions. Values that are not numbers
+    raise TypeError, and unknown classes or ambiguous shapes ValueError.
     """
-    preds = from_lists(preds, target, from_logits)
-    columns = column_names(preds)
-    names = columns if class_names is None else checked_names(class_names)
-    if names != columns and set(names) == set(columns):
-        raise ValueError(
-            f"`class_names` must have the order of the columns of `preds`, got {shown(names[0])} for the column "
-            f"{shown(columns[0])}. Leave class_names out, because the columns have names."
-        )
+    names = () if class_names is None else checked_names(class_names)
+    if from_logits is None:
+        meanings = {are_logits(name) for name in column_names(preds)}
+        from_logits = meanings.pop() if len(meanings) == 1 else None
+    preds, target, _, classes = data_of(
+        preds, target, task=task, from_logits=from_logits, class_names=names, ignore_index=ignore_index
+    )
+    if task is None:
+        task = infer_task(preds, target, {"positive_classes": positive_classes})
+    preds, target = without_single_axes(preds, target)
+    task = task_of(task)
+    if from_logits is None:
+        from_logits = infer_from_logits(preds, task)
+    return Prepared(preds, target, task, names or shown_classes(classes), from_logits)
+
+
+def data_of(
+    preds: Any,
+    target: Any,
+    weights: Any = None,
+    *,
+    task: Any = None,
+    from_logits: bool | None = False,
+    class_names: Sequence[str] = (),
+    ignore_index: int | None = None,
+    batch_dims: int = 0,
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
+    """Return predictions, targets and weights as tensors, on the device of the predictions, and the class names.
+
+    Batches in lists are concatenated, and rows stacked. Rows with different numbers of choices get the probability 0,
+    or the logit -inf, for missing choices. Whole numbers are percentages if the targets are outcomes, and if the
+    numbers are too large for ratings. Columns of a frame are classes, by the rules in `io.columns`.
+    """
+    if isinstance(preds, list | tuple):
+        if not batch_dims:
+            preds, target, weights = _joined(preds, target, weights, task)
+        if isinstance(preds, list | tuple) and (padded := _padded(preds, target, from_logits)) is not None:
+            preds = padded
+    preds = rows_in_cells(preds)
+    if type(preds) is not Tensor and not from_logits:
+        preds = _fractions(preds, target)
+    classes: tuple[str, ...] = ()
+    if column_names(preds):
+        preds, classes = class_table("preds", preds, target, class_names)
+    classes = tuple(class_names) or classes
     preds = as_tensor("preds", preds)
-    names = names or names_of_outcomes(target)
-    target = label_tensor(target, names, preds.device)
-    n_axes = preds.dim()
-    preds, target = _without_single_axes(preds, target)
-    if task is None and preds.dim() < n_axes:  # a class axis of size 1 was removed
-        task = "binary"
-    elif task is None:
-        task = "multiclass" if positive_classes is not None else infer_task(preds, target)
-    return Prepared(preds, target, task_of(task), names)
+    if column_names(target):
+        target = _columns_of_classes(target, classes)
+    classes = classes or names_of_outcomes(target)
+    target = label_tensor(target, classes, preds.device, ignore_index)
+    return preds, target, None if weights is None else as_tensor("weights", weights, preds.device), classes
 
 
-def from_lists(preds: Any, target: Any, from_logits: bool | None) -> Any:
-    """Return predictions without two properties that only lists and arrays have, and warn about a conversion.
+def as_tensors(
+    preds: Any, target: Any, weights: Any = None, sample_weight: Any = None, **how: Any
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the tensors of `data_of`. `sample_weight` is an alias of `weights`."""
+    weights = weights_from(weights, sample_weight)
+    if are_plain((preds, target) if weights is None else (preds, target, weights)):
+        return preds, target, weights
+    return data_of(preds, target, weights, **how)[:3]
 
-    Rows with different numbers of choices get the probability 0, or the logit -inf, for missing choices. Whole numbers
-    are percentages if the targets are outcomes, and if the numbers are too large for ratings. Other predictions are
-    returned unchanged. `from_logits` None infers it; see `infer_from_logits`.
+
+def _columns_of_classes(target: Any, classes: Sequence[str]) -> Tensor:
+    """Return targets with a column for each class, in the order of the predictions."""
+    values, own = class_table("target", target, wanted=classes)
+    if agree(own, classes):
+        return values
+    raise ValueError(
+        f"`target` must have the columns of `preds`, {first_of(classes)}, got {first_of(own)}. Rename the columns, or "
+        "pass arrays."
+    )
+
+
+def _joined(preds: Sequence[Any], target: Any, weights: Any, task: Any) -> tuple[Any, Any, Any]:
+    """Concatenate a list of batches: arrays whose first axis has the samples. Other lists are returned unchanged.
+
+    Targets are such a list too, or have one label for each sample of all batches.
     """
-    if isinstance(preds, Tensor):
-        return preds
-    if isinstance(preds, list | tuple) and (padded := _padded(preds, target, from_logits)) is not None:
-        return padded
-    return preds if from_logits else _fractions(preds, target)
+    sizes = _sizes(preds)
+    own = _sizes(target) if isinstance(target, list | tuple) else []
+    if not sizes or (own and [size[0] for size in own] != [size[0] for size in sizes]):
+        return preds, target, weights
+    if not own:
+        shape = tuple(getattr(target, "shape", ())) or ((len(target),) if isinstance(target, Sequence) else ())
+        if not shape or shape[0] != sum(size[0] for size in sizes) or shape[0] == len(sizes):
+            return preds, target, weights
+    elif all(len(size) == 1 for size in sizes) and task not in (None, "binary", "confidence"):
+        return preds, target, weights  # rows with several labels
+    elif len(sizes[0]) > 2 and all(size[1:] == labels for size, labels in zip(sizes, own, strict=True)):
+        raise ValueError(
+            f"`preds` must be one tensor, or a list of batches, got a list of shapes {sizes[0]} with targets {own[0]}: "
+            "the first axis may have samples or classes. Pass torch.stack(preds) or torch.cat(preds)."
+        )
+    joined = [_concatenated(name, x) for name, x in (("preds", preds), ("target", target if own else None))]
+    if (
+        weights is not None
+        and isinstance(weights, list | tuple)
+        and [s[0] for s in _sizes(weights)] == [s[0] for s in sizes]
+    ):
+        weights = _concatenated("weights", weights)
+    return joined[0], joined[1] if own else target, weights
+
+
+def _sizes(batches: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Return the shapes of tensors or arrays with at least one axis; [] if an element is another object."""
+    if not batches or not all(isinstance(x, np.ndarray | Tensor) and x.ndim for x in batches):
+        return []
+    return [tuple(x.shape) for x in batches]
+
+
+def _concatenated(name: str, batches: Sequence[Any] | None) -> Any:
+    if batches is None:
+        return None
+    if not any(isinstance(x, Tensor) for x in batches):
+        return np.concatenate(batches)
+    return torch.cat([as_tensor(name, x) for x in batches])
 
 
 def _padded(rows: Sequence[Any], target: Any, from_logits: bool | None) -> Tensor | None:
@@ -127,14 +215,10 @@ def _fractions(preds: Any, target: Any) -> Any:
     return values / 100
 
 
-def in_own_order(preds: Any, target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return predictions, targets and options without names of scikit-learn; see `with_own_names`."""
-    found = with_own_names({**options, "preds": preds, "target": target})
-    return found.pop("preds"), found.pop("target"), found
-
-
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
     """Return per-sample values, such as weights or groups, as a tensor; a column `(N, 1)` becomes `(N,)`."""
+    if isinstance(values, list | tuple) and sum(size[0] for size in _sizes(values)) == len(preds) != len(values):
+        values = _concatenated(name, values)
     column = as_tensor(name, values, preds.device)
     return column.squeeze(-1) if column.dim() > 1 and column.shape == (len(preds), 1) else column
 
@@ -147,12 +231,26 @@ def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
     return per_sample("clusters", identifiers(clusters, preds.device), preds)
 
 
-def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
-    """Return class names as a tuple. Raise an error unless they are distinct strings."""
+def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
+    """Return 1 for each predicted label that is the true label, else 0, int64 `(N,)`. Labels are text or numbers."""
+    predicted, true = (np.asarray(x.cpu() if isinstance(x, Tensor) else x).ravel() for x in (pred, target))
+    if predicted.shape != true.shape:
+        raise ValueError(
+            f"`pred` must have one predicted label for each target, got shapes {predicted.shape} and {true.shape}. "
+            "Pass the labels of the same rows."
+        )
+    if predicted.dtype.kind in "OUST" or true.dtype.kind in "OUST":
+        predicted, true = predicted.astype(str), true.astype(str)
+    found: np.ndarray[Any, Any] = (predicted == true).astype(np.int64)
+    return found
+
+
+def checked_names(class_names: Iterable[str | int]) -> tuple[str, ...]:
+    """Return class names as a tuple of text. Raise an error unless they are distinct texts or whole numbers."""
     names = class_names if isinstance(class_names, str) else tuple(class_names)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(names, str) or not all(isinstance(name, str) or is_int(name) for name in names):
         raise TypeError(f"`class_names` must be a list of strings, got {shown(names)}. Write str(name) for each.")
-    names = tuple(map(str, names))  # converts numpy.str_
+    names = tuple(map(str, names))  # also numpy.str_
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
@@ -175,55 +273,29 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
         )
 
 
-def infer_task(preds: Tensor, target: Tensor) -> Task:
-    """Return the task, inferred from the shapes of predictions and targets, and from the targets if shapes are equal.
+def infer_task(preds: Tensor, target: Tensor, options: Mapping[str, Any] | None = None) -> Task:
+    """Return the task that input options imply, or else the shapes; see `task_of_shapes`.
 
-    Equal shapes with one axis imply a binary task, and a class axis that labels do not have implies a multi-class task.
-    Equal shapes with two axes imply a multi-label task if there are at least three columns, and targets are 0 or 1 with
-    different numbers of 1s in the rows. Other equal shapes are ambiguous: the target may contain one-hot labels,
-    annotator counts, class probabilities, or binary labels. The ValueError then names the likely task.
+    Shapes are those of a batch element. Other shapes raise ValueError, which names the calls for ambiguous ones.
     """
-    shapes = f"shapes {tuple(preds.shape)} and {tuple(target.shape)}"
-    single = preds.dim() > 1 and 1 in (preds.shape[1], preds.shape[-1])
-    if preds.shape == target.shape and single:
-        return "binary"
-    if implied := task_of_shapes(preds.shape, target.shape):
-        return implied
-    if target.shape == (*preds.shape, 2) and not target.is_floating_point():
-        task = "binary" if preds.dim() == 1 else "multilabel"
-        raise ValueError(
-            f"`task` must be given if `target` may contain annotator counts for no and yes, got {shapes}. "
-            f"Pass task={task!r} if it contains counts."
-        )
-    if preds.dim() > 1 and preds.shape == target.shape:
-        if preds.dim() == 2 and preds.shape[1] > 2 and value_if_available(_are_label_sets(target)):
-            return "multilabel"
-        maps = ", or task='binary' if every entry is the probability of its own event" if preds.dim() > 2 else ""
-        raise ValueError(
-            f"`task` must be given if `target` has the shape of `preds`, got {tuple(preds.shape)} for both. "
-            f"{_one_hot_hint(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
-            f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
-        )
+    if options:
+        if options.get("positive_classes") is not None:
+            return "multiclass"
+        if options.get("num_classes") is not None or options.get("num_labels") is not None:
+            return task_of(None, options.get("num_classes"), options.get("num_labels"))
+    own, other = preds.shape, target.shape
+    if options and is_int(n_batch := options.get("batch_dims", 0)) and 0 < n_batch < min(len(own), len(other)):
+        own, other = own[n_batch:], other[n_batch:]
+    if task := task_of_shapes(own, other):
+        return task
+    shapes = f"{tuple(own)} for both" if own == other else f"shapes {tuple(own)} and {tuple(other)}"
+    if problem := ambiguity(own, other, not target.is_floating_point(), shapes):
+        raise ValueError(problem)
     check_not_swapped(preds, target)
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
         "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
     )
-
-
-def inferred_task(preds: Tensor, target: Tensor, options: Mapping[str, Any]) -> Task:
-    """Return the task that input options imply, or else the data, as by `infer_task` for each batch element."""
-    if options.get("positive_classes") is not None:
-        return "multiclass"
-    if options.get("num_classes") is not None or options.get("num_labels") is not None:
-        return task_of(None, options.get("num_classes"), options.get("num_labels"))
-    if preds.dim() == 1 and preds.shape == target.shape:
-        return "binary"
-    n_batch = options.get("batch_dims", 0)
-    if is_int(n_batch) and 0 < n_batch < min(preds.dim(), target.dim()) and preds.numel():
-        preds, target = preds.flatten(0, n_batch - 1)[0], target.flatten(0, n_batch - 1)[0]
-    squeezed, target = _without_single_axes(preds, target)
-    return "binary" if squeezed.dim() < preds.dim() else infer_task(preds, target)
 
 
 def infers_task(function: F) -> F:
@@ -234,54 +306,37 @@ def infers_task(function: F) -> F:
     def call(*data: Any, **options: Any) -> Any:
         given = dict(zip(names, data, strict=False)) | options
         if given.get("task") is None and given.keys() >= {"preds", "target"}:
-            preds = from_lists(given["preds"], given["target"], options.get("from_logits", False))
-            given["preds"], given["target"], _ = as_tensors(preds, given["target"])
-            given["task"] = inferred_task(given["preds"], given["target"], options)
-            return function(**given)
+            given = with_tensors(given)
+            return function(**{**given, "task": infer_task(given["preds"], given["target"], options)})
         return function(*data, **options)
 
     return cast(F, task_by_position(call))
 
 
-def infer_from_logits(preds: Tensor, task: Task) -> bool:
-    """Return whether predictions are logits, inferred from the fraction of negative values.
+def with_tensors(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function with tensors for predictions, targets and weights; see `data_of`."""
+    how = {name: given[name] for name in ("task", "from_logits", "ignore_index", "batch_dims") if given.get(name)}
+    weights = weights_from(given.get("weights"), given.get("sample_weight"))
+    preds, target, weights = as_tensors(given["preds"], given["target"], weights, **how)
+    found = {name: value for name, value in given.items() if name != "sample_weight"}
+    return {**found, "preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
 
-    Up to 5% negative values may be errors or ignored rows, and do not imply logits. Raise ValueError if all values of a
-    binary or multi-label task are negative (log-odds or log-probabilities), or there are none (meta device).
-    """
+
+def infer_from_logits(preds: Tensor, task: Task) -> bool:
+    """Return whether all predictions together are logits; see `are_logits_by_values`. The meta device has no values."""
     check_has_values("preds", preds)
+    if isinstance(preds, LinearLogits):
+        return True
     if preds.dtype not in SUM_TOLERANCE:
         return False  # the check of the dtype raises an error later
-    share = float((preds < 0).double().mean()) if preds.numel() else 0.0
-    if share == 1 and task != "multiclass" and preds.numel() > 1:
-        raise ValueError(
-            "`from_logits` must be given if all predictions are negative, which are log-odds or log-probabilities. "
-            "Pass from_logits=True for log-odds (the input of a sigmoid), or preds.exp() for log-probabilities."
-        )
-    return share > _FEW_NEGATIVE
+    return are_logits_by_values(int((preds < 0).sum()), preds.numel(), task)
 
 
-def _are_label_sets(target: Tensor) -> Tensor:
-    """Return a bool scalar: whether all targets are 0 or 1, and rows have different numbers of 1s.
-
-    Rows of one-hot labels, and those of counts with the same number of annotators, have equal sums.
-    """
-    sums = target.sum(-1)
-    return ((target == 0) | (target == 1)).all() & (sums != sums[:1]).any()
-
-
-def _one_hot_hint(target: Tensor) -> str:
-    """Return a sentence for an error message: whether the rows of a 0/1 target are one-hot. "" for other targets."""
-    if not bool(((target == 0) | (target == 1)).all()):
-        return ""
-    if bool((target.long().sum(-1) == 1).all()):
-        return "Every row of `target` contains a single 1, as in one-hot labels. "
-    return "Rows of `target` contain several 1s or none, as in multi-label targets. "
-
-
-def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`."""
+def without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`; see `single_axis`."""
     axis, extra = single_axis(preds.shape, target.shape), single_axis(target.shape, preds.shape)
+    if axis is None and target.shape[-1:] == (2,):  # annotator counts
+        axis = single_axis(preds.shape, target.shape[:-1])
     if axis is not None:
         return preds.squeeze(axis), target
     if extra is None and target.dim() > 1 and (*preds.shape[:-1], 1) == target.shape != preds.shape:

@@ -276,7 +276,15 @@ def expected_cost(
     outside = (decisions < 0) | (decisions >= matrix.num_decisions)
     if validate_args:
         absent = None if p.weights is None else in_all_replicates(p.weights == 0, decisions.dim())
-        checked, _ = enforce([_DecisionRule(decisions, outside, matrix)], p.weights, absent, False)
+        rule = (
+            f"`decisions` must be a column of `cost` in [0, {matrix.num_decisions - 1}], got "
+            "{found} ({n} of {total} rows)."
+        )
+
+        def explain(rows: Tensor) -> str:
+            return rule.format(found=int(decisions[rows][0]), n=int(rows.sum()), total=rows.numel())
+
+        checked, _ = enforce([Rule(lambda: [Problem(outside, explain)])], p.weights, absent, False)
         p = replace(p, weights=checked)
     score = Score(
         partial(_cost_of, decisions=decisions.masked_fill(outside, 0), cost=matrix),
@@ -285,26 +293,6 @@ def expected_cost(
     )
     estimator = scored(score, "multiclass", {}, normalize=normalize, priors=priors)
     return by_replicates(estimator.from_predictions, p, estimator.accumulator.n_events(p))
-
-
-@dataclass(frozen=True, eq=False)
-class _DecisionRule(Rule):
-    """Rule that decisions are valid column indices of the cost matrix."""
-
-    decisions: Tensor
-    outside: Tensor
-    cost: CostMatrix
-
-    def problems(self) -> list[Problem]:
-        return [
-            Problem(
-                self.outside,
-                lambda rows: (
-                    f"`decisions` must be a column of `cost` in [0, {self.cost.num_decisions - 1}], got "
-                    f"{int(self.decisions[rows][0])} ({int(rows.sum())} of {rows.numel()} rows)."
-                ),
-            )
-        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,16 +26,17 @@ from torchcalib.core.arguments import (
     task_read_as,
     unknown_argument,
     with_input_options,
+    with_own_names,
     with_task,
 )
-from torchcalib.core.arrays import are_plain, as_tensors
+from torchcalib.core.arrays import are_plain
 from torchcalib.core.batch_summary import detail_of, summary_of, takes_summary
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.sums import SumsAccumulator
-from torchcalib.core.tasks import from_lists, in_own_order, inferred_task
+from torchcalib.core.tasks import as_tensors, infer_task, with_tensors
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
@@ -349,13 +350,15 @@ def _function_of(
         if task:
             options = with_task(options, *task)
         if target is None or "sample_weight" in options:
-            preds, target, options = in_own_order(preds, target, options)
-        if type(preds) is not Tensor and not is_compiling():
-            preds = from_lists(preds, target, options.get("from_logits", False))
+            options = with_own_names({**options, "preds": preds, "target": target})
+            preds, target = options.pop("preds"), options.pop("target")
+        if not (type(preds) is type(target) is Tensor) and not is_compiling():
+            options = with_tensors({**options, "preds": preds, "target": target})
+            preds, target = options.pop("preds"), options.pop("target")
         if options.get("task") is None:
             if not are_plain((preds, target)):
                 preds, target, _ = as_tensors(preds, target)
-            options = {**options, "task": inferred_task(preds, target, options)}
+            options = {**options, "task": infer_task(preds, target, options)}
         estimator = factory(**options) if is_compiling() else _estimator(factory, options)
         value = estimator(preds, target, options.get("weights"))
         return value if result is None else result(*value.unbind(-1))

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, Reduction, Task, check_average, check_choice
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import read_priors
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
+from torchcalib.core.tasks import as_tensors
 from torchcalib.functional.estimator import Estimator, of_arrays
 from torchcalib.io.errors import shown
 from torchcalib.ops.binary_scores import Kind
@@ -74,7 +74,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         if self.normalize or self.priors is not None:
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
             raise ValueError(f"`{name}` must be None with reduction='none', got {shown(given)}. Use reduction='mean'.")
-        preds, target, weights = as_tensors(preds, target, weights)
+        preds, target, weights = as_tensors(preds, target, weights, **self.input_format.conversion)
         how = self.input_format.resolved(preds, target, self.input_format.batch_dims)
         how.check_axis(preds)
         samples = how.samples_of(preds)

@@ -9,7 +9,6 @@ from torchcalib.results.report import Report
 
 try:
     import dask
-    import dask.bag
 except ImportError as error:
     raise ImportError(
         "`torchcalib.integrations.dask` needs dask, which is not installed. Install it: pip install 'torchcalib[dask]'."
@@ -43,13 +42,15 @@ def compare(collection: Any, systems: Mapping[str, str], **options: Unpack[Compa
 
 
 def _state(collection: Any, partitions: Partitions) -> bytes | None:
-    """Return the state of all partitions, merged in a tree in the order of the rows."""
+    """Return the state of all partitions, merged in a tree in the order of the rows.
 
-    @dask.delayed  # type: ignore[untyped-decorator]
-    def state_of(number: int, rows: Any) -> list[bytes | None]:
-        return [partitions.state(number, [rows])]
-
-    states = [state_of(number, rows) for number, rows in enumerate(collection.to_delayed())]
-    rows = dask.bag.from_delayed(states)
-    merged: bytes | None = rows.reduction(partitions.merged, partitions.merged, split_every=SPLIT_EVERY).compute()
-    return merged
+    Delayed calls run in threads if no other scheduler is active. Those of a bag would start processes, which import the
+    main module of a script again.
+    """
+    state_of = dask.delayed(partitions.state)
+    merged = dask.delayed(partitions.merged)
+    states = [state_of(number, [rows]) for number, rows in enumerate(collection.to_delayed(optimize_graph=False))]
+    while len(states) > 1:
+        states = [merged(states[k : k + SPLIT_EVERY]) for k in range(0, len(states), SPLIT_EVERY)]
+    found: bytes | None = states[0].compute() if states else None
+    return found

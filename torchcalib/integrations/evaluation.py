@@ -163,7 +163,13 @@ def evaluate(
             with nullcontext() if autocast is False else torch.autocast(kind, dtype):
                 found, named = _predict_batch(model, inputs, predict, declared)
             p = prepare(
-                found.preds, found.target, known_task, class_names=class_names, positive_classes=positive_classes
+                found.preds,
+                found.target,
+                known_task,
+                class_names=class_names,
+                positive_classes=positive_classes,
+                from_logits=False,  # names of outputs, or the option, decide for all batches
+                ignore_index=ignore_index,
             )
             if builder is None:
                 declared = named if declared is None else declared

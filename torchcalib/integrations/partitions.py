@@ -38,9 +38,9 @@ SPLIT_EVERY = 16
 SCHEMA = pa.schema([("partition", pa.int64()), ("state", pa.binary())])
 """Schema of the row that an engine stores for a partition: its number, by which rows are sorted, and its state."""
 
-_OPENING = ("target", "weights", "clusters", "from_logits", "task", "class_names", "nan_policy")
+_OPENING = ("target", "weights", "clusters", "from_logits", "task", "class_names", "nan_policy", "ignore_index")
 """Options that find the columns, with the names of the arguments of `open_predictions`."""
-_OPENING_OF_REPORTS = (*_OPENING, "preds", "groups")
+_OPENING_OF_REPORTS = (*_OPENING, "preds", "groups", "pred")
 
 
 class TableOptions(TypedDict, total=False):
@@ -63,7 +63,7 @@ class TableOptions(TypedDict, total=False):
     clusters: str | None
     from_logits: bool | None
     task: Task | None
-    class_names: Sequence[str] | None
+    class_names: Sequence[str | int] | None
     n_bins: int
     right: bool
     ignore_index: int | None
@@ -77,11 +77,13 @@ class ReportTableOptions(TableOptions, total=False):
     - `preds`: name of the predictions: a column of numbers or lists, the stem of numbered columns, a list `"a,b,c"`, a
       pattern `"prob_*"`, or a range `"0..3"`; None (default) searches for a common name, such as "probs".
     - `groups`: name of the column of groups; None (default) for no groups.
+    - `pred`: name of the column of predicted labels, if predictions are their probabilities.
     - `safe_threshold`, `with_calibration`, `with_intervals`: see `torchcalib.report`.
     """
 
     preds: str | None
     groups: str | None
+    pred: str | None
     safe_threshold: float | None
     with_calibration: bool
     with_intervals: bool
@@ -131,7 +133,10 @@ class Partitions:
             check_count("n_rows", n_rows)
         names = _OPENING_OF_REPORTS if systems is None else _OPENING
         opening = {name: settings.pop(name) for name in names if name in settings}
-        settings["nan_policy"] = opening.get("nan_policy", "raise")
+        settings["nan_policy"], settings["ignore_index"] = (
+            opening.get("nan_policy", "raise"),
+            opening.get("ignore_index"),
+        )
         task: Any = opening.get("task") or "binary"  # the options are checked before any data is read
         if systems is None:
             ReportBuilder(task=task, **settings)
@@ -151,7 +156,16 @@ class Partitions:
             partition: identifier of the partition, which must be unique in the data set. A partition that an engine
                 computes twice must have the same identifier.
             tables: the rows, in one or more tables of pyarrow, pandas or polars, record batches, or lists of dicts.
+
+        Raises:
+            InputError: for missing columns and other values; the message names the partition.
         """
+        try:
+            return self._state(partition, tables)
+        except InputError as error:
+            raise InputError(f"Partition {partition}: {error}") from error
+
+    def _state(self, partition: int | str, tables: Iterable[Any]) -> bytes | None:
         builder: Any = None
         digest = _Digest()
         for table in _pieces(tables):
@@ -166,6 +180,7 @@ class Partitions:
                         "from_logits": {name: each.source.from_logits for name, each in files.items()},
                         "class_axis": -1,
                         "class_names": first.source.class_names or None,
+                        "ignore_index": first.ignore_index,
                     }
                     builder = ComparisonBuilder(tuple(files), **of_first)
                 else:
@@ -252,6 +267,11 @@ class Partitions:
             raise InputError(
                 "`class_names` must be given for text targets in several partitions, got None. Pass the names of all "
                 "classes in the order of the predictions."
+            )
+        if files.kind_from_values:
+            raise InputError(
+                f"`from_logits` must be given for `{files.source.preds}` in several partitions, got None and an "
+                "ambiguous name. Pass from_logits=True for logits, or from_logits=False for probabilities."
             )
         return files
 

@@ -47,7 +47,7 @@ class Copy:
         kind = str(format_of(path))
         kept = {name: values for name, values in self.arrays.items() if _can_store(kind, name == self.preds, values)}
         if kind in TABLES:
-            stored = self._in_columns(kept, with_lists=kind in ("jsonl", "parquet"))
+            stored = self._in_columns(kept, with_lists=kind in ("json", "jsonl", "parquet"))
         else:
             stored = {self.stem if name == self.preds and self.columns else name: each for name, each in kept.items()}
         content = _WRITERS[kind](stored)
@@ -150,9 +150,9 @@ def _texts(values: Values) -> list[str]:
     return list(np.where(np.isnan(values), "", texts)) if values.dtype.kind == "f" else list(texts)
 
 
-def _json_lines(columns: Mapping[str, Values]) -> bytes:
+def _json(columns: Mapping[str, Values], form: str = "[{}]\n", between: str = ",\n") -> bytes:
     rows = zip(*(map(_without_nan, values.tolist()) for values in columns.values()), strict=True)
-    return "".join(f"{json.dumps(dict(zip(columns, row, strict=True)))}\n" for row in rows).encode()
+    return form.format(between.join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows)).encode()
 
 
 def _without_nan(value: Any) -> Any:
@@ -210,7 +210,8 @@ def _safetensors(arrays: Mapping[str, Values]) -> bytes:
 _WRITERS: dict[str, Callable[[Mapping[str, Values]], bytes]] = {
     "csv": _delimited,
     "tsv": lambda columns: _delimited(columns, "\t"),
-    "jsonl": _json_lines,
+    "json": _json,
+    "jsonl": lambda columns: _json(columns, "{}\n", "\n"),
     "parquet": _parquet,
     "npz": _npz,
     "npy": _npy,

@@ -1,17 +1,27 @@
 """What names and shapes of arrays imply: roles, logits or probabilities, and the task. Does not import torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Task = Literal["binary", "multiclass", "multilabel", "confidence"]
 """`"confidence"` is a binary task: predictions are confidences, and targets are 1 for correct predictions, else 0."""
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "multilabel")
 
-LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
+_ANSWER = "answer option letter choice label"
+
+
+def _compounds(first: str, second: str) -> list[str]:
+    return [f"{word}_{part}" for word in first.split() for part in second.split()]
+
+
+LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities", "logp")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
 """Names of logits. They include log-probabilities, because their softmax returns the probabilities."""
-CONFIDENCES = ("confidence", "confidences", "conf")
+CONFIDENCES = (
+    *("confidence", "confidences", "stated_confidence", "verbalized_confidence", "reported_confidence"),
+    *("confidence_level", "model_confidence", "predicted_confidence", "conf", "certainty"),
+)
 """Names of the confidence in the predicted class or answer."""
 PROBS = (
     *("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "y_probs", "y_proba", "proba", "probas"),
@@ -22,13 +32,32 @@ NEUTRAL = (
     *("y_pred", "y_score", "y_scores", "y_hat", "predicted"),
 )
 """Names of predictions that are either logits or probabilities."""
-CORRECT = ("correct", "is_correct", "correctness", "was_correct")
+CORRECT = ("correct", "is_correct", "correctness", "was_correct", "is_right", "answer_correct")
 """Names of targets that are 1 if the predicted class or answer is correct, else 0."""
-TARGETS = (
-    *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
-    *("true_label", "true_labels", "truth", "actual"),
-    *CORRECT,
+TARGET_TIERS = (
+    (
+        *_compounds("correct gold true right expected target", f"{_ANSWER} index idx class"),
+        *("y_true", "true_labels", "answer_key", "gold", "ground_truth", "groundtruth", "gt", "reference_answer"),
+        *("expected_output", "truth", "actual", "actual_label"),
+    ),
+    ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference", "winner"),
+    ("answer_index", "answer_idx", "answer", "class", "outcome", "resolution"),
 )
+"""Names of targets, from specific to general ones. Targets have the most specific name that occurs."""
+TARGETS = (*(name for tier in TARGET_TIERS for name in tier), *CORRECT)
+PREDICTED = (
+    *_compounds("pred predicted", f"{_ANSWER} index idx class"),
+    *_compounds("model llm chosen selected parsed extracted given", _ANSWER),
+    *("pred_labels", "predicted_labels", "y_pred", "pred", "preds", "prediction", "predictions", "predicted", "y_hat"),
+    *("argmax", "top_label", "top_class", "model_prediction", "final_answer"),
+)
+"""Names of the class or answer that a model predicts, if their values are text or whole numbers."""
+OF_PREDICTED = (
+    *("pred_prob", "pred_probability", "predicted_prob", "predicted_probability", "prob_pred", "prob_predicted"),
+    *("pred_score", "pred_conf", "pred_confidence", "prediction_confidence", "confidence_score", "max_prob"),
+    *("prob_max", "max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
+)
+"""Names of the probability of the predicted class, beside those in `PROBS`."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 OUTCOMES = (
     *(("incorrect", "correct"), ("wrong", "right"), ("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t")),
@@ -39,43 +68,30 @@ INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
 SYNONYMS = {
-    "bins": "n_bins",
-    "nbins": "n_bins",
-    "num_bins": "n_bins",
-    "label": "target",
-    "labels": "target",
-    "targets": "target",
-    "y_true": "target",
-    "probs": "preds",
-    "y_pred": "preds",
-    "y_prob": "preds",
-    "y_proba": "preds",
-    "y_score": "preds",
-    "logits": "from_logits",
-    "weight": "weights",
-    "sample_weight": "weights",
-    "sample_weights": "weights",
-    "cluster": "clusters",
-    "group": "groups",
-    "model": "groups",
-    "names": "class_names",
-    "n_classes": "num_classes",
-    "n_labels": "num_labels",
-    "pos_label": "positive_classes",
-    "ignore_idx": "ignore_index",
-    "n_bootstrap": "n_replicates",
-    "n_resamples": "n_replicates",
-    "random_state": "seed",
-    "o": "out",
-    "output": "out",
+    other: name
+    for name, others in {
+        "n_bins": "bins nbins num_bins",
+        "target": "label labels targets y_true",
+        "preds": "probs y_pred y_prob y_proba y_score",
+        "from_logits": "logits",
+        "weights": "weight sample_weight sample_weights",
+        "clusters": "cluster",
+        "groups": "group model",
+        "class_names": "names",
+        "num_classes": "n_classes",
+        "num_labels": "n_labels",
+        "positive_classes": "pos_label",
+        "ignore_index": "ignore_idx",
+        "n_replicates": "n_bootstrap n_resamples",
+        "seed": "random_state",
+        "out": "o output",
+    }.items()
+    for other in others.split()
 }
 """Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
-
-_STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
-_BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
 
 
 def numbered(name: str) -> tuple[str, int] | None:
@@ -85,12 +101,6 @@ def numbered(name: str) -> tuple[str, int] | None:
     if not 0 < len(digits) <= _MAX_DIGITS:
         return None
     return stem[:-1] if len(stem) > 1 and stem[-1] in "_." else stem, int(digits)
-
-
-def class_of(name: str) -> tuple[str, str] | None:
-    """Split a column name such as `prob_World` into the stem "prob" and the class "World"; None for other names."""
-    match = _BY_CLASS.fullmatch(name)
-    return (match[1].lower(), match[2]) if match else None
 
 
 def are_logits(key: str) -> bool | None:
@@ -126,11 +136,64 @@ def percent_in(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def task_of_shapes(preds: tuple[int, ...], target: tuple[int, ...]) -> Task | None:
+def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
+    """Return the axis of size 1 that only `longer` has, -1 or 1, as in `(N, 1)` and `(N,)`; None for other shapes."""
+    if len(longer) != len(shorter) + 1:
+        return None
+    for axis in (-1, 1):
+        if longer[axis:][:1] == (1,) and (*longer[:axis], *(longer[axis:][1:])) == tuple(shorter):
+            return axis
+    return None
+
+
+def task_of_shapes(preds: Sequence[int], target: Sequence[int]) -> Task | None:
     """Return the task that the shapes of predictions and targets imply; None for ambiguous and other shapes.
 
-    Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels, annotator counts or binary maps.
+    An axis of size 1 has no classes. Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels,
+    class probabilities or binary maps. The values of targets never decide.
     """
-    if len(target) == len(preds) - 1 and len(preds) > 1:
-        return "multiclass"
-    return "binary" if preds == target and len(preds) == 1 else None
+    preds, target = tuple(preds), tuple(target)
+    if single_axis(preds, target) is not None or single_axis(target, preds) is not None:
+        return "binary"
+    if preds == target and (len(preds) == 1 or (preds and 1 in (preds[1], preds[-1]))):
+        return "binary"
+    if preds != target and len(preds) > 1 and target in ((*preds[:-1], 1), (preds[0], 1, *preds[2:])):
+        return "multiclass"  # labels with a class axis of size 1
+    return "multiclass" if len(target) == len(preds) - 1 and len(preds) > 1 else None
+
+
+def ambiguity(preds: Sequence[int], target: Sequence[int], may_be_counts: bool, found: str) -> str:
+    """Return the error for shapes that several tasks have; empty for other shapes. `found` describes them."""
+    preds, target = tuple(preds), tuple(target)
+    if may_be_counts and target == (*preds, 2):
+        task = "binary" if len(preds) == 1 else "multilabel"
+        return (
+            f"`task` must be given if `target` may contain annotator counts for no and yes, got {found}. "
+            f"Pass task={task!r} if it contains counts."
+        )
+    if len(preds) < 2 or preds != target:
+        return ""
+    maps = ", or task='binary' if every entry is the probability of its own event" if len(preds) > 2 else ""
+    return (
+        f"`task` must be given if `target` has the shape of `preds`, got {found}. Pass task='multiclass' if every "
+        "sample has one class (one-hot labels, class probabilities or annotator counts), task='multilabel' if it can "
+        f"have several labels{maps}. Flatten both for unrelated samples."
+    )
+
+
+_FEW_NEGATIVE = 0.05
+"""Predictions with a larger fraction of negative values are logits."""
+
+
+def are_logits_by_values(n_negative: float, n: float, task: Task) -> bool:
+    """Return whether predictions are logits: if more than 5% of all values are negative.
+
+    Fewer may be errors or ignored rows. All negative values of a binary or multi-label task raise ValueError, because
+    they may be log-odds or log-probabilities.
+    """
+    if n_negative == n > 1 and task != "multiclass":
+        raise ValueError(
+            "`from_logits` must be given if all predictions are negative, which are log-odds or log-probabilities. "
+            "Pass from_logits=True for log-odds (the input of a sigmoid), or preds.exp() for log-probabilities."
+        )
+    return n_negative > _FEW_NEGATIVE * n

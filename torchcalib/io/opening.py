@@ -7,6 +7,7 @@ targets, and of predictions with an ambiguous name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib import import_module
@@ -14,9 +15,10 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchcalib.io.columns import ignored, numbers_of, positions
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import Task
+from torchcalib.io.names import TARGET_TIERS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk for metrics. Class-wise bins need about 40 bytes for each float32 prediction."""
+
+_MIN_ROWS = 20  # smallest number of rows in which answers of the model are recognised
 
 Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
@@ -42,6 +46,14 @@ class PredictionFiles:
     readers: tuple[Reader, ...]  # one reader per file with rows, in order; `.npy` files share a reader
     allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
     normalize: bool = False  # divide probabilities by their sum over classes
+    classes: tuple[
+        str, ...
+    ] = ()  # names of classes, of which labels are names or positions; see `io.columns.positions`
+    ignored_label: int | None = None  # label of ignored rows in the files
+    kind_from_values: bool = False  # whether all values decided that predictions are logits or probabilities
+    left_out: frozenset[str] = (
+        frozenset()
+    )  # texts in the targets, such as annulled resolutions, whose rows are left out
 
     @property
     def n_rows(self) -> int:
@@ -54,10 +66,16 @@ class PredictionFiles:
         return "confidence" if self.source.are_confidences else self.task
 
     @property
+    def ignore_index(self) -> int | None:
+        """Label of ignored rows in the targets of `chunks`."""
+        return ignored(self.ignored_label, self.classes) if self.task == "multiclass" else self.ignored_label
+
+    @property
     def has_names_of_labels(self) -> bool:
         """True if targets are text, and the prediction columns are not named after classes."""
         arrays = self.readers[0].arrays
-        return arrays[self.source.target].dtype in TEXT and not arrays[self.source.preds].classes
+        is_text = arrays[self.source.target].dtype in TEXT and self.source.pred is None
+        return is_text and not arrays[self.source.preds].classes
 
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[Rows]:
         """Yield the rows in chunks. Each chunk contains one or more rows from a single file.
@@ -91,9 +109,11 @@ def open_predictions(
     weights: str | None = None,
     groups: str | None = None,
     clusters: str | None = None,
+    pred: str | None = None,
     from_logits: bool | None = None,
     task: Task | None = None,
-    class_names: Sequence[str] | None = None,
+    class_names: Sequence[str | int] | None = None,
+    ignore_index: int | None = None,
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,
 ) -> PredictionFiles:
@@ -105,19 +125,26 @@ def open_predictions(
         frame: DataFrame of pandas, polars or pyarrow instead of files; `paths` is then ignored.
         preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
             A list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"` selects one column per class. None searches for
-            the common names in `torchcalib.io.names`.
-        target: name of the targets, or None to find a common name. Text targets are class names.
+            the common names in `torchcalib.io.names`, and for columns named like text targets. Columns are ordered and
+            named by the rules in `torchcalib.io.columns`.
+        target: name of the targets, or None to find a common name. Targets are names of class columns. Whole numbers
+            are positions if columns are not numbered.
         weights: name of the weights, or None to find a common name. Weights are optional.
         groups: name of the groups, which are whole numbers or text; None for no groups.
         clusters: name of the clusters of dependent rows, which are whole numbers or text; None for independent rows.
-        from_logits: whether predictions are logits. None infers it from their name, and raises for ambiguous names.
+        pred: name of the predicted labels, beside a probability of the prediction. The event is that the predicted
+            label is the target. None searches for a common name.
+        from_logits: whether predictions are logits. None infers it from their name. If the name is ambiguous, they are
+            logits if more than 5% of all values are negative.
             Otherwise one confidence per sample may be a percentage, such as 70 or "70%", if the whole column shows it.
             It is divided by 100 with a warning.
         task: task of the predictions. None infers it from the shapes, and raises for ambiguous shapes. Targets with the
             shape of multi-class predictions are ambiguous: multi-label targets, one-hot labels or annotator counts.
             With `"confidence"`, predictions are confidences, and targets are 1 for correct predictions.
         class_names: names of the classes or labels in the order of `preds`; for a binary task the negative class first.
-            None uses the column names, or else the sorted text targets if the predictions agree with this order.
+            None uses the column names, or else the sorted text targets if the predictions agree with this order. Names
+            of columns select these columns, in this order.
+        ignore_index: rows with this label are ignored.
         nan_policy: `"drop"` sets predictions to NaN in rows with a missing value; `"raise"` raises an error.
         normalize: divide rounded multi-class probabilities by their sum.
 
@@ -140,45 +167,108 @@ def open_predictions(
         >>> targets
         [[0, 1], [2, 0], [1]]
     """
-    given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
+    given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
+    names = None if class_names is None else tuple(str(name).strip() for name in class_names)
     readers = _readers_of(check_paths(paths)) if frame is None else [_reader_of_frame(frame)]
-    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
-    roles_of = {reader: find_roles(reader, given, task, from_logits) for reader in named}
+    named = [reader for reader in readers if reader.arrays or "json" not in reader.format]  # without rows, no keys
+    roles_of = {reader: find_roles(reader, given, task, from_logits, names or ()) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)
     found = [source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
     files = tuple(str(path) for reader in readers for path in reader.paths)
-    source = reduce(add, (source for source, _ in found))  # raises if names, dtypes or shapes differ
+    source = replace(reduce(add, (source for source, _, _ in found)), files=files)  # raises if names or dtypes differ
+    _, task_found, from_logits = found[0]
     if source.are_percentages:
         warn(f"`{source.preds}` in `{filled[0].label}` contains percentages, which are divided by 100.")
-    opened = PredictionFiles(replace(source, files=files), found[0][1], filled, nan_policy == "drop", normalize)
-    if normalize and (opened.task != "multiclass" or source.from_logits):
-        raise InputError(
-            f"`normalize` must be used with multi-class probabilities, got {opened.task} "
-            f"{'logits' if source.from_logits else 'probabilities'}. Omit it."
-        )
     preds_found, target_found = filled[0].arrays[source.preds], filled[0].arrays[source.target]
-    may_be_systems = preds_found.stem and preds_found.classes and target_found.dtype not in TEXT
-    if may_be_systems and source.from_logits and class_names is None:
+    may_be_systems = preds_found.stem and source.class_names and target_found.dtype not in TEXT
+    is_numbered = numbers_of(preds_found.classes) is not None
+    if may_be_systems and from_logits and names is None and not is_numbered and not target_found.columns:
         raise InputError(
             f"`{source.preds}` in `{filled[0].label}` must be logits of classes, got columns that may belong to "
             f"several systems. Pass class_names={list(preds_found.classes)} for classes, or choose one with "
             "preds='NAME'."
         )
-    names = tuple(class_names) if class_names is not None else source.class_names
-    if names:
-        names = _check_class_names(names, 2 if opened.task == "binary" else source.shape[-1], source.preds)
-        if names != source.class_names and set(names) == set(source.class_names):
-            raise InputError(
-                f"`class_names` must have the order of the columns, {quoted(source.class_names)}, got {quoted(names)}. "
-                "Omit it, because the columns have names."
-            )
-    elif target_found.dtype in TEXT:
-        from torchcalib.io.text import names_of_labels  # imports torch
+    opened = PredictionFiles(
+        source,
+        task_found,
+        filled,
+        nan_policy == "drop",
+        normalize,
+        preds_found.classes,
+        kind_from_values=from_logits is None,
+    )
+    opened = replace(
+        opened, source=replace(source, from_logits=_from_values(opened) if from_logits is None else from_logits)
+    )
+    if normalize and (opened.task != "multiclass" or opened.source.from_logits):
+        raise InputError(
+            f"`normalize` must be used with multi-class probabilities, got {opened.task} "
+            f"{'logits' if opened.source.from_logits else 'probabilities'}. Omit it."
+        )
+    if names is not None:
+        _check_class_names(names, 2 if opened.task == "binary" else source.shape[-1], source.preds)
+        opened = replace(opened, source=replace(opened.source, class_names=names), classes=names)
+    elif target_found.dtype in TEXT and source.pred is None and not source.class_names:
+        opened = _with_names_of_labels(opened)
+    opened = replace(opened, ignored_label=ignore_index)
+    if target is None and opened.task == "multiclass" and target_found.key in TARGET_TIERS[-1]:
+        _check_gold(opened)
+    return opened
 
-        names = names_of_labels(filled, source.preds, source.target, opened.task_of_report)
-    return replace(opened, source=replace(opened.source, class_names=names))
+
+def _check_gold(files: PredictionFiles) -> None:
+    """Raise if targets with a general name, such as `answer`, are the model's own answers in all of many rows."""
+    n = 0
+    for rows in files.chunks(PIECE_BYTES):
+        if rows.target.shape != rows.preds.shape[:-1] or bool((rows.preds.argmax(-1) != rows.target).any()):
+            return
+        n += len(rows)
+    if n >= _MIN_ROWS:
+        raise InputError(
+            f"`{files.source.target}` in `{files.readers[0].label}` must be the true class, got the class with the "
+            f"largest prediction in all {n} rows. Name the column of true classes: target='NAME'."
+        )
+
+
+def _from_values(files: PredictionFiles) -> bool:
+    """Return whether predictions with an ambiguous name are logits, by all values; see `are_logits_by_values`."""
+    n_negative = n = 0
+    for reader in files.readers:
+        for (values,) in reader.stream([files.source.preds], PIECE_BYTES, allow_missing=True):
+            n_negative, n = n_negative + int((values < 0).sum()), n + values.numel()
+    try:
+        return are_logits_by_values(n_negative, n, files.task)
+    except ValueError as error:
+        raise InputError(f"`{files.source.preds}` in `{files.readers[0].label}`: {error}") from error
+
+
+def _with_names_of_labels(files: PredictionFiles) -> PredictionFiles:
+    """Return files whose class names are the text labels, unless these are the numbers of the columns."""
+    from torchcalib.io.text import labels_in, names_of_labels  # imports torch
+
+    source, readers = files.source, files.readers
+    counts = labels_in(readers, source.target)
+    if files.classes:
+        with suppress(ValueError):
+            positions(counts.keys() - {""}, files.classes)
+            return files
+    is_resolution = readers[0].arrays[source.target].key == "resolution" and files.task == "binary"
+    decided = {text for text in counts if text.lower() in ("yes", "no")} if is_resolution else set()
+    others = {text for text in counts if text not in decided and text} if decided else set()
+    if others:
+        n = sum(counts[text] for text in others)
+        warn(
+            f"`{source.target}` in `{readers[0].label}` has {n} of {counts.total()} rows with other resolutions than "
+            f"yes and no ({quoted(sorted(others))}), which are left out."
+        )
+        files = replace(files, left_out=frozenset(others))
+        source = replace(source, shape=(source.shape[0] - n, *source.shape[1:]))
+        names = outcome_names(decided)
+    else:
+        names = names_of_labels(readers, source.preds, source.target, files.task_of_report)
+    return replace(files, source=replace(source, class_names=names), classes=names)
 
 
 def open_without_targets(paths: Sequence[Path], preds: str | None) -> Unconverted:
@@ -197,15 +287,13 @@ def open_without_targets(paths: Sequence[Path], preds: str | None) -> Unconverte
     return found
 
 
-def _check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
-    """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
-    found = tuple(name.strip() for name in names)
-    if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
+def _check_class_names(names: Sequence[str], n_classes: int, preds: str) -> None:
+    """Check that there are `n_classes` unique names."""
+    if len(names) != n_classes or len(set(names)) < len(names) or "" in names:
         raise InputError(
-            f"`class_names` must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
+            f"`class_names` must be {n_classes} different names in the class order of `{preds}`, got {quoted(names)}. "
             "Pass one name for each class."
         )
-    return found
 
 
 def _reader_of_frame(frame: Any) -> Reader:

@@ -17,18 +17,17 @@ FORMATS = {
     ".csv.gz": "csv",
     ".tsv": "tsv",
     ".tsv.gz": "tsv",
+    ".json": "json",
     ".jsonl": "jsonl",
     ".jsonl.gz": "jsonl",
     ".parquet": "parquet",
 }
 """File format by suffix, in lower case."""
 
-TABLES = ("csv", "tsv", "jsonl", "parquet")
+TABLES = ("csv", "tsv", "json", "jsonl", "parquet")
 """Formats with columns. The others contain arrays."""
 
 _ADVICE = {
-    ".json": "Write one object per line to a .jsonl file: df.to_json(path, orient='records', lines=True). "
-    "Read logs of language models with torchcalib audit.",
     ".eval": "Read logs of language models with torchcalib audit.",
     ".pkl": "Pickles are never loaded. Write df.to_parquet(path) or numpy.savez(path, probs=..., targets=...).",
     ".xlsx": "Save the sheet as .csv.",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchcalib.io.cells import numbers_in
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.limits import MAX_ARRAYS
-from torchcalib.io.names import percent_in
 
 if TYPE_CHECKING:
     import torch
@@ -35,16 +35,6 @@ class Text:
         return len(self.codes)
 
 
-def fractions_of(percentages: Text | torch.Tensor) -> torch.Tensor:
-    """Return percentages as fractions, float64. Missing texts become NaN."""
-    import torch
-
-    if isinstance(percentages, Text):
-        values = [percent_in(text) if text.strip() else math.nan for text in percentages.names]
-        return torch.tensor(values, dtype=torch.float64)[percentages.codes] / 100
-    return percentages.double() / 100
-
-
 @dataclass(frozen=True)
 class Array:
     """Description of an array in a file, from the file header."""
@@ -56,9 +46,10 @@ class Array:
     columns: tuple[str, ...] = ()  # columns that form the array, one per class, in class order; else empty
     stem: str = ""  # common start of the column names
     classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
+    is_unordered: bool = False  # whether the classes have different orders in different rows
     itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
     is_fortran: bool = False  # whether a compressed array must be decompressed as a whole
-    percent: str = ""  # dtype in the file if the array contains percentages, which are read as fractions in float64
+    stored: str = ""  # dtype in the file if percentages or text are read as float64
 
     @property
     def key(self) -> str:
@@ -97,8 +88,11 @@ class Reader(ABC):
     def inspect(self) -> Iterable[Array]:
         """Return a description of each array in the file. No values are loaded."""
 
-    def compose(self, columns: Sequence[str]) -> str:
-        """Combine table columns, one per class, into an array, and return its name. Other formats raise an error."""
+    def compose(self, columns: Sequence[str], labels: Collection[str] = (), wanted: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Combine columns of a table, one per class, into an array, and return its name; see `class_columns`.
+
+        Other formats raise an error.
+        """
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
     @abstractmethod
@@ -115,9 +109,26 @@ class Reader(ABC):
         with reading(self.label, self.format):
             for chunk in self.rows(names, max(1, max_bytes // widest), allow_missing):
                 yield tuple(
-                    fractions_of(values) if self.arrays[name].percent else values
+                    self._converted(self.arrays[name], values) if self.arrays[name].stored else values
                     for name, values in zip(names, chunk, strict=True)
                 )
+
+    def _converted(self, array: Array, values: Text | torch.Tensor) -> torch.Tensor:
+        """Return percentages as fractions, and texts as their numbers, float64. Missing texts become NaN."""
+        import torch
+
+        if not isinstance(values, Text):
+            return values.double() / 100
+        width = math.prod(array.shape[1:])
+        rows = [numbers_in(text, array.classes, width) if text.strip() else [math.nan] * width for text in values.names]
+        if None in rows:
+            found = values.names[rows.index(None)][:200]
+            rule = f"the classes {quoted(array.classes)}" if array.classes else f"{width} numbers"
+            raise InputError(
+                f"`{array.name}` in `{self.label}` must contain {rule} in every cell, got {found!r}. Write one number "
+                "per class in every row."
+            )
+        return torch.tensor(rows, dtype=torch.float64)[values.codes].reshape(-1, *array.shape[1:])
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""

@@ -6,12 +6,14 @@ Text labels in the targets identify columns that are named after classes.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from torchcalib.io.cells import vector_in
+from torchcalib.io.columns import agree, check_order, class_columns, classes_among, groups_of, shown_classes, split
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
@@ -21,17 +23,22 @@ from torchcalib.io.names import (
     LOG_PROBS,
     LOGITS,
     NEUTRAL,
+    OF_PREDICTED,
+    PREDICTED,
     PROBS,
+    TARGET_TIERS,
     TARGETS,
     TASKS,
     WEIGHTS,
     Task,
+    ambiguity,
     are_logits,
-    class_of,
     numbered,
+    outcome_names,
     percent_in,
     task_of_shapes,
 )
+from torchcalib.io.paths import TABLES
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 from torchcalib.io.source import Source
 
@@ -61,6 +68,7 @@ ROLES = {
     ),
     "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
+    "pred": Role(PREDICTED, WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."),
     "clusters": Role(
         (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
     ),
@@ -74,7 +82,11 @@ _SHAPES = {
 
 
 def find_roles(
-    reader: Reader, given: Mapping[str, str | None], task: Task | None = None, from_logits: bool | None = None
+    reader: Reader,
+    given: Mapping[str, str | None],
+    task: Task | None = None,
+    from_logits: bool | None = None,
+    class_names: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return the checked array for each role: the one that `given` selects, or else the one with a common name.
 
@@ -85,72 +97,267 @@ def find_roles(
             f"`{reader.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
             "got 1 file. Name both files, or save shards in another format, such as .npz."
         )
-    found = {role: _candidates(reader, role, given[role]) for role in ROLES}
-    found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
-    if reader.format == "npy" and len(reader.arrays) == 2:
-        # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
-        dtypes = {name: array.dtype for name, array in reader.arrays.items()}
-        found["preds"] = found["preds"] or _single(name for name in dtypes if dtypes[name] in FLOATS)
-        found["target"] = found["target"] or _single(name for name in dtypes if dtypes[name] in WHOLE)
-    found["preds"] = found["preds"] or _named_after_a_class(reader)
-    if not found["preds"] and len(found["target"]) == 1:
-        found["preds"] = _unnamed_classes(reader, found["target"][0], given)
-    for role, names in found.items():
-        if len(names) > 1:
-            systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
-            raise InputError(
-                f"`{reader.label}` must contain one array of {_KINDS.get(role, role)}, got {quoted(names)}. "
-                f"Choose with {role}='NAME'{systems}."
-            )
+    roles = {role: _one(reader, role, _named(reader, role, given[role])) for role in ("weights", "groups", "clusters")}
+    target = _targets(reader, given)
+    labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
+    roles["preds"] = _one(reader, "preds", _preds_of(reader, given, target, labels, class_names))
+    if roles["preds"] is not None:
+        _read_texts(reader, roles["preds"], labels, class_names)
+    if len(target) > 1 and roles["preds"] is not None:  # outcomes belong to one confidence, labels to classes
+        is_confidence = _key(reader, roles["preds"]) in CONFIDENCES
+        target = [name for name in target if (_key(reader, name) in CORRECT) == is_confidence] or target
+    roles["target"] = _one(reader, "target", target)
+    if roles["preds"] is None:  # an array with another role
+        roles["preds"] = next(
+            (name for name in roles.values() if name and _key(reader, name) in ROLES["preds"].names), None
+        )
     for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
-        if not found[role]:
+        if roles[role] is None:
             raise InputError(
                 f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
                 f"{_listed(reader)}. {reader.advice}"
             )
-    roles = {role: names[0] for role, names in found.items() if names}
-    if len(set(roles.values())) < len(roles):
+    found = {role: name for role in ("preds", "target", "weights", "groups", "clusters") if (name := roles[role])}
+    if len(set(found.values())) < len(found):
         raise InputError(
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
-            f"got {quoted(roles.values())}. {reader.advice}"
+            f"got {quoted(found.values())}. {reader.advice}"
         )
-    preds, target = roles["preds"], roles["target"]
-    may_be_confidence = given["preds"] is None and task is None and _key(reader, preds) in CONFIDENCES
-    if may_be_confidence and _key(reader, target) not in CORRECT:
-        raise InputError(
-            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
-            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
-            f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
-        )
+    if reader.arrays[found["preds"]].is_unordered and reader.arrays[found["target"]].dtype in FLOATS | WHOLE:
+        check_order(f"`{found['target']}` in `{reader.label}`", reader.arrays[found["preds"]].classes)
+    found["target"] = _aligned(reader, found["preds"], found["target"], class_names)
+    _check_lengths(reader, found)
+    if pred := _predicted(reader, found, given["pred"], task):
+        found["pred"] = pred
     if not from_logits:
-        _mark_percentages(reader, reader.arrays[preds], _is_confidence(reader, roles, task))
-    _check_arrays(reader, roles)
-    return roles
+        _mark_percentages(reader, reader.arrays[found["preds"]], _is_confidence(reader, found, task))
+    _check_arrays(reader, found)
+    return found
+
+
+def _read_texts(reader: Reader, name: str, labels: Collection[str], class_names: Sequence[str]) -> None:
+    """Mark a column of text as numbers: percentages, vectors, or objects of label -> probability."""
+    array = reader.arrays[name]
+    if array.dtype not in TEXT or len(array.shape) != 1 or array.problem:
+        return
+    shape: tuple[int, ...] = array.shape
+    classes: tuple[str, ...] = ()
+    is_unordered = False
+    for (values,) in reader.stream([name], 2**20, allow_missing=True):
+        texts = [text for text in values.names if text.strip()]
+        if texts and (first := vector_in(texts[0])) is not None:
+            keys = {f"{array.key}.{key}": key for key in first} if isinstance(first, dict) else {}
+            if keys:
+                classes = tuple(keys[column] for column in class_columns(list(keys), labels, class_names).columns)
+                is_unordered = any(list(vector_in(text) or ()) != list(first) for text in texts)
+            shape = (*array.shape, len(classes or first))
+            break
+        if None in map(percent_in, texts):
+            return
+    if shape != array.shape or array.shape[0]:
+        reader.arrays[name] = replace(
+            array, dtype="float64", stored=array.dtype, shape=shape, classes=classes, is_unordered=is_unordered
+        )
 
 
 def find_preds(reader: Reader, given: str | None) -> str:
     """Return the checked array of predictions, as `find_roles`. The file may have no targets."""
-    preds, targets = _fitting(reader, _candidates(reader, "preds", given), _candidates(reader, "target", None))
-    if reader.format == "npy" and not preds:
-        preds = _single(name for name, array in reader.arrays.items() if array.dtype in FLOATS)
-    preds = preds or _named_after_a_class(reader)
-    if not preds and len(targets) == 1:
-        preds = _unnamed_classes(reader, targets[0], dict.fromkeys(ROLES))
+    options = {**dict.fromkeys(ROLES), "preds": given}
+    target = _targets(reader, options)
+    labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
+    preds = _preds_of(reader, options, target, labels, ())
     if len(preds) != 1:
         found = quoted(preds) if preds else _listed(reader)
         raise InputError(
             f"`{reader.label}` must contain one array of predictions under a known name (logits, probs, preds ...), "
             f"got {found}. Choose with preds='NAME'."
         )
+    _read_texts(reader, preds[0], labels, ())
     _check_arrays(reader, {"preds": preds[0]})
     return preds[0]
 
 
+def _one(reader: Reader, role: str, names: Sequence[str]) -> str | None:
+    """Return the only name for a role, or None. Raise if there are several."""
+    if len(names) > 1:
+        systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
+        raise InputError(
+            f"`{reader.label}` must contain one array of {_KINDS.get(role, role)}, got {quoted(names)}. "
+            f"Choose with {role}='NAME'{systems}."
+        )
+    return names[0] if names else None
+
+
+def _targets(reader: Reader, given: Mapping[str, str | None]) -> list[str]:
+    """Return the targets: those that are given, or have the most specific name, and outcomes of confidences."""
+    if given["target"] is not None:
+        return _named(reader, "target", given["target"])
+    arrays, by_key = reader.arrays, _by_key(reader)
+    found: list[str] = []
+    for tier in TARGET_TIERS:
+        found = found or [name for key in tier for name in by_key[key] if name not in given.values()]
+    single = [name for name in found if not arrays[name].columns]
+    correct = [name for key in CORRECT for name in by_key[key]]
+    if reader.format == "npy" and len(arrays) == 2 and not (found or correct):
+        # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
+        found = _single(name for name, array in arrays.items() if array.dtype in WHOLE)
+    return [*(single or found), *correct]
+
+
+def _preds_of(
+    reader: Reader,
+    given: Mapping[str, str | None],
+    target: Sequence[str],
+    labels: Collection[str],
+    class_names: Sequence[str],
+) -> list[str]:
+    """Return the predictions: those that are given, class columns, columns named like labels, or a single column."""
+    arrays, by_key = reader.arrays, _by_key(reader)
+    if given["preds"] is not None:
+        found = _named(reader, "preds", given["preds"], labels, class_names)
+        return [_with_labels(reader, name, labels, class_names) for name in found]
+    free = {
+        name: array
+        for name, array in arrays.items()
+        if name not in (*target, *given.values()) and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
+    }
+    candidates = [name for key in ROLES["preds"].names for name in by_key[key] if name in free]
+    candidates = [name for name in candidates if arrays[name].dtype in FLOATS] or candidates
+    several = [name for name in candidates if len(arrays[name].shape) > 1]
+    if several:
+        if len(several) < len(candidates) and all(arrays[name].columns for name in several):
+            candidates = several  # beside class columns, a column such as `confidence` is derived
+        return [_with_labels(reader, name, labels, class_names) for name in candidates]
+    columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
+    named = [
+        name for name in columns if arrays[name].dtype in FLOATS | WHOLE and name.strip() in {*labels, *class_names}
+    ]
+    if len(named) >= max(2, len(labels) if not class_names else len(class_names)):
+        return [reader.compose(named, labels, class_names)]
+    if len(candidates) > 1:
+        is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
+        candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates
+    if reader.format == "npy" and not candidates:
+        candidates = _single(name for name, array in free.items() if array.dtype in FLOATS)
+    if not candidates:
+        candidates = [
+            name for key in OF_PREDICTED for name in by_key[key] if arrays[name].dtype in FLOATS | WHOLE | TEXT
+        ]
+    if not candidates and reader.format in (*TABLES, "DataFrame"):
+        candidates = _named_after_a_class(reader, columns) or _unnamed_classes(reader, free, labels)
+    return candidates or _single(name for name in arrays if name not in target and _key(reader, name) in PREDICTED)
+
+
+def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names: Sequence[str]) -> str:
+    """Return the array of class columns for text labels and given class names, which may be names such as `max`."""
+    array = reader.arrays[name]
+    if not array.columns or not array.stem or array.problem or not (labels or class_names):
+        return name
+    groups = groups_of(other.name for other in reader.arrays.values() if not other.columns and len(other.shape) == 1)
+    return reader.compose(groups[array.stem], labels, class_names)
+
+
+def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]) -> str:
+    """Return the array of targets with a column for each class, in the order of the predictions."""
+    own, other = reader.arrays[preds].classes, reader.arrays[target].classes
+    if class_names or agree(own, other):
+        return target
+    if set(own) == set(other):
+        return reader.compose(reader.arrays[target].columns, wanted=own)
+    raise InputError(
+        f"`{target}` in `{reader.label}` must have the classes of `{preds}`, {quoted(own)}, got {quoted(other)}. "
+        "Rename the columns, or pass class_names=[...] for columns in the same order."
+    )
+
+
+def _texts_in(reader: Reader, target: str) -> set[str]:
+    """Return the distinct text labels; none for numbers."""
+    array = reader.arrays[target]
+    found: set[str] = set()
+    if array.dtype in TEXT and len(array.shape) == 1:
+        for (values,) in reader.stream([target], 2**20, allow_missing=True):
+            found |= {text.strip() for text in values.names} - {""}
+            if len(found) > MAX_ARRAYS:
+                break
+    return found
+
+
+_OTHER_KIND = (
+    "Pass task='confidence' if it is the probability of the predicted class, or task='binary' if it is P(y=1)."
+)
+
+
+def _predicted(reader: Reader, roles: Mapping[str, str], given: str | None, task: Task | None) -> str | None:
+    """Return the column of predicted labels for one probability of the prediction in each row; None for P(y=1).
+
+    For two labels, probabilities of predictions are at least 0.5. P(y=1) exceeds 0.5 in rows that predict 1.
+    """
+    preds, target = (reader.arrays[roles[role]] for role in ("preds", "target"))
+    if given is None and (preds.shape[1:] not in ((), (1,)) or preds.columns or task not in (None, "confidence")):
+        return None
+    if _key(reader, target.name) in CORRECT:
+        return None
+    names = [given] if given is not None else [name for key in PREDICTED for name in _by_key(reader)[key]]
+    names = [name for name in names if name not in roles.values()]
+    if given is None:
+        names = [name for name in names if reader.arrays[name].dtype in TEXT | WHOLE]
+    elif given not in reader.arrays:
+        names = _named(reader, "pred", given)
+    is_named = _key(reader, preds.name) in (*CONFIDENCES, *OF_PREDICTED)
+    if not names:
+        if task is None and is_named:
+            raise InputError(
+                f"`{preds.name}` in `{reader.label}` must have a target column `correct` (1 if the prediction is "
+                f"right, else 0), got `{target.name}`, and no column of predicted labels (pred_label, predicted ...). "
+                f"Name it with pred='NAME'. If `{preds.name}` is P(y=1) and `{target.name}` is y, pass task='binary'."
+            )
+        return None
+    pred = _one(reader, "pred", names)
+    if given is not None or task == "confidence" or _key(reader, preds.name) in CONFIDENCES:
+        return pred
+    low, right, wrong, labels = math.inf, False, False, set()
+    for values, predicted, true in reader.stream([preds.name, str(pred), target.name], 2**20, allow_missing=True):
+        p = values.reshape(len(predicted)).double()
+        low = min(low, float(p.nan_to_num(1.0).min())) if len(p) else low
+        codes, texts = codes_of(predicted)
+        labels |= {*texts, *codes_of(true)[1]}
+        if len(labels) > 2:
+            return pred
+        ordered = outcome_names(labels) or tuple(sorted(labels))
+        is_one = _is_label(codes, texts, ordered[-1])
+        right |= bool((is_one == (p > 0.5))[p != 0.5].any())
+        wrong |= bool((is_one != (p > 0.5))[p != 0.5].any())
+    if low >= 0.5:
+        return pred
+    if not wrong:
+        return None
+    raise InputError(
+        f"`{preds.name}` in `{reader.label}` must be the probability of `{pred}`, or of the class 1, got values below "
+        f"0.5 that agree with neither. {_OTHER_KIND}"
+    )
+
+
+def codes_of(values: Any) -> tuple[Any, list[str]]:
+    """Return the index of the label of each row, and the labels as text."""
+    if isinstance(values, Text):
+        return values.codes, [text.strip() for text in values.names]
+    distinct, codes = values.reshape(len(values)).unique(return_inverse=True)
+    return codes, [f"{float(label):g}" for label in distinct]
+
+
+def _is_label(codes: Any, texts: Sequence[str], label: str) -> Any:
+    return codes == texts.index(label) if label in texts else codes < 0
+
+
 def source_of(
     reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: Task | None
-) -> tuple[Source, Task]:
-    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
+) -> tuple[Source, Task, bool | None]:
+    """Return the `Source` of a file, its task, and whether predictions are logits; None if their name is ambiguous.
+
+    Options that are None are inferred from names, dtypes and shapes.
+    """
     task, sample_shape = _task_and_shape(reader, roles, given_task)
+    from_logits = _named_as_logits(reader, roles, task) if from_logits is None else from_logits
     _check_per_sample(reader, roles, task, sample_shape)
     selected = [reader.arrays[name] for name in roles.values()]
     used = {name for array in selected for name in (array.name, *array.columns)}
@@ -160,45 +367,41 @@ def source_of(
         preds=roles["preds"],
         target=roles["target"],
         weights=roles.get("weights"),
-        from_logits=_named_as_logits(reader, roles, task) if from_logits is None else from_logits,
+        from_logits=bool(from_logits),
         shape=(selected[0].shape[0], *sample_shape),
         dtype=selected[0].dtype,
         rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in selected),
         ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
         groups=roles.get("groups"),
         clusters=roles.get("clusters"),
-        class_names=selected[0].classes,
+        pred=roles.get("pred"),
+        class_names=shown_classes(selected[0].classes),
         are_confidences=_is_confidence(reader, roles, given_task),
-        are_percentages=bool(selected[0].percent),
+        are_percentages=bool(selected[0].stored) and len(selected[0].shape) == 1,
     )
-    return source, task
+    return source, task, from_logits
 
 
 def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None:
-    """Mark predictions as percentages if the whole column shows it: text with a percent sign, or numbers up to 100.
+    """Mark predictions as percentages if the whole column shows it.
 
     Whole numbers cannot be probabilities. Fractions such as 0.7 beside numbers above 1 are ambiguous, as are numbers up
     to 10, which may be ratings. They are not marked, and later raise an error.
     """
     is_named = is_confidence or _key(reader, array.name) in PROBS
     is_single = array.shape[1:] in ((), (1,)) and not array.problem
-    if not is_single or not (array.dtype in TEXT or (is_named and array.dtype in WHOLE - {"bool"}) or is_confidence):
+    if not is_single or array.stored or not ((is_named and array.dtype in WHOLE - {"bool"}) or is_confidence):
         return
-    if array.dtype not in TEXT | WHOLE | FLOATS or not array.shape[0]:
+    if array.dtype not in WHOLE | FLOATS or not array.shape[0]:
         return
     low, high, least = math.inf, -math.inf, math.inf  # smallest and largest number, and the smallest positive one
     for (values,) in reader.stream([array.name], 2**20, allow_missing=True):
-        if isinstance(values, Text):
-            found = [percent_in(text) for text in values.names if text.strip()]
-            if None in found:
-                return
-            continue
         numbers = values[values.isfinite()].double()
         if numbers.numel():
             low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
             least = min(least, float(numbers.masked_fill(numbers <= 0, math.inf).min()))
-    if array.dtype in TEXT or (low >= 0 and _MAX_RATING < high <= 100 and (least > 1 or array.dtype in WHOLE)):
-        reader.arrays[array.name] = replace(array, dtype="float64", percent=array.dtype)
+    if low >= 0 and _MAX_RATING < high <= 100 and (least > 1 or array.dtype in WHOLE):
+        reader.arrays[array.name] = replace(array, dtype="float64", stored=array.dtype)
 
 
 def _key(reader: Reader, name: str) -> str:
@@ -208,19 +411,30 @@ def _key(reader: Reader, name: str) -> str:
     return parts[0] if parts else key
 
 
-def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
-    """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
+def _by_key(reader: Reader) -> Mapping[str, list[str]]:
+    """Return the names of arrays by key."""
     by_key = defaultdict(list)
     for name, array in reader.arrays.items():
         by_key[array.key].append(name)
+    return by_key
+
+
+def _named(
+    reader: Reader, role: str, given: str | None, labels: Collection[str] = (), class_names: Sequence[str] = ()
+) -> list[str]:
+    """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
+    by_key = _by_key(reader)
     if given is None:
         return [name for key in ROLES[role].names for name in by_key[key]]
     if given in reader.arrays:
         return [given]
-    return by_key[given.strip().lower().removesuffix(".npy")] or [_selected(reader, role, given)]
+    key = given.strip().lower().removesuffix(".npy")
+    return by_key[key] or [_selected(reader, role, given, labels, class_names)]
 
 
-def _selected(reader: Reader, role: str, given: str) -> str:
+def _selected(
+    reader: Reader, role: str, given: str, labels: Collection[str] = (), class_names: Sequence[str] = ()
+) -> str:
     """Return the name of an array of several columns, from a list `a,b`, a pattern `prob_*` or a range `0..3`."""
     columns: list[str] = []
     own = dict.fromkeys(name for name, array in reader.arrays.items() if not array.columns)
@@ -234,7 +448,6 @@ def _selected(reader: Reader, role: str, given: str) -> str:
             found = [f"{stem}{k}" for k in range(start[1], min(stop[1], start[1] + MAX_ARRAYS) + 1)]
         else:
             found = [name for name in own if fnmatchcase(name, part)] if re.search(r"[*?\[]", part) else []
-            found.sort(key=lambda name: (numbered(name) or ("", 0))[1])
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
@@ -244,57 +457,35 @@ def _selected(reader: Reader, role: str, given: str) -> str:
         columns += found
     if len(set(columns)) < len(columns):
         raise InputError(f"`{role}` must name every column once, got {quoted(columns)}. Remove the repetition.")
-    return columns[0] if len(columns) == 1 else reader.compose(columns)
+    return columns[0] if len(columns) == 1 else reader.compose(columns, labels, class_names)
 
 
-def _fitting(reader: Reader, preds: list[str], targets: list[str]) -> tuple[list[str], list[str]]:
-    """Choose among several names: floating-point predictions, and confidences together with targets in `CORRECT`."""
-    if len(targets) > 1:
-        only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
-        targets = [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
-    if len(preds) > 1:
-        preds = [name for name in preds if reader.arrays[name].dtype in FLOATS] or preds
-    if len(preds) > 1:
-        are_correct = bool(targets) and _key(reader, targets[0]) in CORRECT
-        preds = [name for name in preds if (_key(reader, name) in CONFIDENCES) == are_correct] or preds
-    return preds, targets
-
-
-def _named_after_a_class(reader: Reader) -> list[str]:
+def _named_after_a_class(reader: Reader, columns: Sequence[str]) -> list[str]:
     """Return the only binary column such as `prob_dog`; empty for no or several columns."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
-    columns = [name for name, array in reader.arrays.items() if not array.columns and array.dtype in FLOATS]
-    return _single(name for name in columns if (named := class_of(name)) and named[0] in stems)
+    floats = [name for name in columns if reader.arrays[name].dtype in FLOATS]
+    return _single(name for name in floats if (parts := split(name)) and parts[0] in stems and classes_among(parts[1:]))
 
 
-def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
-    """Combine class columns without a common stem. Return a list with the name of the array, or an empty list."""
-    numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
-    if numbered:
-        return numbered[:1]
-    used = {target, given["weights"], given["groups"], given["clusters"]}
+def _unnamed_classes(reader: Reader, free: Mapping[str, Array], labels: Collection[str]) -> list[str]:
+    """Combine class columns without a known stem. Return a list with the name of the array, or an empty list."""
+    numbers = [name for name, array in free.items() if array.columns and not array.stem and not array.problem]
+    if numbers or labels:
+        return numbers[:1]
     columns = [
         array
-        for name, array in reader.arrays.items()
-        if name not in used and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
+        for array in free.values()
+        if not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS, *CORRECT)
     ]
-    if reader.arrays[target].dtype in TEXT:
-        labels: set[str] = set()
-        for (values,) in reader.stream([target], 2**20, allow_missing=True):
-            labels |= {text.strip() for text in values.names} - {""}
-            if len(labels) > len(columns):
-                break
-        columns = [array for array in columns if array.name.strip() in labels and array.dtype in FLOATS]
-        fits = len(columns) >= max(2, len(labels))
-    else:
-        floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
-        # Columns such as `vit_logit` may belong to models instead of classes.
-        fits = len(columns) >= 2 and floating and all(are_logits(array.name) is None for array in columns)
-    return [reader.compose([array.name for array in columns])] if fits else []
+    floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
+    # Columns such as `vit_logit` may belong to models instead of classes.
+    if len(columns) < 2 or not floating or any(are_logits(array.name) is not None for array in columns):
+        return []
+    return [reader.compose([array.name for array in columns])]
 
 
 def _is_confidence(reader: Reader, roles: Mapping[str, str], task: Task | None) -> bool:
-    return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
+    return task == "confidence" or "pred" in roles or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
 def _single(names: Iterable[str]) -> list[str]:
@@ -308,11 +499,10 @@ def _listed(reader: Reader) -> str:
     return quoted(name for name in reader.arrays if name not in members)
 
 
-def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
-    """Check the row counts, and the dtypes unless there are no rows: empty text files do not determine them."""
+def _check_lengths(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check that all arrays have the same number of rows."""
     preds = reader.arrays[roles["preds"]]
-    most = row_limit(reader.paths)
-    for role, name in roles.items():
+    for name in roles.values():
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.problem:
             raise InputError(f"{where} {array.problem}")
@@ -323,6 +513,14 @@ def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
                 f"`{preds.name}` and `{name}` in `{reader.label}` must have one row per sample, "
                 f"got shapes {preds.shape} and {array.shape}. Check the program that wrote them."
             )
+
+
+def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check the row counts, and the dtypes unless there are no rows: empty text files do not determine them."""
+    _check_lengths(reader, roles)
+    most = row_limit(reader.paths)
+    for role, name in roles.items():
+        array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.shape[0] == 0:
             continue
         _, dtypes, rule, advice = ROLES[role]
@@ -340,7 +538,7 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
     if task not in (None, "confidence", *TASKS):
         raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
-    scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
+    scores, labels = preds.shape[1:], target.shape[1:]
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
     if _is_confidence(reader, roles, task):
         if not {scores, labels} <= {(), (1,)}:
@@ -355,21 +553,11 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
     if scores and task in (None, "multiclass") and labels == (*scores[:-1], 1):
         labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
-    no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
     task = task or task_of_shapes((0, *scores), (0, *labels))
-    if task is None and per_class:
-        one_class = "probabilities or annotator counts" if soft else "one-hot labels or annotator counts"
-        maps = ", or task='binary' (maps of P(y=1))" if len(scores) > 1 else ""
-        raise InputError(
-            f"The task must be given if shapes are ambiguous, got {found}. "
-            f"Pass task='multilabel', or task='multiclass' ({one_class}){maps}."
-        )
-    if task is None and no_and_yes:
-        raise InputError(
-            f"The task must be given if targets may be annotator counts, got {found}. "
-            f"Pass task='{'multilabel' if scores else 'binary'}' for counts of no and yes, or name one target "
-            "with target='NAME'."
-        )
+    may_be_counts = target.dtype in WHOLE - {"bool"}
+    no_and_yes = may_be_counts and labels == (*scores, 2)
+    if task is None and (problem := ambiguity((0, *scores), (0, *labels), may_be_counts, found)):
+        raise InputError(problem)
     task = task or ("multiclass" if scores else "binary")
     sample_axes = scores if task == "binary" else scores[:-1]
     if task != "binary" and scores:
@@ -424,38 +612,19 @@ def _check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, samp
             )
 
 
-def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
-    """Return whether predictions are logits, inferred from their name."""
+def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool | None:
+    """Return whether predictions are logits by their name; None for an ambiguous name."""
     preds = reader.arrays[roles["preds"]]
-    where = f"`{preds.name}` in `{reader.label}`"
     names = preds.columns if preds.columns and not preds.stem else (preds.key,)
-    meanings = {are_logits(name) for name in names}
-    if len(meanings) > 1 or None in meanings:
+    meanings = {False if name.lower() in OF_PREDICTED else are_logits(name) for name in names}
+    if meanings == {True, False}:
         raise InputError(
-            f"{where} must be declared as logits or as probabilities, got an ambiguous name. "
-            f"{_advice_from_values(reader, preds, task)}"
+            f"`{preds.name}` in `{reader.label}` must be logits or probabilities, got names of both. Choose other "
+            "columns, or pass from_logits=True or from_logits=False."
         )
     if _key(reader, preds.name) in LOG_PROBS and task != "multiclass":
         raise InputError(
-            f"{where} must be probabilities or logits for a {task} task, got log-probabilities, "
-            "which are not logits. Store probabilities or logits."
+            f"`{preds.name}` in `{reader.label}` must be probabilities or logits for a {task} task, got "
+            "log-probabilities, which are not logits. Store probabilities or logits."
         )
-    return meanings == {True}
-
-
-def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
-    """Return advice on the options for predictions with an ambiguous name, from at most the first 1000 rows."""
-    (values,) = next(reader.stream([preds.name], 2**20, allow_missing=True))
-    values = values[:1000]
-    values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
-    if not len(values) or preds.dtype not in FLOATS:
-        return "Pass from_logits=True or from_logits=False."
-    low, high = (float(end) for end in values.aminmax())
-    total = values.sum(-1) if task == "multiclass" else None
-    if low < 0:
-        return "Some are negative: pass from_logits=True if they are logits or log-probabilities."
-    if high <= 1 and (total is None or bool(((total - 1).abs() <= 1e-3).all())):
-        return "These look like probabilities: pass from_logits=False."
-    if high <= 1 and total is not None and bool(((total - 1).abs() <= 0.005 * preds.shape[-1] + 1e-6).all()):
-        return "These look like rounded probabilities: pass from_logits=False, normalize=True."
-    return "Pass from_logits=True or from_logits=False."
+    return None if None in meanings else meanings == {True}

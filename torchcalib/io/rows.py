@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchcalib.io.columns import shown_classes
 from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
-from torchcalib.io.text import class_indices, cluster_hashes, first_row, group_numbers
+from torchcalib.io.roles import codes_of
+from torchcalib.io.text import (
+    check_present,
+    class_indices,
+    class_positions,
+    cluster_hashes,
+    decimals_of,
+    first_row,
+    group_numbers,
+)
 
 if TYPE_CHECKING:
     from torchcalib.io.opening import PredictionFiles
@@ -41,11 +51,19 @@ class Rows:
 def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], start: int) -> Rows:
     """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
     labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
+    if files.left_out:
+        values = _decided(values, files.left_out)
     target, group_names = values["target"], None
-    if isinstance(target, Text):
-        values["target"] = class_indices(target, files.source.class_names, labels["target"], start, files.allow_missing)
-    elif files.task == "multiclass" and target.is_floating_point() and target.dim() == values["preds"].dim() - 1:
-        values["target"] = _whole_labels(files, target, labels["target"], start)
+    if "pred" in values:
+        values["target"] = _is_right(values.pop("pred"), target, labels["target"], start, files.allow_missing)
+    elif isinstance(target, Text):
+        values["target"] = class_indices(target, files.classes, labels["target"], start, files.allow_missing)
+    elif files.task == "multiclass" and (target.dim() == values["preds"].dim() - 1 or target.shape[1:] == (1,)):
+        if target.is_floating_point():
+            target = _whole_labels(files, target, labels["target"], start)
+        if shown_classes(files.classes):
+            target = class_positions(target, files.classes, labels["target"], files.ignored_label)
+        values["target"] = target
     if isinstance(groups := values.get("groups"), Text):
         values["groups"], group_names = group_numbers(groups)
     if isinstance(clusters := values.get("clusters"), Text):
@@ -61,6 +79,26 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
     whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
     tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
     return Rows(**tensors, group_names=group_names)
+
+
+def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+    """Return the rows whose text target is not left out."""
+    target = values["target"]
+    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool)[target.codes]
+    return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
+
+
+def _is_right(predicted: Any, true: Any, label: str, start: int, allow_missing: bool) -> Tensor:
+    """Return 1 in rows whose predicted label is the true one, else 0; NaN without a true label if `allow_missing`."""
+    codes, texts = codes_of(predicted)
+    true_codes, true_texts = codes_of(true)
+    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
+    if not allow_missing:
+        check_present(is_missing, label, start)
+    numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
+    own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
+    right = own[codes] == other[true_codes]
+    return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
 
 
 def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:
@@ -114,7 +152,9 @@ def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
     A sum that differs from 1 by more than the rounding raises an error.
     """
     total = probs.double().sum(-1, keepdim=True)
-    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -_decimals_of(probs)) + 1e-3
+    decimals = decimals_of(probs[probs.isfinite()], _MAX_DECIMALS, 1e-7)
+    decimals = _MAX_DECIMALS if decimals is None else decimals
+    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0**-decimals) + 1e-3
     row = first_row((total - 1).abs() > farthest)
     if row is not None:
         raise InputError(
@@ -122,12 +162,3 @@ def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
             f"{float(total[row].flatten()[0]):g} in row {start + row + 1}. Check that every class has a column."
         )
     return (probs.double() / total).to(probs.dtype)
-
-
-def _decimals_of(probs: Tensor) -> int:
-    """Return the smallest number of decimals that represents all finite values, at most 6."""
-    values = probs[probs.isfinite()].double()
-    for decimals in range(_MAX_DECIMALS):
-        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
-            return decimals
-    return _MAX_DECIMALS

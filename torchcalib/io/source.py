@@ -27,19 +27,22 @@ class Source:
     clusters: str | None = None
     class_names: tuple[str, ...] = ()  # in class order; empty for classes without names
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
+    pred: str | None = None  # predicted labels; targets are then 1 if they equal the true labels
     are_percentages: bool = False  # predictions are percentages in the file, which are divided by 100
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
-        arrays = ("preds", "target", "weights", "groups", "clusters")
+        arrays = ("preds", "target", "weights", "groups", "clusters", "pred")
         kinds = ("class_names", "are_confidences", "are_percentages")
         for name in ("format", *arrays, "from_logits", "dtype", "rows", *kinds):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                first, second = (f"`{each.files[0]}`" if each.files else "a part" for each in (self, other))
+                of_parts = {"dtype": "dtype of predictions", "rows": "dtypes and shapes of columns"}.get(name, name)
+                rule = f"All parts must have the same {of_parts}"
+                if self.files and other.files:
+                    rule = f"`{other.files[0]}` must have the same {name} as `{self.files[0]}`"
                 raise InputError(
-                    f"{second} must have the same {name} as {first}, got {theirs!r} and {mine!r}. "
-                    "Read the parts separately, or write them in the same way."
+                    f"{rule}, got {theirs!r} and {mine!r}. Read the parts separately, or write them in the same way."
                 )
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, files=self.files + other.files, shape=shape)
@@ -60,6 +63,7 @@ class Source:
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
+            **({} if self.pred is None else {"predicted labels": printable(self.pred)}),
             **({} if self.clusters is None else {"clusters": printable(self.clusters)}),
             **({"classes": [*map(printable, self.class_names[:_MAX_SHOWN]), *more]} if self.class_names else {}),
             "shape": list(self.shape),

@@ -1,16 +1,17 @@
-"""Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Requires pyarrow."""
+"""Readers of tables with named columns: `.csv`, `.tsv`, `.json`, `.jsonl` and `.parquet`. Requires pyarrow.
+
+A field of objects in a column `probs`, such as label -> probability, is a column too: `probs.cat`.
+"""
 
 import gzip
 import json
 import re
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from os.path import commonprefix
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
+from torchcalib.io.columns import class_columns, groups_of, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
@@ -27,8 +29,9 @@ from torchcalib.io.limits import (
     check_columns,
     check_samples,
     decoded_limit,
+    row_limit,
 )
-from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -42,6 +45,13 @@ _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
+_MAX_JSON = 64 * 2**20  # largest array of JSON in bytes, which is in memory as text
+_SPACE = re.compile(r"[\s,]*")
+_KEY = re.compile(r'\s*[{,]\s*"(?:[^"\\]|\\.)*+"\s*:\s*', re.DOTALL)
+_ROWS = re.compile(r"\[\s*[{\]]")
+_SEPARATOR = re.compile(rb'"?sep=[;,\t|]"?', re.IGNORECASE)
+DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
+"""Number in a table whose cells are separated by semicolons."""
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
 
 
@@ -52,19 +62,21 @@ class _Table(Reader):
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield record batches of about `count` rows. `dtypes` maps the names of the columns to their dtypes."""
 
-    def compose(self, columns: Sequence[str]) -> str:
-        """Combine columns, one per class, into an array, and return its name."""
-        array = _joined([self.arrays[name] for name in columns], "")
-        known = (other.name for other in self.arrays.values() if other.columns == array.columns)
-        name = next(known, array.name)
-        self.arrays.setdefault(name, array)
-        return name
+    def compose(self, columns: Sequence[str], labels: Collection[str] = (), wanted: Sequence[str] = ()) -> str:
+        """Combine columns of predictions, one per class, into an array, and return its name; see `class_columns`."""
+        found = class_columns(columns, labels, wanted)
+        stems = {parts[0] if (parts := split(name)) else "" for name in found.columns}
+        array = _joined(
+            [self.arrays[name] for name in found.columns], min(stems) if len(stems) == 1 else "", found.classes
+        )
+        self.arrays[array.name] = array
+        return array.name
 
     def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
         """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
-        dtypes = {column: array.percent or array.dtype for array in wanted for column in _columns(array)}
+        dtypes = {column: array.stored or array.dtype for array in wanted for column in _columns(array)}
         for batch in self.batches(dtypes, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
@@ -80,8 +92,8 @@ class _Table(Reader):
             values = piece.column(name)
             if not allow_missing:
                 self._check_present(name, values, start, 1)
-            if (array.percent or array.dtype) in TEXT:
-                return self._text(name, values)
+            if (array.stored or array.dtype) in TEXT:
+                return self._text(name, values, MAX_TEXT_BYTES if not array.stored else row_limit(self.paths))
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             if pa.types.is_primitive(values.type):
                 columns.append(_numbers(values))
@@ -109,7 +121,7 @@ class _Table(Reader):
         rows[present] = numbers
         return rows
 
-    def _text(self, name: str, values: Any) -> Text:
+    def _text(self, name: str, values: Any, most: int) -> Text:
         """Convert a column of text. Missing texts become empty. A long text in a dictionary is never repeated."""
         import torch
 
@@ -118,9 +130,9 @@ class _Table(Reader):
         used, codes = np.unique(indices, return_inverse=True)
         texts = values.dictionary.take(pa.array(used[used >= 0]))
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
-        if longest > MAX_TEXT_BYTES:
+        if longest > most:
             raise InputError(
-                f"Column `{name}` in `{self.label}` must contain text of at most {MAX_TEXT_BYTES:,} bytes, got "
+                f"Column `{name}` in `{self.label}` must contain text of at most {most:,} bytes, got "
                 f"{longest:,}. Save shorter names."
             )
         missing = [""] if (used < 0).any() else []  # -1 is the first of the sorted indices
@@ -136,14 +148,16 @@ class _Table(Reader):
 
 
 class Csv(_Table):
-    """Reader of text with a header line and comma-separated columns.
+    """Reader of text with a header line and columns separated by commas, or by semicolons with decimal commas.
 
     Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
-    `.gz` are decompressed in chunks.
+    `.gz` are decompressed in chunks. Cells in quotes may have several lines.
     """
 
     format = "csv"
-    delimiter: ClassVar[str] = ","
+    delimiter = ","
+    decimal_point = "."
+    skipped = 0  # lines before the header
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the first block of text, and count the rows."""
@@ -160,15 +174,25 @@ class Csv(_Table):
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
-        options["read_options"] = csv.ReadOptions(block_size=_BLOCK, use_threads=not options)
-        return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
+        wanted = csv.ConvertOptions(decimal_point=self.decimal_point, **options)
+        how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self.skipped)
+        form = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        return csv.open_csv(self.paths[0], how, form, wanted)
 
     def _check_separator(self) -> None:
-        """Raise if the first line contains separators of other formats only."""
+        """Find the separator, and raise if the first line contains those of other formats only."""
         with opened_text(self.paths[0]) as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
-        line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
+        lines = start.removeprefix(BOM_UTF8).lstrip(b"\r\n").splitlines() or [b""]
+        if _SEPARATOR.fullmatch(lines[0].strip()) and len(lines) > 1:  # written by Excel
+            self.skipped = 1
+            del lines[0]
+        line = lines[0]
+        if b";" in line and b"," not in line and self.format == "csv":
+            self.delimiter = ";"
+            cells = (cell for row in lines[1:100] for cell in row.split(b";"))
+            self.decimal_point = "," if any(map(DECIMAL_COMMA.fullmatch, cells)) else "."
         check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
         first = line[:_MAX_FIRST_LINE].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -176,7 +200,7 @@ class Csv(_Table):
         if self.delimiter in first or other is None:
             return
         remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
-            other, f"Write it with commas and decimal points; pandas.read_csv(path, sep='{other}') reads it."
+            other, f"Write it with commas; pandas.read_csv(path, sep='{other}') reads it."
         )
         raise InputError(
             f"`{self.label}` must separate columns by {words[self.delimiter]}, got {words[other]} in the first line, "
@@ -185,11 +209,8 @@ class Csv(_Table):
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text. `count` is ignored."""
-        wanted = csv.ConvertOptions(
-            include_columns=list(dtypes),
-            column_types={name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()},
-        )
-        with self._opened(convert_options=wanted) as file:
+        kinds = {name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()}
+        with self._opened(include_columns=list(dtypes), column_types=kinds) as file:
             for batch in file:
                 yield batch
                 del batch  # free the memory before the next batch is read
@@ -207,24 +228,33 @@ class Jsonl(_Table):
     """Reader of lines with one JSON object each, all with the same keys. The first lines determine the dtypes."""
 
     format = "jsonl"
+    _paths: dict[str, tuple[str, ...]]  # keys of the objects around each value, by the name of the column
 
     def inspect(self) -> Iterable[Array]:
         """Describe the keys in the first block of lines, and count the lines."""
         kinds: dict[str, set[str]] = {}
         widths: dict[str, int] = {}
+        self._paths = {}
+        orders: dict[str, list[str]] = {}  # of the keys of an object
+        unordered: set[str] = set()
         n = 0
         for block in self._blocks():
             lines = block.splitlines()
             if n == 0:
                 _check_encoding(self.label, block)
                 for line in lines:
-                    self._add_kinds(json.loads(line), kinds, widths)
+                    row = json.loads(line)
+                    self._add_kinds(row, kinds, widths)
+                    for key, value in row.items():
+                        if isinstance(value, dict) and orders.setdefault(key, [*value]) != [*value]:
+                            unordered.add(key)
             n += len(lines)
         described = []
         for name, found in kinds.items():
             shape = (n, widths[name]) if name in widths else (n,)
             found = {"float64"} if found == {"int64", "float64"} else found
-            described.append(Array(name, " and ".join(sorted(found)) or "null", shape))
+            dtype = " and ".join(sorted(found)) or "null"
+            described.append(Array(name, dtype, shape, is_unordered=self._paths[name][0] in unordered))
         return _with_composed(described)
 
     def _add_kinds(self, row: Any, kinds: dict[str, set[str]], widths: dict[str, int]) -> None:
@@ -234,7 +264,9 @@ class Jsonl(_Table):
         """
         if not isinstance(row, dict):
             raise ValueError(f"each line must be an object, got {type(row).__name__}")
-        for key, value in row.items():
+        for path, value in _fields(row):
+            key = ".".join(path)
+            self._paths.setdefault(key, path)
             items = value if isinstance(value, list) else [value]
             kinds.setdefault(key, set()).update(_kind_of(item) for item in items if item is not None)
             if isinstance(value, list):
@@ -244,16 +276,20 @@ class Jsonl(_Table):
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
-        fields = []
+        fields: dict[str, Any] = {}
         for name, dtype in dtypes.items():
-            kind = pa.type_for_alias(dtype)
-            fields.append((name, pa.list_(kind) if len(self.arrays[name].shape) > 1 else kind))
-        options = arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+            kind, inside = pa.type_for_alias(dtype), fields
+            for key in self._paths[name][:-1]:
+                inside = inside.setdefault(key, {})
+            is_list = len(self.arrays[name].shape) > 1 and not self.arrays[name].stored
+            inside[self._paths[name][-1]] = pa.list_(kind) if is_list else kind
+        schema = pa.schema(_struct(fields))
+        options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         for block in self._blocks():
             table = arrow_json.read_json(BytesIO(block), arrow_json.ReadOptions(block_size=2 * len(block)), options)
             if table.num_rows != len(block.splitlines()):
                 raise ValueError("each line must be one object, got several in a line")
-            yield from table.to_batches(max_chunksize=count)
+            yield from _flat(table).to_batches(max_chunksize=count)
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
@@ -278,6 +314,37 @@ class Jsonl(_Table):
             )
 
 
+class Json(Jsonl):
+    """Reader of an array of JSON objects, which may be a value of an object: `{"results": [...]}`; or of lines."""
+
+    format = "json"
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Yield blocks of lines with one object of the array each; see `Jsonl._blocks`."""
+        path = self.paths[0]
+        if path.stat().st_size > _MAX_JSON:
+            raise InputError(f"`{self.label}` must have at most 64 MiB, got more. Write one object per line to .jsonl.")
+        content = path.read_bytes()
+        _check_encoding(self.label, content)
+        self._check_depth(content)
+        text = content.decode("utf-8-sig")
+        start = _start_of_rows(text)
+        if start is None:
+            yield from super()._blocks()
+            return
+        block: list[str] = []
+        size = 0
+        while (found := _next_value(text, start)) is not None:
+            first, start = found
+            block.append(" ".join(text[first:start].splitlines()) + "\n")
+            size += start - first
+            if size > _BLOCK:
+                yield "".join(block).encode()
+                block, size = [], 0
+        if block:
+            yield "".join(block).encode()
+
+
 class Parquet(_Table):
     """Reader of parquet files. Only the columns in use are read."""
 
@@ -289,9 +356,11 @@ class Parquet(_Table):
         with self._opened() as file:
             check_samples(file.metadata.num_rows, self.paths, self.label)
             self.check_names(file.schema_arrow.names)
-            self._leaves = _leaves(file)
-            self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
-            return _with_composed([self._described(file, column) for column in file.schema_arrow])
+            columns = {name: kind for column in file.schema_arrow for name, kind in _leaf_columns(column)}
+            stored = iter(range(len(file.schema)))
+            self._leaves = {name: [next(stored) for _ in range(_n_leaves(kind))] for name, kind in columns.items()}
+            self._in_lists = {name for name, kind in columns.items() if pa.types.is_nested(kind)}
+            return _with_composed([self._described(file, name, kind) for name, kind in columns.items()])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -301,7 +370,8 @@ class Parquet(_Table):
         if has_prefixes:
             count = max(1, min(count, BUFFER // max(1, largest)))
         with self._opened(read_dictionary=None if has_prefixes else text) as file:
-            yield from file.iter_batches(batch_size=count, columns=list(dtypes))
+            for batch in file.iter_batches(batch_size=count, columns=list(dtypes)):
+                yield from _flat(pa.Table.from_batches([batch])).to_batches()
 
     def _footer(self) -> bytes:
         """Read the footer, which is followed by its length and a mark."""
@@ -320,26 +390,27 @@ class Parquet(_Table):
         """Open the file as a memory map. Otherwise all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True, **options)
 
-    def _described(self, file: Any, column: Any) -> Array:
-        kind, shape = column.type, (file.metadata.num_rows,)
+    def _described(self, file: Any, name: str, kind: Any) -> Array:
+        shape = (file.metadata.num_rows,)
         if pa.types.is_fixed_size_list(kind):
-            return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
+            return Array(name, _dtype(kind.value_type), (*shape, kind.list_size))
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            return Array(column.name, _dtype(kind), shape)
+            return Array(name, _dtype(kind), shape)
         dtype = _dtype(kind.value_type)
         if dtype not in FLOATS | WHOLE:
-            return Array(column.name, f"list<{dtype}>", shape)
+            return Array(name, f"list<{dtype}>", shape)
         try:
-            largest_group = self._check_pages([column.name])
+            largest_group = self._check_pages([name])
         except ValueError as error:
             advice = "Write smaller row groups: df.to_parquet(path, row_group_size=100_000)."
-            return Array(column.name, dtype, shape, f"must be less compressed: {error}. {advice}")
+            return Array(name, dtype, shape, f"must be less compressed: {error}. {advice}")
         per_row = max(1, largest_group // max(1, *shape))
-        for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name]):
-            lengths = pc.list_value_length(batch.column(0)).drop_null()
+        for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[name]):
+            column = _flat(pa.Table.from_batches([batch])).column(0)
+            lengths = pc.list_value_length(column).drop_null()
             if len(lengths) and lengths[0].as_py():
-                return Array(column.name, dtype, (*shape, lengths[0].as_py()))
-        return Array(column.name, dtype, (*shape, 0))
+                return Array(name, dtype, (*shape, lengths[0].as_py()))
+        return Array(name, dtype, (*shape, 0))
 
     def _check_pages(self, names: Sequence[str]) -> int:
         """Return the largest decoded size of columns in a row group, in bytes. Raise if it exceeds the limit."""
@@ -368,12 +439,16 @@ class Frame(_Table):
     advice = "Pass them separately: report(df[['NAME', ...]], df['NAME'])."
 
     def __init__(self, frame: Any) -> None:
+        cells = frame.items() if hasattr(frame, "items") else ()  # of pandas and of a dict; other objects have an order
+        self._unordered = tuple(f"{name}." for name, column in cells if _are_unordered(column))
+        if isinstance(frame, dict):
+            frame = pa.table({str(name): pa.array(column) for name, column in frame.items()})
         if hasattr(frame, "to_arrow"):  # polars
             frame = frame.to_arrow()
         if not isinstance(frame, pa.Table):
             named = frame.rename(columns=str)  # columns without names have numbers
             frame = pa.Table.from_pandas(named, preserve_index=False)
-        self._table = pa.table([_without_extension(column) for column in frame.columns], names=frame.column_names)
+        self._table = _flat(pa.table([*map(_without_extension, frame.columns)], names=frame.column_names))
         super().__init__()
 
     def inspect(self) -> Iterable[Array]:
@@ -389,9 +464,15 @@ class Frame(_Table):
         column, shape = self._table.column(name), (self._table.num_rows,)
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            return Array(name, _dtype(kind), shape)
+            return Array(name, _dtype(kind), shape, is_unordered=name.startswith(self._unordered))
         lengths = pc.list_value_length(column)
         return Array(name, _dtype(kind.value_type), (*shape, pc.max(lengths.slice(0, 1)).as_py() or 0))
+
+
+def _are_unordered(column: Any) -> bool:
+    """Return whether the cells of a column are objects with their keys in different orders."""
+    is_of_objects = isinstance(next(iter(column), None), dict)
+    return is_of_objects and len({tuple(cell) for cell in column if isinstance(cell, dict)}) > 1
 
 
 def _without_extension(column: Any) -> Any:
@@ -401,73 +482,92 @@ def _without_extension(column: Any) -> Any:
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
-READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
+READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Json, Jsonl, Parquet)}
 """Reader by file format."""
 
 
 def _with_composed(arrays: list[Array]) -> list[Array]:
     """Append one combined array per common stem of columns, such as `prob_0`, `prob_1` or `prob_cat`, `prob_dog`."""
-    by_number, by_class = defaultdict(list), defaultdict(list)
-    known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
-    keys = {array.key for array in arrays}
-    for array in arrays:
-        if len(array.shape) > 1:
-            continue
-        if parts := numbered(array.key):
-            by_number[parts[0]].append((parts[1], array.name, array))
-        elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
-            by_class[named[0]].append(array)
+    known, keys = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}, {array.key for array in arrays}
+    single = {array.name: array for array in arrays if len(array.shape) == 1 and array.key not in known}
     together = []
-    for stem, members in by_number.items():
-        ordered = sorted(members)
-        numbers = tuple(number for number, _, _ in ordered)
-        problem = ""
-        if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
-            found = ", ".join(map(str, numbers[:12]))
-            problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
-        if len(members) > 1:
-            together.append(_joined([array for _, _, array in ordered], stem, problem, is_numbered=True))
-    for stem, columns in by_class.items():
+    for stem, names in groups_of(single).items():
+        if stem in (keys if stem in TARGETS else ()) and not all(
+            name[len(stem) :].strip("_.").isdecimal() for name in names
+        ):
+            continue  # other columns about the target
+        found = class_columns(names)
+        columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}
         are_numbers = dtypes <= WHOLE if stem in TARGETS and dtypes & WHOLE else bool(dtypes & FLOATS)
-        if len(columns) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
-            together.append(_joined(columns, stem))
+        fits = dtypes <= FLOATS | WHOLE and are_numbers
+        if len(columns) > 1 and (fits or all(map(str.isdecimal, found.classes))):
+            together.append(_joined(columns, stem, found.classes))
     return arrays + together
 
 
-def _joined(columns: Sequence[Array], stem: str, problem: str = "", is_numbered: bool = False) -> Array:
-    """Combine columns, one per class, into one array, with class names unless the columns are numbered."""
+def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Array:
+    """Combine columns, one per class, into one array."""
     names = tuple(column.name for column in columns)
     dtypes = {column.dtype for column in columns}
     # In text files, a column without decimal points has an integer dtype.
     dtype = np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
+    problem = ""
     if lists := [column.name for column in columns if len(column.shape) > 1]:
         problem = f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column."
+    elif len({int(name) if name.isdecimal() else name for name in classes}) < len(classes):
+        problem = f"must be columns of different classes, got {quoted(names)}. Rename one."
     shape = (*columns[0].shape, len(columns))
-    return Array(
-        f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, () if is_numbered else _class_names(names, stem)
-    )
+    is_unordered = any(column.is_unordered for column in columns)
+    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes), is_unordered)
 
 
-def _class_names(names: Sequence[str], stem: str) -> tuple[str, ...]:
-    """Return the class names: column names without the stem, or without common prefix and suffix. () for numbers."""
-    parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
-    if not stem:
-        start = len(commonprefix(parts))  # noqa: RUF071 - names are not paths
-        while start and parts[0][start - 1] not in "_.:- ":
-            start -= 1
-        parts = [part[start:] for part in parts]
-        end = len(commonprefix([part[::-1] for part in parts]))  # noqa: RUF071
-        while end and parts[0][len(parts[0]) - end] not in "_.:- ":
-            end -= 1
-        parts = [part[: len(part) - end] for part in parts]
-    return () if all(part.isdecimal() for part in parts) else tuple(parts)
+def _flat(table: Any) -> Any:
+    """Return a table with a column for each field of objects, `probs.cat`."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
 
 
-def _leaves(file: Any) -> dict[str, list[int]]:
-    """Return the numbers of the stored columns for each column. A nested column has several."""
-    stored = iter(range(len(file.schema)))
-    return {column.name: [next(stored) for _ in range(_n_leaves(column.type))] for column in file.schema_arrow}
+def _leaf_columns(column: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name and type of a column, or of each field of objects."""
+    name = before + column.name
+    if not pa.types.is_struct(column.type):
+        yield name, column.type
+        return
+    for k in range(column.type.num_fields):
+        yield from _leaf_columns(column.type.field(k), f"{name}.")
+
+
+def _fields(row: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys and the value of each field of nested objects."""
+    for key, value in row.items():
+        if isinstance(value, dict) and value:
+            yield from _fields(value, (*before, key))
+        else:
+            yield (*before, key), value
+
+
+def _struct(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, pa.struct(_struct(kind)) if isinstance(kind, dict) else kind) for name, kind in fields.items()]
+
+
+def _next_value(text: str, start: int) -> tuple[int, int] | None:
+    """Return start and end of the next value of an array of JSON after `start`; None after the last value."""
+    space = _SPACE.match(text, start)
+    first = start if space is None else space.end()
+    return None if text[first : first + 1] == "]" else (first, json.JSONDecoder().raw_decode(text, first)[1])
+
+
+def _start_of_rows(text: str) -> int | None:
+    """Return the start of the first object in an array; None if the text is neither an array nor an object with one."""
+    start = len(text) - len(text.lstrip())
+    if text[start : start + 1] == "{":
+        while (match := _KEY.match(text, start)) is not None and not _ROWS.match(text, match.end()):
+            start = json.JSONDecoder().raw_decode(text, match.end())[1]
+        start = match.end() if match else len(text)
+    match = _ROWS.match(text, start)
+    return None if match is None else match.end() - 1
 
 
 def _n_leaves(kind: Any) -> int:

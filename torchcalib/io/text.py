@@ -1,14 +1,15 @@
 """Convert text labels, groups and clusters to numbers, and find the names of classes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from torchcalib.io.columns import MATCH_NAMES, ignored, positions, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
-from torchcalib.io.names import class_of, outcome_names
+from torchcalib.io.names import outcome_names
 from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
@@ -18,6 +19,13 @@ def first_row(wrong: Tensor) -> int | None:
     """Return the index of the first row that contains True, or None."""
     rows = wrong.reshape(len(wrong), -1).any(1)
     return int(rows.int().argmax()) if bool(rows.any()) else None
+
+
+def decimals_of(values: Tensor, most: int, tolerance: float) -> int | None:
+    """Return the smallest number of decimals to which all values are rounded; None if it exceeds `most`."""
+    wide = values.double()
+    rounded = ((k, (wide * 10**k).round() / 10**k) for k in range(most + 1))
+    return next((k for k, near in rounded if bool((near - wide).abs().le(tolerance).all())), None)
 
 
 def hashes_of(texts: Sequence[str]) -> Tensor:
@@ -44,24 +52,62 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
     return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64)[groups.codes], names
 
 
-def class_indices(labels: Text, names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
-    """Convert N text labels to class indices, int64 `(N,)`. `start` rows precede the first label.
+def class_indices(labels: Text, classes: Sequence[str], label: str, start: int, allow_missing: bool = False) -> Tensor:
+    """Convert text labels to class indices, int64 with the shape of the codes. `start` rows precede the first label.
 
     With `allow_missing`, an empty label becomes NaN in a float64 result; otherwise it raises an error.
     """
-    numbers: dict[str, float] = {name: k for k, name in enumerate(names)}
-    if allow_missing:
-        numbers[""] = torch.nan
-    stripped = [text.strip() for text in labels.names]
-    row = first_row(torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes])
-    if row is not None:
-        name = stripped[int(labels.codes[row])]
-        advice = "Correct the name, or pass all names with class_names=[...]." if name else FILL_IN
-        raise InputError(
-            f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
-        )
-    found = torch.tensor([float(numbers[name]) for name in stripped], dtype=torch.float64)[labels.codes]
+    names = [text.strip() for text in labels.names]
+    if not allow_missing:
+        check_present(torch.tensor([not name for name in names], dtype=torch.bool)[labels.codes], label, start)
+    try:
+        index = positions([name for name in names if name], classes) or {}
+    except ValueError as error:
+        row = first_row(torch.tensor([name not in ("", *classes) for name in names], dtype=torch.bool)[labels.codes])
+        raise InputError(f"{label} must contain {error} (row {start + int(row or 0) + 1}). {MATCH_NAMES}") from None
+    found = torch.tensor([float(index.get(name, torch.nan)) for name in names], dtype=torch.float64)[labels.codes]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
+
+
+def class_positions(target: Tensor, classes: Sequence[str], label: str, ignore_index: int | None) -> Tensor:
+    """Return the positions of the classes that whole labels name, with NaN for missing ones; see `columns.positions`.
+
+    The label `ignore_index` becomes the value of `columns.ignored`.
+    """
+    target = target.byte() if target.dtype == torch.bool else target
+    distinct = torch.unique(target[~target.isnan()])
+    kept = [int(x) for x in distinct.tolist() if x != ignore_index]
+    try:
+        index = positions(kept, classes)
+    except ValueError as error:
+        advice = "Pass ignore_index=-100. " * (-100 in kept)
+        raise InputError(f"{label} must contain {error}. {advice}{MATCH_NAMES}") from None
+    if index is None or not kept:
+        return target
+    mark = ignored(ignore_index, classes)
+    places = torch.tensor(
+        [index.get(int(x), mark) for x in distinct.tolist()], dtype=target.dtype, device=target.device
+    )
+    found = places[torch.searchsorted(distinct, target).clamp(max=len(places) - 1)]
+    return torch.where(target.isnan(), target, found)
+
+
+def check_present(is_missing: Tensor, label: str, start: int) -> None:
+    """Raise if a label is missing. `start` rows precede the first one."""
+    if (row := first_row(is_missing)) is not None:
+        raise InputError(f"{label} must contain a label in every row, got none in row {start + row + 1}. {FILL_IN}")
+
+
+def labels_in(readers: Sequence[Reader], target: str) -> Counter[str]:
+    """Return the number of rows with each text label; "" for missing labels."""
+    counts: Counter[str] = Counter()
+    for reader in readers:
+        for (labels,) in reader.stream([target], _BYTES_AT_ONCE, allow_missing=True):
+            for text, n in zip(
+                labels.names, torch.bincount(labels.codes, minlength=len(labels.names)).tolist(), strict=True
+            ):
+                counts[text.strip()] += n
+    return counts
 
 
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
@@ -99,7 +145,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
-    named = class_of(preds)
+    named = split(preds)
     if task == "binary" and named and named[1] in found:
         return (next(name for name in found if name != named[1]), named[1])
     means = torch.stack([sums[name] / counts[name] for name in found])

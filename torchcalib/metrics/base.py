@@ -23,13 +23,13 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.batch_summary import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
+from torchcalib.core.tasks import as_tensors
 from torchcalib.functional.estimator import (
     FUNCTION_OPTIONS,
     Better,
@@ -252,7 +252,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             refuse_if_synced(self, "update")
         is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
         if not is_plain or sample_weight is not None:
-            preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+            preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         if self._shared is None:
             p = self._read(self.input_format, preds, target, weights, self.estimator.detail)
             batch = self.kind.from_predictions(p)

@@ -9,11 +9,11 @@ from torch import Tensor
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
+from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
 from torchcalib.metrics.checkpoint import Description, read_state
@@ -163,7 +163,7 @@ class Bootstrapped(WrappedMetric[S]):
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         refuse_if_synced(self, "update")
         _, p = self._keyed_predictions(preds, target, weights)
         n = p.samples[-1]

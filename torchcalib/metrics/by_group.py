@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.group_samples import MAX_GROUPS, GroupedSample, GroupedSampleState
 from torchcalib.core.group_sums import SumsByGroup
 from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
+from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric, WrappedMetric, check_counts
@@ -53,7 +53,7 @@ class RowsInGroups(WrappedMetric[Any]):
         `role` distinguishes groups from clusters in the shared cache.
         """
         refuse_if_synced(self, "update")
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         key, p = self._keyed_predictions(preds, target, weights)
         groups = numbers(preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
         key = (*key, role, self.num_groups)

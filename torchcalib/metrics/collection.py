@@ -16,10 +16,10 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.batch_summary import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
 from torchcalib.io.saved import saved_bytes
 from torchcalib.metrics.base import CalibrationMetric, changes_by_summary

@@ -7,12 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from torchcalib.core.arguments import Task, task_by_position, task_of
-from torchcalib.core.arrays import as_tensors
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.kernel_blocks import BlockStats
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, Sums
-from torchcalib.core.tasks import cluster_ids, inferred_task
+from torchcalib.core.tasks import as_tensors, cluster_ids, infer_task
 from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, full_ece, mce, rmsce
 from torchcalib.functional.kernel import skce
 from torchcalib.functional.logistic import CoxCalibration, cox, spiegelhalter
@@ -419,7 +418,7 @@ def calibration_test(
         metric, preds, target = (None, metric, target) if preds is None else (None, metric, preds)
     preds, target, weights = as_tensors(preds, target, weights, sample_weight)
     if metric is None:
-        metric = ECE(inferred_task(preds, target, options) if task is None else task, **options)
+        metric = ECE(infer_task(preds, target, options) if task is None else task, **options)
     elif options or (task is not None and task_of(task) != metric.settings["task"]):
         name = next(iter(options), "task")
         raise TypeError(

@@ -196,7 +196,13 @@ class Source:
         positive = self.options.get("positive_classes")
         task, from_logits = self.options.get("task"), self.options.get("from_logits", False)
         return prepare(
-            preds, target, task, class_names=self.class_names, positive_classes=positive, from_logits=from_logits
+            preds,
+            target,
+            task,
+            class_names=self.class_names,
+            positive_classes=positive,
+            from_logits=from_logits,
+            ignore_index=self.options.get("ignore_index"),
         )
 
     def _computed(self, function: Callable[..., T]) -> T:

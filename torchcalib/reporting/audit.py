@@ -1,8 +1,8 @@
 """Audit a log of a language model: add its answers to a report for each definition of the confidence.
 
 Answers are read in blocks, and a `ReportBuilder` for each definition keeps sums only. The number of options, whether
-questions have several answers, and the scale of stated confidences determine the builders. If a later block contradicts
-the first ones, the log is read again from its start.
+questions have several answers, the scale of stated confidences, and which definitions have equal confidences determine
+the builders. If a later block contradicts the first ones, the log is read again from its start.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from typing import Any, TypedDict, Unpack, overload
+from functools import partial
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -21,21 +21,22 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_choice
 from torchcalib.core.sums import BinStats
+from torchcalib.display.words import listed, significant
 from torchcalib.functional.binned import ece, ece_from_bins
 from torchcalib.functional.estimator import factory_of
 from torchcalib.functional.stream import Stream
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.logs import Log, open_log
+from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
+from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.published import BENCHMARKS, published
-from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
-from torchcalib.results.report import Report
+from torchcalib.results.audit import Audit, AuditComparison, AuditedConfidence, AuditGroups
 
 _BLOCK = 2**15  # answers that are added at once
 _MAX_SCORES = 2**20  # scores of options that are added at once
@@ -45,12 +46,19 @@ _MAX_DISTINCT = 256  # distinct confidences that are counted, to find constant o
 _FEW = 20  # answers from which a frequent confidence is called a constant
 _OF_TOKENS = ("raw", "per_token", "first_token")  # confidences that follow from the sampled tokens
 _LARGE = 0.1  # ECE that an evaluation should detect
+_STATED = ("stated", "reported", "forecast")
 _LOW_SHARE = 0.5  # share of one confidence from which it is called a constant
 
 
 class AuditArguments(TypedDict, total=False):
     """Arguments of `audit` by name."""
 
+    confidence: str | None
+    correct: str | None
+    target: str | None
+    pred: str | None
+    id: str | None
+    gold: Any
     select: str | None
     scale: ScaleName | None
     words: Mapping[str, float] | None
@@ -63,12 +71,27 @@ class AuditArguments(TypedDict, total=False):
 
 
 @overload
-def audit(log: Any, **arguments: Unpack[AuditArguments]) -> Audit: ...
+def audit(log: Any, *, by: str, **arguments: Unpack[AuditArguments]) -> AuditGroups: ...
+
+
+@overload
+def audit(log: Any, *, by: None = None, **arguments: Unpack[AuditArguments]) -> Audit: ...
+
+
 @overload
 def audit(log: Any, other: Any, /, *others: Any, **arguments: Unpack[AuditArguments]) -> AuditComparison: ...
+
+
 def audit(
     log: Any,
     *others: Any,
+    confidence: str | None = None,
+    correct: str | None = None,
+    target: str | None = None,
+    pred: str | None = None,
+    id: str | None = None,  # noqa: A002
+    by: str | None = None,
+    gold: Any = None,
     select: str | None = None,
     scale: ScaleName | None = None,
     words: Mapping[str, float] | None = None,
@@ -78,20 +101,29 @@ def audit(
     with_intervals: bool = True,
     with_calibration: bool = True,
     names: Sequence[str] | None = None,
-) -> Audit | AuditComparison:
+) -> Audit | AuditGroups | AuditComparison:
     r"""Measure the calibration of a language model under each definition of the confidence that a log contains.
 
-    Recognised by content: samples of lm-eval, logs of Inspect, runs of HELM and HLE, responses of chat interfaces with
-    log-probabilities, and lines or tables of answers with confidences or probabilities by option. Several answers to a
-    question, such as epochs, are clusters: only different questions are independent. The frequency of the most frequent
-    answer is then a further confidence.
+    Recognised by content: samples of lm-eval, logs of Inspect, runs of HELM and HLE, predictions of OLMES, details of
+    LightEval, responses of chat interfaces with log-probabilities, and lines or tables of answers with confidences or
+    probabilities by option. Several answers to a question, such as epochs, are clusters: only different questions are
+    independent. The frequency of the most frequent answer is then a further confidence.
 
     With several logs, the answers to the same questions are compared in pairs; see `torchcalib.compare`.
 
     Args:
-        log: file (`.jsonl`, `.jsonl.gz`, `.eval`, `.json`, `.csv`, `.tsv`, `.parquet`), folder with one log, DataFrame,
-            or list of dicts.
+        log: file (`.jsonl`, `.jsonl.gz`, `.eval`, `.json`, `.csv`, `.tsv`, `.parquet`), DataFrame, or list of dicts.
+            A folder, a pattern such as `"samples_mmlu_*.jsonl"` or a list of files with one task each is pooled, with a
+            table by task.
         *others: further logs of the same questions.
+        confidence: field with the confidence, or the key of the definition that the sentence names, such as
+            `"choices_per_byte"`. None for this and the next fields searches for common names.
+        correct: field with whether the answer is right.
+        target: field with the right answer: the text, the letter or the index (from 0) of an option.
+        pred: field with the answer of the model.
+        id: field with the identifier of the question.
+        by: field whose values are reported apart, such as a model or a prompt. None pools them, with a remark.
+        gold: file, DataFrame or list of dicts with the right answer by question, or a dict from questions to answers.
         select: filter (lm-eval) or scorer (Inspect) whose answers are read; None for the first. The answers of
             different filters are never mixed.
         scale: `"percent"` or `"fraction"`, for stated confidences without a percent sign. None infers it from all of
@@ -106,8 +138,9 @@ def audit(
         names: names of several logs; None for the names of their files.
 
     Returns:
-        The audit, a mapping from definitions such as `"choices"` to their reports. Print it, or use `to_pandas`. For
-        several logs, an `AuditComparison`, a mapping from definitions to comparisons.
+        The audit, a mapping from definitions such as `"choices"` to their reports. Print it, or use `to_pandas`. With
+        `by`, an `AuditGroups`, a mapping from the values of the field to audits. For several logs, an
+        `AuditComparison`, a mapping from definitions to comparisons.
 
     Raises:
         InputError: if the file is not such a log, is damaged, or contains impossible values.
@@ -130,19 +163,24 @@ def audit(
     for word, p in (words or {}).items():
         if not 0 <= p <= 1:
             raise ValueError(f"`words` must contain confidences in [0, 1], got {shown(p)} for {shown(word)}.")
-    options = AuditOptions(n_bins, with_intervals, with_calibration, same or have_equal_text, as_published)
-    builders = []
-    for each in (log, *others):
-        layout = Layout(scale)
-        while True:
-            try:
-                builder = AuditBuilder(open_log(each, select, words), layout, options, keep=bool(others))
-                builder.read()
-                break
-            except _ContradictedError as error:
-                layout = error.layout
-        builders.append(builder)
-    return compared_audits(builders, names) if others else builders[0].audit()
+    if others and by is not None:
+        raise InputError("`by` must be None for several logs, got a field. Audit each log, or omit it to compare them.")
+    named = named_fields(confidence=confidence, correct=correct, target=target, pred=pred, id=id)
+    definition = "reported" if "confidence" in named else confidence
+    options = AuditOptions(
+        n_bins, with_intervals, with_calibration, same or have_equal_text, as_published, definition, scale
+    )
+    how: dict[str, Any] = {"fields": named, "by": by, "gold": None if gold is None else golds_of(gold, named)}
+    logs = [
+        read_log(partial(open_log, each, select, words, **how), options, keep=bool(others)) for each in (log, *others)
+    ]
+    if others:
+        return compared_audits([each.whole for each in logs], names)
+    if by is not None:
+        return AuditGroups(by=by, audits={name: builder.audit() for name, builder in logs[0].parts.items()})
+    found = logs[0].whole.audit()
+    tasks = {name: builder.audit() for name, builder in logs[0].parts.items()}
+    return replace(found, tasks=AuditGroups(by="task", audits=tasks)) if tasks else found
 
 
 def have_equal_text(a: str, b: str) -> bool:
@@ -159,24 +197,108 @@ class AuditOptions:
     with_calibration: bool
     same: Callable[[str, str], bool]
     as_published: str | None
+    definition: str | None = None  # that the sentence names; None for the first
+    scale: ScaleName | None = None  # chosen by the caller
 
 
 @dataclass(frozen=True)
 class Layout:
     """What the builders must know before the first answer."""
 
-    scale: ScaleName | None = None  # chosen by the caller
     width: int = 0  # largest number of options
+    has_repeated_names: bool = False  # whether a name of a question occurs several times
     repeats: bool = False  # whether a question has several answers
     scales: Mapping[str, Scale] = field(default_factory=dict)  # evidence on the scale of stated confidences, by source
+    distinct: frozenset[str] = frozenset()  # sources with other confidences than the sources before
 
 
-class _ContradictedError(Exception):
-    """A block contradicts the layout, which the attribute `layout` replaces."""
+class ReadLog(NamedTuple):
+    """The sums of a log: of all answers, and of those of each part if they are reported apart."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self.layout = layout
+    log: Log
+    whole: AuditBuilder
+    parts: Mapping[str, AuditBuilder]
+
+
+def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = False) -> ReadLog:
+    """Read a log as often as its layout needs: once, unless a later block contradicts the first ones.
+
+    Args:
+        opened: function that opens the log.
+        options: options of `audit`.
+        keep: keep the rows of each definition, for a comparison.
+    """
+    layouts: dict[str | None, Layout] = {}
+    while True:
+        log = opened()
+        builders = _builders_of(log, layouts, options, keep)
+        if not any(builder.is_contradicted for builder in builders.values()):
+            break
+        layouts = {part: builder.layout for part, builder in builders.items()}
+    if not builders or not any(builder.n_answers for builder in builders.values()):
+        raise InputError(_no_answers(log))
+    remarks = tuple(_check_target(log, builders))
+    for builder in builders.values():
+        builder.finish(remarks)
+    parts = {part: builder for part, builder in builders.items() if part is not None}
+    return ReadLog(log, next(iter(builders.values())), parts)
+
+
+def _builders_of(
+    log: Log, layouts: Mapping[str | None, Layout], options: AuditOptions, keep: bool
+) -> dict[str | None, AuditBuilder]:
+    """Return the sums of all answers, under None, and of each part, or of the parts only if `by` is given."""
+    by = log.options.by
+    builders: dict[str | None, AuditBuilder] = {}
+    with_texts = any(layout.has_repeated_names for layout in layouts.values())
+    for block in log.blocks(_BLOCK, with_texts=with_texts):
+        parts = [block.part] if by is not None else [None, block.part] if log.files else [None]
+        for part in parts:
+            if part not in builders:
+                is_whole = part is None or by is not None
+                builders[part] = AuditBuilder(log, part, layouts.get(part, Layout()), options, keep, is_whole)
+        if by is not None and len(builders) > MOST_SYSTEMS:
+            raise InputError(
+                f"`by` must have at most {MOST_SYSTEMS} values, got more in `{by}`. Name a field of systems, such as a "
+                "model."
+            )
+        fit = [builders[part].fits(block) for part in parts]
+        if all(fit) and not any(builder.is_contradicted for builder in builders.values()):
+            for part in parts:
+                builders[part].add(block)
+    return builders
+
+
+_SURE = 10  # rows from which a right answer that is always the choice of the model is suspicious
+
+
+def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iterator[str]:
+    """Yield a remark if the model is always right, and raise if the field of right answers may be its own answer."""
+    whole = [builders[None]] if None in builders else list(builders.values())
+    for source, what in (("probabilities", "the most probable option"), ("reported", "the answer of the model")):
+        event = "chosen" if source == "probabilities" else "answer"
+        found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
+        if not log.target or (source == "reported" and log.has_outcomes):
+            continue
+        n, right = (sum(total) for total in ([each.n for each in found], [each.n_right for each in found]))
+        if n < _SURE or right < n:
+            continue
+        if normal(log.target) in ANSWERS.chosen:
+            raise InputError(
+                f"`{log.path}` must have right answers that differ from those of the model, got the field "
+                f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "
+                "also if it is this field."
+            )
+        yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's answer."
+
+
+def _no_answers(log: Log) -> str:
+    names = quoted(log.alternatives)
+    if log.chosen is not None and log.chosen not in log.alternatives:
+        return f"`select` must be one of {names}, got {log.chosen!r}. Omit it to read the first."
+    counts = sum(log.counts_of.values(), Counter())
+    found = "; ".join(f"{reason}: {n}" for reason, n in counts.items()) or "none"
+    return f"`{log.path}` must contain at least one answer, got {found}. Check that the evaluation is complete."
 
 
 class _Documents:
@@ -213,15 +335,13 @@ class _Definition:
     n: int = 0
     n_impossible: int = 0  # outcomes that occurred with the probability 0
     n_rounded: int = 0  # confidences with at most 2 decimals
+    n_right: int = 0  # events that occurred
+    total: float = 0.0  # sum of the confidences
     problem: str = ""  # reason why the scale of the confidences is ambiguous
-    digest: Any = field(default_factory=blake2b)  # of all rows, whose report is computed once for equal definitions
 
     def update(self, preds: Tensor, target: Tensor, clusters: Tensor | None) -> None:
         """Add rows to the report."""
         self.builder.update(preds, target, clusters=clusters)
-        for each in (preds, target, clusters):
-            if each is not None:
-                self.digest.update(each.contiguous().numpy())
 
     def add(self, confidence: Tensor, correct: Tensor) -> None:
         """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
@@ -232,6 +352,8 @@ class _Definition:
         for index in (*np.flatnonzero(is_known), *new):
             self.values[float(found[index])] += int(numbers[index])
         self.n += len(confidence)
+        self.n_right += int(correct.sum())
+        self.total += float(confidence.sum())
         self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
 
 
@@ -254,7 +376,7 @@ class _SampledAnswers:
     def add(self, block: Block) -> None:
         """Add each answer to the first group whose first answer has the same meaning, or to a new one."""
         for index, text in block.texts.items():
-            groups = self._groups[block.documents[index]]
+            groups = self._groups[f"{block.documents[index]}\n{block.contents[index]}"]
             group = next((each for each in groups if self._same(each.text, text)), None)
             if group is None:
                 groups.append(group := _Group(text))
@@ -278,38 +400,36 @@ class _SampledAnswers:
 
 
 class AuditBuilder:
-    """Sums over one pass through a log. With `keep`, the rows of each definition too."""
+    """Sums over one pass through a log or a part of it. With `keep`, the rows of each definition too."""
 
-    def __init__(self, log: Log, layout: Layout, options: AuditOptions, keep: bool = False) -> None:
-        self.log, self.layout, self.options = log, layout, options
+    def __init__(
+        self, log: Log, part: str | None, layout: Layout, options: AuditOptions, keep: bool, with_each: bool
+    ) -> None:
+        self.log, self.part, self.layout, self.options = log, part, layout, options
+        self.with_each = with_each  # whether all options have a definition, and intervals and calibrators are computed
+        self.is_contradicted = False
         self.definitions: dict[tuple[str, str], _Definition] = {}
+        self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
         self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
         self.scales = dict(layout.scales)
         self.samples = _SampledAnswers(options.same)
+        self.omitted: Counter[str] = Counter()
+        self.remarks: Sequence[str] = ()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
 
-    def read(self) -> None:
-        """Read all answers."""
-        for block in self.log.blocks(_BLOCK, with_texts=self.layout.repeats):
-            if self.layout.repeats:
-                self.samples.add(block)
-            self._check_layout(block)
-            self._add(block)
-            self.n_answers += len(block)
-        if not self.n_answers:
-            names = quoted(self.log.alternatives)
-            if self.log.chosen is not None and self.log.chosen not in self.log.alternatives:
-                raise InputError(
-                    f"`select` must be one of {names}, got {self.log.chosen!r}. Omit it to read the first."
-                )
-            counts = "; ".join(f"{reason}: {n}" for reason, n in self.log.counts.items()) or "none"
-            raise InputError(
-                f"`{self.log.path}` must contain at least one answer, got {counts}. "
-                "Check that the evaluation is complete."
-            )
+    def add(self, block: Block) -> None:
+        """Add the answers of a block that fits the layout."""
+        if self.layout.repeats:
+            self.samples.add(block)
+        self._add(block)
+        self.n_answers += len(block)
+
+    def finish(self, remarks: Sequence[str]) -> None:
+        """Add the frequencies of sampled answers, if they are of one system, and remarks on the log."""
+        self.remarks = remarks
         # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
         scale = self.scales.get("reported")
         if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
@@ -317,11 +437,29 @@ class AuditBuilder:
                 f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
                 "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
             )
-        if self.layout.repeats:
-            found = list(self.samples.majorities(self.log.counts))
+        if self.layout.repeats and not self.pooled:
+            found = list(self.samples.majorities(self.omitted))
             if found:
                 confidence, correct = torch.tensor(found, dtype=torch.float64).unbind(1)
                 self._add_confidences("frequency", "most frequent", confidence, correct.long(), None)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Numbers of rows by finding."""
+        of_parts = self.log.counts_of
+        logged = sum(of_parts.values(), Counter()) if self.part is None else of_parts.get(self.part, Counter())
+        return logged + self.omitted
+
+    @property
+    def pooled(self) -> Mapping[str, set[Any]]:
+        """Values of the fields that name systems, of which the answers of several are pooled."""
+        found: dict[str, set[Any]] = {}
+        for part, systems in self.log.systems.items():
+            for name, values in systems.items():
+                if self.part in (None, part) and name != self.log.options.by:
+                    found[name] = found.get(name, set()) | values
+        most = min(MOST_SYSTEMS, self.n_answers // 2)
+        return {name: values for name, values in found.items() if 2 <= len(values) <= most}
 
     def audit(self) -> Audit:
         """Return the results."""
@@ -332,6 +470,7 @@ class AuditBuilder:
         return Audit(
             kind=self.log.kind,
             file=self.log.path.name,
+            part="" if self.part is None else self.part,
             chosen=chosen,
             others=tuple(name for name in names if name != chosen),
             n_answers=self.n_answers,
@@ -339,8 +478,10 @@ class AuditBuilder:
             n_options=(self.fewest, self.layout.width),
             n_bins=self.options.n_bins,
             nll_of_truth=-self.truth[0] / n_truth if n_truth else math.nan,
-            counts=dict(self.log.counts),
-            confidences=tuple(self._audited()),
+            counts=dict(self.counts),
+            confidences=self._audited(),
+            fields=self.log.fields,
+            pooled={name: len(values) for name, values in self.pooled.items()},
             notes=tuple(self._notes()),
             published=None if benchmark is None else published(benchmark, *self.stated),
         )
@@ -349,25 +490,36 @@ class AuditBuilder:
         if not self.definitions:
             yield (
                 "The log contains no confidence of an answer that is known to be right or wrong. "
-                "Its calibration cannot be measured."
+                f"Its calibration cannot be measured. {self.log.advice}".rstrip()
             )
+        for name, values in self.pooled.items():
+            some = listed([*map(str, sorted(values, key=str)[:5]), *["others"] * (len(values) > 5)])
+            yield (
+                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to "
+                "report each apart."
+            )
+        yield from self.remarks
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 
-    def _check_layout(self, block: Block) -> None:
-        repeats = self.documents.add(block.documents)
+    def fits(self, block: Block) -> bool:
+        """Return True if a block agrees with the layout, and adapt the layout. If not, the log must be read again."""
+        known = self.layout
+        has_texts = block.with_texts
+        is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)
         for source, stated in block.stated.items():
-            before = self.scales.get(source, Scale(self.layout.scale))
+            before = self.scales.get(source, Scale(self.options.scale))
             self.scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
         sizes = [np.asarray(scores.sizes) for scores in block.scores.values()]
-        known = self.layout
-        needed = replace(
+        self.layout = replace(
             known,
             width=max([known.width, *(int(each.max()) for each in sizes)]),
-            repeats=known.repeats or repeats,
+            has_repeated_names=known.has_repeated_names or is_repeated,
+            repeats=known.repeats or (is_repeated and known.has_repeated_names and has_texts),
             scales={**known.scales, **self.scales},
+            distinct=known.distinct | self._distinct_in(block),
         )
-        if needed.width > _MAX_OPTIONS:
+        if self.layout.width > _MAX_OPTIONS:
             n, row = next(
                 (n, row)
                 for scores in block.scores.values()
@@ -378,13 +530,38 @@ class AuditBuilder:
                 f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
                 f"{shown(block.documents[row])}. Keep the options of the question only."
             )
-        is_contradicted = needed.width > known.width or any(
+        is_contradicted = self.layout.width > known.width or any(
             self.scales[source].name != before.name for source, before in known.scales.items()
         )
-        if needed.repeats != known.repeats or (is_contradicted and self.n_answers):
-            raise _ContradictedError(needed)
-        self.layout = needed
-        self.fewest = min([self.fewest or needed.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
+        has_changed = (self.layout.has_repeated_names, self.layout.repeats, self.layout.distinct) != (
+            known.has_repeated_names, known.repeats, known.distinct
+        )  # fmt: skip
+        self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
+        self.fewest = (
+            min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
+        )
+        return not self.is_contradicted
+
+    def _distinct_in(self, block: Block) -> set[str]:
+        """Return the sources that had the confidences of an earlier one until this block."""
+        columns: dict[str, tuple[Array, ...]] = {}
+        for source, scores in block.scores.items():
+            columns[source] = np.asarray(scores.rows), np.asarray(scores.sizes), np.asarray(scores.values)
+        for source, confidences in block.confidences.items():
+            columns[source] = np.asarray(confidences.rows), np.asarray(confidences.values)
+        ordered = [source for source in CONFIDENCES if source in columns]
+        for k, source in enumerate(ordered):
+            if source in self.layout.distinct or source in self.same_as or self.n_answers:
+                continue
+            others = (each for each in ordered[:k] if each not in self.same_as)
+            same = next((each for each in others if _are_equal(columns[source], columns[each])), None)
+            if same is not None:
+                self.same_as[source] = same
+        return {
+            source
+            for source, same in self.same_as.items()
+            if (source in columns or same in columns) and not _are_equal(columns.get(source), columns.get(same))
+        }
 
     def _add(self, block: Block) -> None:
         correct, truth = np.asarray(block.correct), np.asarray(block.truth)
@@ -405,14 +582,18 @@ class AuditBuilder:
         }
         for reason, which in reasons.items():
             if which.any():
-                self.log.counts[f"options without an event: {reason}"] += int(which.sum())
+                self.omitted[f"options without an event: {reason}"] += int(which.sum())
         # Without repeated questions, the number of an answer identifies its question.
-        questions = hashes_of(block.documents) if self.layout.repeats else self.n_answers + torch.arange(len(block))
+        questions = hashes_of(block.questions) if self.layout.repeats else self.n_answers + torch.arange(len(block))
         for source, scores in block.scores.items():
+            if source in self.same_as:
+                continue
             for part in _parts_of(block, scores, self.layout.width):
                 self._add_options(source, scores.is_log, part, block, questions)
         confidences = {
-            source: (np.asarray(each.rows), np.asarray(each.values)) for source, each in block.confidences.items()
+            source: (np.asarray(each.rows), np.asarray(each.values))
+            for source, each in block.confidences.items()
+            if source not in self.same_as
         }
         found, last = {}, np.full(len(block), math.nan)
         for source in self.log.stated:
@@ -451,7 +632,8 @@ class AuditBuilder:
         self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor, from_logits: bool
     ) -> None:
         if self.kept is not None:
-            documents = [block.documents[row] for row in rows]
+            names = block.questions if self.layout.has_repeated_names and not self.layout.repeats else block.documents
+            documents = [names[row] for row in rows]
             self.kept[source, event].append(EventRows(documents, preds, target, from_logits))
 
     def _add_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block, questions: Tensor) -> None:
@@ -482,6 +664,8 @@ class AuditBuilder:
         chosen.add(confidence, (top == target).long())
         of_truth = scores.gather(1, target.unsqueeze(1))
         chosen.n_impossible += int((of_truth == lowest).sum())
+        if not self.with_each:
+            return
         each = self._definition(source, "each", task="binary", from_logits=is_log)
         is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
         of_each = log_odds(scores)[held] if is_log else probs[held]
@@ -495,39 +679,62 @@ class AuditBuilder:
             builder = ReportBuilder(
                 **format_options,
                 n_bins=self.options.n_bins,
-                with_intervals=self.options.with_intervals,
-                with_calibration=self.options.with_calibration,
+                with_intervals=self.options.with_intervals and self.with_each,
+                with_calibration=self.options.with_calibration and self.with_each,
             )
             estimator = factory_of(ece)(task="binary", n_bins=self.options.n_bins)
             bins = Stream(estimator.streamed(None))
             self.definitions[source, event] = _Definition(source, event, builder, bins)
         return self.definitions[source, event]
 
-    def _audited(self) -> Iterator[AuditedConfidence]:
-        order, reports = list(CONFIDENCES), dict[tuple[str, bytes], Report]()
-        for definition in sorted(self.definitions.values(), key=lambda each: order.index(each.source)):
+    def _audited(self) -> tuple[AuditedConfidence, ...]:
+        found = []
+        for definition in self.definitions.values():
             refusal = _refusal(definition)
-            report = None
-            if not refusal:
-                # Log-probabilities per character and per byte are equal for ASCII text.
-                rows = str(definition.builder.settings), definition.digest.digest()
-                if rows not in reports:
-                    reports[rows] = definition.builder.report()
-                report = reports[rows]
+            equal = [source for source, same in self.same_as.items() if same == definition.source]
             # The simulated outcomes are independent.
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
             if not refusal and not is_clustered:
                 detectable = detectable_ece(definition.bins.statistic())
-            scale = self.scales.get(definition.source)
-            yield AuditedConfidence(
-                source=definition.source,
-                event=definition.event,
-                report=report,
-                detectable=detectable,
-                marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
-                scale="" if scale is None else scale.rule,
+            # Degenerate confidences are equal by their values, and not by their definitions.
+            for source in [definition.source, *equal] if refusal else [definition.source]:
+                scale = self.scales.get(source)
+                found.append(
+                    AuditedConfidence(
+                        source=source,
+                        event=definition.event,
+                        report=None if refusal else definition.builder.report(),
+                        equal=() if refusal else tuple(equal),
+                        mean=definition.total / definition.n if definition.n else math.nan,
+                        frequency=definition.n_right / definition.n if definition.n else math.nan,
+                        detectable=detectable,
+                        marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
+                        scale="" if scale is None else scale.rule,
+                        field=self.log.options.fields.get("confidence", "") if source in _REPORTED else "",
+                    )
+                )
+        found.sort(key=lambda each: list(CONFIDENCES).index(each.source))
+        wanted = self.options.definition
+        if wanted == "reported" and not any(each.source == "reported" for each in found):
+            wanted = "forecast" if any(each.source == "forecast" for each in found) else None
+        if wanted is None:
+            return tuple(found)
+        first = [each for each in found if wanted in (each.source, *each.equal)]
+        if not first and self.part is None:
+            raise InputError(
+                f"`confidence` must be a field or a definition in the log, got {shown(wanted)}. Definitions are "
+                f"{quoted(each.source for each in found)}."
             )
+        return (*first, *(each for each in found if each not in first))
+
+
+_REPORTED = ("reported", "forecast")
+
+
+def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
+    """Return True for equal columns."""
+    return a is not None and b is not None and all(map(np.array_equal, a, b)) and len(a) == len(b)
 
 
 def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[tuple[Any, ...]]:
@@ -567,7 +774,10 @@ def _refusal(definition: _Definition) -> str:
             "Degenerate: every probability is 1. The log-probabilities seem to be those of sampling at temperature 0, "
             "not of the model. Its calibration cannot be measured."
         )
-    return f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy could be measured."
+    return (
+        f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy, "
+        f"{significant(definition.n_right / definition.n)}, is known."
+    )
 
 
 def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterator[str]:
@@ -581,7 +791,12 @@ def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterato
         )
     (value, times), n = definition.values.most_common(1)[0], definition.n
     if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
-        yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, which may stand for a missing value."
+        why = (
+            "a usual number of stated confidences"
+            if definition.source in _STATED
+            else "which may stand for a missing value"
+        )
+        yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, {why}."
     if definition.n_impossible:
         is_rounded = definition.n_rounded == n and definition.source != "frequency"
         rounded = " Probabilities are rounded to 2 decimals." if is_rounded else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_in_all_batches
-from torchcalib.core.arrays import as_tensors, check_has_values
+from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     ClusteredSample,
@@ -37,7 +37,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.core.tasks import check_name_count, per_sample
+from torchcalib.core.tasks import as_tensors, check_name_count, per_sample
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
@@ -123,7 +123,7 @@ class ReportBuilder(Builder):
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
                 different clusters are treated as independent. Pass clusters with all batches or with none.
         """
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self._format.conversion)
         check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
         evidence = replace(self._evidence)

@@ -16,7 +16,7 @@ def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:
         from_logits=source.from_logits,
         class_axis=-1,  # the last axis in a file contains the classes
         class_names=source.class_names or None,
-        **settings,
+        **{**settings, "ignore_index": files.ignore_index},
     )
 
 
@@ -27,7 +27,9 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
-    files = open_predictions(paths, **opening)
+    shared: dict[str, Any] = {name: settings[name] for name in ("nan_policy", "ignore_index") if name in settings}
+    given: dict[str, Any] = {**opening, **shared}
+    files = open_predictions(paths, **given)
     builder = builder_for(files, **settings)
     for rows in files.chunks(PIECE_BYTES):
         builder.update(**vars(rows))

@@ -2,99 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchcalib._version import __version__
 from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
 from torchcalib.display.words import count, listed, p_words, significant
+from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
-from torchcalib.io.saved import write_all, write_whole
-from torchcalib.results.base import SCHEMA_VERSION, above, plain, today
+from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
 from torchcalib.results.comparison import Comparison, system_table
 from torchcalib.results.report import Report
-
-_OPTIONS = "each option of the question, given by the task"
-_GENERATED = "the generated answer"
-_PROMPT = "the prompt of the task; for each token also the earlier tokens of the scored answer"
-
-
-class ConfidenceWords(NamedTuple):
-    """Words for one source of confidences, for its definition card (arXiv 2605.27752 has the checklist)."""
-
-    name: str
-    formula: str
-    scored: str = _OPTIONS  # the answer to which the confidence belongs
-    context: str = _PROMPT  # the text on which the probability is conditioned
-
-
-CONFIDENCES: Mapping[str, ConfidenceWords] = {
-    "choices": ConfidenceWords(
-        "choices", "probability of an option, exp(sum of its token log-probabilities), divided by the sum over options"
-    ),
-    "choices_per_character": ConfidenceWords(
-        "choices, per character", "exp(log-probability of an option / its characters), divided by the sum over options"
-    ),
-    "choices_per_byte": ConfidenceWords(
-        "choices, per byte", "exp(log-probability of an option / its bytes in UTF-8), divided by the sum over options"
-    ),
-    "option_letters": ConfidenceWords(
-        "letters of options",
-        "probability of the letter as the first token, divided by the sum over all letters",
-        "the letter of each option, as the first token of an answer",
-        "the prompt of the task",
-    ),
-    "first_token_options": ConfidenceWords(
-        "options as first token",
-        "probability of the option as the first token, divided by the sum over all options",
-        "each option, as the first token of an answer",
-        "the prompt of the task",
-    ),
-    "probabilities": ConfidenceWords(
-        "probabilities by option",
-        "probability of an option as logged, divided by the sum over options",
-        _OPTIONS,
-        "not in the log",
-    ),
-    "raw": ConfidenceWords(
-        "sequence",
-        "exp(sum of the token log-probabilities of the answer)",
-        _GENERATED,
-    ),
-    "per_token": ConfidenceWords(
-        "per token",
-        "exp(mean of the token log-probabilities of the answer)",
-        _GENERATED,
-    ),
-    "first_token": ConfidenceWords(
-        "first token",
-        "exp(log-probability of the first token of the answer)",
-        _GENERATED,
-    ),
-    "stated": ConfidenceWords(
-        "stated",
-        "confidence that the text of the answer states",
-        _GENERATED,
-        "the prompt, which asks for a confidence; the answer that precedes it",
-    ),
-    "reported": ConfidenceWords(
-        "reported",
-        "confidence that the log reports for the answer",
-        _GENERATED,
-        "not in the log: how the confidence was obtained must be reported with it",
-    ),
-    "frequency": ConfidenceWords(
-        "frequency",
-        "fraction of the sampled answers to a question that agree with the most frequent one",
-        "the most frequent one of the sampled answers",
-        "the prompt of the task; answers are sampled independently",
-    ),
-}
-"""Words for the confidences that logs contain, in the order of the table of an audit."""
 
 EVENTS = {
     "chosen": "the option of greatest confidence is right",
@@ -113,6 +35,10 @@ class AuditedConfidence:
         source: key in `CONFIDENCES`.
         event: key in `EVENTS`.
         report: report of these confidences; None if they are degenerate.
+        equal: further sources with the same confidences, such as `"choices_per_byte"` for ASCII text.
+        mean: mean confidence.
+        frequency: frequency of the event: the accuracy of the answers with this confidence, except for all options.
+        field: field of the log that the caller named; empty for none.
         detectable: smallest ECE that a test at level 5% calls significant for these confidences: the 95% quantile of
             ECE for a calibrated model. NaN without a report.
         marks: reasons why the numbers are not what they seem, as sentences.
@@ -122,6 +48,10 @@ class AuditedConfidence:
     source: str
     event: str
     report: Report | None
+    equal: tuple[str, ...] = ()
+    mean: float = math.nan
+    frequency: float = math.nan
+    field: str = ""
     detectable: float = math.nan
     marks: tuple[str, ...] = ()
     scale: str = ""
@@ -132,9 +62,39 @@ class AuditedConfidence:
         return f"{self.source}/each" if self.event == "each" else self.source
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """`key`, and the keys of the definitions that have the same confidences."""
+        return (self.key, *(f"{source}{self.key[len(self.source) :]}" for source in self.equal))
+
+    @property
     def name(self) -> str:
-        """Name of the confidence in tables."""
-        return CONFIDENCES[self.source].name
+        """Name of the confidence in tables, with those of equal ones."""
+        return " = ".join(_short(CONFIDENCES[source].name, k) for k, source in enumerate((self.source, *self.equal)))
+
+    @property
+    def direction(self) -> str:
+        """Sign of the mean confidence minus the frequency of the event, in words; empty if both round to one number.
+
+        All options of a question are neither over- nor under-confident: their probabilities sum to 1.
+        """
+        if self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
+            return ""
+        line = None if self.report is None else self.report.line("ece")
+        is_significant = line is None or line.p_value is None or line.p_value < _LEVEL
+        word = "over-confident" if self.mean > self.frequency else "under-confident"
+        return word if is_significant else f"{word}, not significant"
+
+    @property
+    def means(self) -> str:
+        """Mean confidence and frequency of the event, with the direction of their difference."""
+        outcome = "frequency of the event" if self.source == "forecast" else "accuracy"
+        direction = f" ({self.direction})" if self.direction else ""
+        return f"mean confidence {significant(self.mean)}, {outcome} {significant(self.frequency)}{direction}"
+
+    @property
+    def happens(self) -> str:
+        """Event whose probability the confidence is, in words."""
+        return "the event occurs" if self.source == "forecast" else EVENTS[self.event]
 
     def value(self, key: str) -> float:
         """Return a value of the report by its key; NaN if it has none."""
@@ -144,14 +104,19 @@ class AuditedConfidence:
     @property
     def definition(self) -> str:
         """Definition of the confidence, and the event whose probability it is."""
-        return f"{CONFIDENCES[self.source].formula}; event: {EVENTS[self.event]}"
+        field = f" (field `{self.field}`)" if self.field else ""
+        return f"{CONFIDENCES[self.source].formula}{field}; event: {self.happens}"
 
     def card(self, n_answers: int) -> dict[str, str]:
         """Return the definition card of the numbers: what a publication must state beside them."""
         words, card = CONFIDENCES[self.source], {}
-        card = {"confidence": words.formula, "scored answer": words.scored, "context": words.context}
+        card = {
+            "confidence": self.definition.rpartition("; event: ")[0],
+            "scored answer": words.scored,
+            "context": words.context,
+        }
         card |= {"scale": self.scale} if self.scale else {}
-        card["event"] = EVENTS[self.event]
+        card["event"] = self.happens
         line = None if self.report is None else self.report.line("ece")
         if self.report is None or line is None:
             return card
@@ -196,7 +161,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Audit(Mapping[str, AuditedConfidence], Tabular):
+class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
     """Calibration of the answers in a log under each definition of the confidence; see `torchcalib.audit`.
 
     An audit is a mapping from the keys of `AuditedConfidence` to the results.
@@ -204,6 +169,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
     Attributes:
         kind: program that wrote the log.
         file: name of the file.
+        part: value of `by`, or the task, to which all answers belong; empty for all answers.
         chosen: filter or scorer whose answers were read; empty if the log has none.
         others: further filters or scorers of the log.
         n_answers: number of answers.
@@ -213,6 +179,9 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         nll_of_truth: mean negative log-probability of the right answer, if the log contains nothing else; else NaN.
         counts: numbers of rows by finding, such as those that were left out.
         confidences: the results, in the order of the table.
+        fields: names of the fields of the log by their role, in words, and of those that are not used.
+        pooled: number of values of each field that names systems, such as models, whose answers are pooled.
+        tasks: audits by task, if the log has several.
         notes: sentences on the log.
         published: the number of a benchmark, if `as_published` names one.
         version, created: version of torchcalib, and date as yyyy-mm-dd.
@@ -229,6 +198,10 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
     nll_of_truth: float
     counts: Mapping[str, int]
     confidences: tuple[AuditedConfidence, ...]
+    part: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    pooled: Mapping[str, int] = field(default_factory=dict)
+    tasks: AuditGroups | None = None
     notes: tuple[str, ...] = ()
     published: Published | None = None
     version: str = __version__
@@ -236,7 +209,7 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
 
     def __getitem__(self, key: str) -> AuditedConfidence:
         for each in self.confidences:
-            if each.key == key:
+            if key in each.keys:
                 return each
         raise KeyError(f"`key` must be one of {quoted(self) if len(self) else 'no keys'}, got {shown(key)}.")
 
@@ -258,11 +231,16 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         low, high = self.n_options
         parts += [f"{low} options" if low == high else f"{low} to {high} options"] * bool(high)
         parts += [f"{self.chosen!r} of {listed([self.chosen, *self.others])}"] * bool(self.others)
+        parts += [f"{len(self.tasks)} tasks pooled"] if self.tasks is not None else []
+        parts += [f"{n} values of `{name}` pooled" for name, n in self.pooled.items()]
         return ", ".join(parts)
 
     @property
     def sentence(self) -> str:
-        """A sentence for a paper, on the first definition that is not degenerate; empty without any."""
+        """A sentence for a paper; empty without a report.
+
+        It is on the definition that the caller chose, or on the first one that is not degenerate.
+        """
         each = next((each for each in self.confidences if each.report is not None), None)
         if each is None or each.report is None:
             return ""
@@ -278,69 +256,52 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
             rows = f"{count(n)} of {rows}"
         rows += f" to {count(self.n_documents)} questions, which are clusters" if self.clustered else ""
         rows = f"{count(n)} questions" if each.event == "most frequent" else rows
+        rows += f", {self.chosen!r}" if self.others else ""
+        means = "" if each.event == "each" else f" {each.means[0].upper()}{each.means[1:]}."
+        pooled = "".join(f" The {n} values of `{name}` are pooled." for name, n in self.pooled.items())
+        pooled += f" {len(self.tasks)} tasks are pooled." if self.tasks is not None else ""
         return (
             f"The expected calibration error was {significant(line.value)} ({self.n_bins} equal-width bins{floor}"
-            f"{p_value}; {rows}), with the confidence defined as {each.definition}."
+            f"{p_value}; {rows}), with the confidence defined as {each.definition}.{means}{pooled}"
         )
 
     def layout(self) -> Table:
         """Return the table of all definitions."""
-
-        def number(header: str, key: str) -> Column:
-            return Column(header, lambda each: _number(each.value(key)), data={key: lambda each: each.value(key)})
-
-        def of_ece(each: AuditedConfidence, name: str) -> float:
-            line = None if each.report is None else each.report.line("ece")
-            found = None if line is None else getattr(line, name)
-            return math.nan if found is None else float(found)
-
-        def p_value(each: AuditedConfidence) -> Cell:
-            found = of_ece(each, "p_value")
-            return Cell() if math.isnan(found) else Cell(p_words(found), found)
-
-        def gain(each: AuditedConfidence) -> Cell:
-            found = None if each.report is None else each.report.decision.gain
-            is_known = found is not None and not math.isnan(found)
-            return Cell(f"{found:.1f}%".replace("-", "−"), found) if is_known else Cell()
-
-        columns = [
-            Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
-            Column("event", lambda each: Cell(each.event), is_number=False),
-            Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
-            number("accuracy", "accuracy"),
-            number("NLL", "nll"),
-            number("Brier score", "brier"),
-            number("ECE", "ece"),
-            Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
-            Column("significant from", lambda each: _number(each.detectable), shown="wide"),
-            Column("p", p_value),
-            number("AUROC", "correctness_auroc"),
-            number("accuracy at 80%", "accuracy_at_coverage"),
-            Column("gain of calibration", gain, shown="wide"),
-        ]
-        return Table.from_items(columns, {"": self.confidences}, index=("confidence", "event"))
+        return Table.from_items(_columns(), {"": self.confidences}, index=("confidence", "event"))
 
     def __str__(self) -> str:
         """Return the description of the log, the table and all remarks as plain text."""
         marks = [f"{each.name} ({each.event}): {mark}" for each in self.confidences for mark in each.marks]
         findings = [f"{reason}: {count(n)}" for reason, n in self.counts.items()]
         cards = [f"{each.name} ({each.event}): {each.definition}." for each in self.confidences]
-        blocks = [[self.input_line], [Tabular.__str__(self)] * bool(self.confidences), marks, list(self.notes)]
+        read = "; ".join(f"{role}: {names}" for role, names in self.fields.items())
+        blocks = [
+            [self.input_line],
+            [f"Fields: {read}."] * bool(read),
+            [Tabular.__str__(self)] * bool(self.confidences),
+            marks,
+            list(self.notes),
+        ]
         blocks += [[self.published.sentence] if self.published else []]
         blocks += [findings, cards, [self.sentence] * bool(self.sentence)]
+        blocks += [[EXPLAINED]] if self.confidences else []
+        blocks += [[Tabular.__str__(self.tasks)]] if self.tasks is not None else []
         return "\n\n".join("\n".join(block) for block in blocks if block)
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; see `Report.to_dict`."""
-        found = {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "confidences"}
+        names = [each.name for each in dataclasses.fields(self) if each.name not in ("confidences", "tasks")]
+        found = {name: plain(getattr(self, name)) for name in names}
+        found["tasks"] = None if self.tasks is None else self.tasks.to_dict()
         found["confidences"] = {
             each.key: {
                 "definition": each.definition,
                 "card": each.card(self.n_answers),
                 "event": each.event,
+                "equal": list(each.keys[1:]),
+                "mean_confidence": plain(each.mean),
+                "frequency": plain(each.frequency),
+                "direction": each.direction,
                 "detectable": plain(each.detectable),
                 "marks": list(each.marks),
                 "report": None if each.report is None else each.report.to_dict(),
@@ -348,10 +309,6 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
             for each in self.confidences
         }
         return {"schema_version": SCHEMA_VERSION, **found, "sentence": self.sentence}
-
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
@@ -367,22 +324,75 @@ class Audit(Mapping[str, AuditedConfidence], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed, for a page or a folder.
         """
-        writers: dict[str, Callable[[], str]] = {
-            ".html": lambda: above("torchcalib.reporting.render.html:render_audit")(self),
-            ".json": lambda: f"{self.to_json()}\n",
-            ".md": lambda: f"{self.to_markdown()}\n",
-            ".tex": lambda: f"{self.to_latex()}\n",
-        }
-        place = Path(path)
-        if place.suffix.lower() not in writers:
-            place.mkdir(parents=True, exist_ok=True)
-            return write_all(place, above("torchcalib.reporting.render.html:audit_files")(self, pages))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return (write_whole(place, writers[place.suffix.lower()]().encode()),)
+        return self._save(path, lambda: _html("render_audit")(self), lambda: _html("audit_files")(self, pages))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AuditComparison(Mapping[str, Comparison]):
+class AuditGroups(Exported, Mapping[str, Audit], Tabular):
+    """Audits of the parts of a log, such as the answers of each model; see the argument `by` of `torchcalib.audit`.
+
+    It is a mapping from the values of a field to audits.
+
+    Attributes:
+        by: name of the field, or `"task"` for files with one task each.
+        audits: audits by value, sorted.
+    """
+
+    by: str
+    audits: Mapping[str, Audit]
+
+    def __getitem__(self, key: str) -> Audit:
+        if str(key) in self.audits:
+            return self.audits[str(key)]
+        raise KeyError(f"`key` must be one of {quoted(self)}, got {shown(key)}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.audits)
+
+    def __len__(self) -> int:
+        return len(self.audits)
+
+    def layout(self) -> Table:
+        """Return the table of all definitions of each part."""
+        sections = {f"{self.by}: {name}": audit.confidences for name, audit in self.audits.items()}
+        return Table.from_items(_columns(), sections, heading_name=self.by, index=(self.by, "confidence", "event"))
+
+    @property
+    def title(self) -> str:
+        """Number of parts, in words."""
+        return f"{len(self.audits)} values of `{self.by}`"
+
+    def __str__(self) -> str:
+        """Return the table, and the remarks and the sentence of each part, as plain text."""
+        lines = [self.title, "", Tabular.__str__(self), "", EXPLAINED]
+        for name, audit in self.audits.items():
+            marks = [f"{each.name}: {mark}" for each in audit.confidences for mark in each.marks]
+            findings = [f"{reason}: {count(n)}" for reason, n in audit.counts.items()]
+            lines += ["", f"{self.by}: {name}. {audit.input_line}", *marks, *audit.notes, *findings]
+            lines += [audit.sentence] if audit.sentence else []
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `schema_version` and the attributes as plain Python values."""
+        audits = {name: audit.to_dict() for name, audit in self.audits.items()}
+        return {"schema_version": SCHEMA_VERSION, "by": self.by, "audits": audits}
+
+    def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
+        """Write a file, or a folder with a page of all parts, `audit.json`, and a folder with the audit of each part.
+
+        Args:
+            path: a file name that ends in `.html`, `.json`, `.md` or `.tex`, or a folder.
+            pages: add a page with the report of each definition of each part to the folder.
+
+        Raises:
+            ImportError: if the extra `report` is not installed.
+        """
+        written = self._save(path, lambda: _html("render_groups")(self), lambda: _html("group_files")(self))
+        return written + _saved_parts(self.audits, path, "part", pages)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AuditComparison(Exported, Mapping[str, Comparison]):
     """Comparison of several logs of the same questions, under each definition of the confidence that all contain.
 
     It is a mapping from the keys of `AuditedConfidence` to comparisons of the answers that all logs have in common.
@@ -421,9 +431,6 @@ class AuditComparison(Mapping[str, Comparison]):
             lines += compared.sentences.values()
         return "\n".join([*lines, *([""] * bool(self.notes)), *self.notes])
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values."""
         return {
@@ -434,26 +441,84 @@ class AuditComparison(Mapping[str, Comparison]):
             "notes": list(self.notes),
         }
 
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     def save(self, path: str | Path, *, pages: bool = False) -> tuple[Path, ...]:
-        """Write a folder with the audit of each log, a page for each comparison, and `audit.json`.
+        """Write a file, or a folder with the audit of each log, a page for each comparison, and `audit.json`.
 
         Args:
-            path: the folder.
+            path: a file name that ends in `.json`, or a folder.
             pages: add a page with the report of each definition of each log.
 
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-        place = Path(path)
-        place.mkdir(parents=True, exist_ok=True)
-        written = write_all(place, above("torchcalib.reporting.render.html:comparison_files")(self))
-        for k, audit in enumerate(self.audits.values(), 1):
-            written += audit.save(place / f"log_{k}", pages=pages)
-        return written
+        written = self._save(path, str, lambda: _html("comparison_files")(self))
+        return written + _saved_parts(self.audits, path, "log", pages)
+
+
+_LEVEL = 0.05  # of the test whose result stands beside a direction
+_SMALL_GAP = 0.0005  # difference of mean confidence and accuracy without a direction
+EXPLAINED = (
+    "If calibrated: expected ECE of a calibrated model with these confidences. Significant from: 95% of samples from a "
+    "calibrated model have a smaller ECE. Accuracy at 80%: accuracy of the most confident 80% of the answers, if the "
+    "others are left out."
+)
+
+
+def _html(name: str) -> Any:
+    return above(f"torchcalib.reporting.render.html:{name}")
+
+
+def _saved_parts(audits: Mapping[str, Audit], path: str | Path, name: str, pages: bool) -> tuple[Path, ...]:
+    """Write each audit to a folder in the folder `path`; nothing if it is a file."""
+    folders = enumerate(audits.values(), 1) if Path(path).is_dir() else ()
+    return tuple(file for k, audit in folders for file in audit.save(Path(path) / f"{name}_{k}", pages=pages))
+
+
+def _columns() -> list[Column]:
+    """Return the columns of a table of `AuditedConfidence`."""
+
+    def number(header: str, key: str) -> Column:
+        return Column(header, lambda each: _number(each.value(key)), data={key: lambda each: each.value(key)})
+
+    def of_ece(each: AuditedConfidence, name: str) -> float:
+        line = None if each.report is None else each.report.line("ece")
+        found = None if line is None else getattr(line, name)
+        return math.nan if found is None else float(found)
+
+    def p_value(each: AuditedConfidence) -> Cell:
+        found = of_ece(each, "p_value")
+        return Cell() if math.isnan(found) else Cell(p_words(found), found)
+
+    def gain(each: AuditedConfidence) -> Cell:
+        found = None if each.report is None else each.report.decision.gain
+        is_known = found is not None and not math.isnan(found)
+        return Cell(f"{found:.1f}%".replace("-", "−"), found) if is_known else Cell()
+
+    def mean(each: AuditedConfidence) -> float:
+        return math.nan if each.event == "each" else each.mean
+
+    return [
+        Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
+        Column("event", lambda each: Cell(each.event), is_number=False),
+        Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
+        number("ECE", "ece"),
+        Column("if calibrated", lambda each: _number(of_ece(each, "noise_floor"))),
+        Column("p", p_value),
+        number("accuracy", "accuracy"),
+        Column("mean confidence", lambda each: _number(mean(each))),
+        Column("direction", lambda each: Cell(each.direction), is_number=False),
+        number("NLL", "nll"),
+        number("Brier score", "brier"),
+        Column("significant from", lambda each: _number(each.detectable), shown="wide"),
+        number("AUROC", "correctness_auroc"),
+        number("accuracy at 80%", "accuracy_at_coverage"),
+        Column("gain of calibration", gain, shown="wide"),
+    ]
+
+
+def _short(name: str, k: int) -> str:
+    """Return the name of a definition, after the first one without the word that they share."""
+    return name if k == 0 else name.rpartition(", ")[2]
 
 
 def _number(value: float) -> Cell:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
@@ -46,8 +46,51 @@ def today() -> str:
     return now.date().isoformat()
 
 
+class Exported(ABC):
+    """Base class of results that can be converted to plain Python values."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return `schema_version` and the attributes as plain Python values."""
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _save(
+        self, path: str | Path, page: Callable[[], str], files: Callable[[], Mapping[str, bytes]]
+    ) -> tuple[Path, ...]:
+        """Write a page, all numbers or a table, by the ending of the file name, or else `files` to a folder."""
+        place = Path(path)
+        writers: dict[str, Callable[[], str]] = {".json": lambda: f"{self.to_json()}\n"}
+        if isinstance(self, Tabular):
+            tables = {".md": lambda: f"{self.to_markdown()}\n", ".tex": lambda: f"{self.to_latex()}\n"}
+            writers = {".html": page, **writers, **tables}
+        ending = place.suffix.lower()
+        if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
+            try:  # create the folder first, because drawing diagrams takes time
+                place.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise NotADirectoryError(
+                    f"`path` must be a folder, got {str(place)!r}: it or one of its parents is a file. Choose another "
+                    "folder."
+                ) from error
+            return write_all(place, files())
+        if ending not in writers:
+            raise ValueError(
+                f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
+                f"To use this name for a folder, create the folder first."
+            )
+        content = writers[ending]().encode()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return (write_whole(place, content),)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Results(Mapping[str, V], Tabular):
+class Results(Exported, Mapping[str, V], Tabular):
     """Base class of `Report` and `Comparison`: a mapping from keys such as `"nll"` to values, with metadata.
 
     An error key without a mode refers to the main mode: `"ece"` is `"ece/top_label"` for a multi-class task.
@@ -119,9 +162,6 @@ class Results(Mapping[str, V], Tabular):
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; a table is a dict of columns.
 
@@ -130,10 +170,6 @@ class Results(Mapping[str, V], Tabular):
         """
         values = {each.name: plain(getattr(self, each.name)) for each in fields(self)}
         return {"schema_version": SCHEMA_VERSION, **values}
-
-    def to_json(self) -> str:
-        """Return `to_dict()` as strict JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path, *, diagrams: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
@@ -158,32 +194,10 @@ class Results(Mapping[str, V], Tabular):
             ...     [path.name for path in r.save(f"{folder}/report.json")]
             ['report.json']
         """
-        place = Path(path)
-        writers: dict[str, Callable[[], str]] = {
-            ".html": lambda: above("torchcalib.reporting.render.html:render")(self),
-            ".json": lambda: f"{self.to_json()}\n",
-            ".md": lambda: f"{self.to_markdown()}\n",
-            ".tex": lambda: f"{self.to_latex()}\n",
-        }
-        ending = place.suffix.lower()
-        if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
-            files_of = above("torchcalib.reporting.render.html:files_of")
-            try:  # create the folder first, because drawing diagrams takes time
-                place.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                raise NotADirectoryError(
-                    f"`path` must be a folder, got {str(place)!r}: it or one of its parents is a file. Choose another "
-                    "folder."
-                ) from error
-            return write_all(place, files_of(self, diagrams))
-        if ending not in writers:
-            raise ValueError(
-                f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
-                f"To use this name for a folder, create the folder first."
-            )
-        content = writers[ending]().encode()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return (write_whole(place, content),)
+        rendered = "torchcalib.reporting.render.html"
+        return self._save(
+            path, lambda: above(f"{rendered}:render")(self), lambda: above(f"{rendered}:files_of")(self, diagrams)
+        )
 
 
 def plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_pos
 from torchcalib.core.arrays import is_frame
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
-from torchcalib.core.tasks import cluster_ids, per_sample, prepare
+from torchcalib.core.tasks import checked_names, cluster_ids, outcomes_of, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
 from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
@@ -85,7 +85,7 @@ class Report(Results[float]):
         target: Any = None,
         task: Task | None = None,
         *,
-        class_names: Sequence[str] | None = None,
+        class_names: Sequence[str | int] | None = None,
         n_bins: int = 15,
         right: bool = False,
         safe_threshold: float | None = None,
@@ -94,6 +94,7 @@ class Report(Results[float]):
         groups: Any = None,
         group_names: Sequence[str] | None = None,
         clusters: Any = None,
+        pred: Any = None,
         sample_weight: Any = None,
         **options: Unpack[InputOptions],
     ) -> "Report":
@@ -153,6 +154,8 @@ class Report(Results[float]):
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
+            pred: predicted labels `(N,)`, if `preds` are their probabilities `(N,)`. The event is that the prediction
+                is right: the task is `"confidence"`. For a DataFrame with all columns, the name of a column.
             sample_weight: alias of `weights`, as in scikit-learn.
             **options: `from_logits`, `weights`, `ignore_index`, `nan_policy` and others of
                 `torchcalib.functional.InputOptions`, without `batch_dims`.
@@ -183,7 +186,8 @@ class Report(Results[float]):
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
-            for name, value in {"target": target, "weights": weights, "groups": groups, "clusters": clusters}.items():
+            names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
+            for name, value in names.items():
                 if not isinstance(value, str | None):
                     raise TypeError(
                         f"`{name}` must be the name of a column of the DataFrame, got {shown(value)}. Pass names, or "
@@ -203,10 +207,10 @@ class Report(Results[float]):
                     "weights": weights,
                     "groups": groups,
                     "clusters": clusters,
+                    "pred": pred,
                     "from_logits": options.pop("from_logits", None),
                     "task": task,
                     "class_names": class_names,
-                    "nan_policy": options.get("nan_policy", "raise"),
                 },
                 **settings,
                 **options,
@@ -217,6 +221,8 @@ class Report(Results[float]):
                     f"`{name}` must have one value for each sample, got the name {shown(value)}. Pass the column, or "
                     f"the DataFrame with all columns: report(df, target='NAME', {name}={shown(value)})."
                 )
+        if pred is not None:
+            target, task = outcomes_of(pred, target), "confidence"
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
@@ -226,8 +232,10 @@ class Report(Results[float]):
             task,
             class_names=class_names,
             positive_classes=options.get("positive_classes"),
-            from_logits=options.get("from_logits", False),
+            from_logits=options.get("from_logits"),
+            ignore_index=options.get("ignore_index"),
         )
+        options["from_logits"] = p.from_logits
         builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=task if task == "confidence" else p.task,
             class_names=p.class_names,
@@ -276,7 +284,7 @@ class Report(Results[float]):
         y: Any,
         *,
         sample_weight: Any = None,
-        class_names: Sequence[str] | None = None,
+        class_names: Sequence[str | int] | None = None,
         **options: Any,
     ) -> "Report":
         """Compute the report of a fitted scikit-learn classifier on held-out data.
@@ -316,11 +324,16 @@ class Report(Results[float]):
                     f"`{name}` must not be passed, because the classifier determines it, got {shown(options[name])}. "
                     "Call torchcalib.report(clf.predict_proba(X), y, ...) to set it."
                 )
+        names = checked_names(given.class_names if class_names is None else class_names)
+        labels = given.target
+        if len(names) == len(given.class_names) and given.task != "multilabel":
+            labels = [names[k] for k in labels.tolist()]
         return cls.from_predictions(
             given.preds,
-            given.target,
+            labels,
             task=given.task,
-            class_names=given.class_names if class_names is None else class_names,
+            from_logits=False,
+            class_names=names or None,
             sample_weight=sample_weight,
             **options,
         )
@@ -334,9 +347,10 @@ class Report(Results[float]):
         weights: str | None = None,
         groups: str | None = None,
         clusters: str | None = None,
+        pred: str | None = None,
         from_logits: bool | None = None,
         task: Task | None = None,
-        class_names: Sequence[str] | None = None,
+        class_names: Sequence[str | int] | None = None,
         n_bins: int = 15,
         right: bool = False,
         safe_threshold: float | None = None,
@@ -357,7 +371,8 @@ class Report(Results[float]):
             weights: name of the weights; None searches for a common name. Weights are optional.
             groups: name of the groups, which are whole numbers or strings; None for no groups.
             clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
-            from_logits: whether predictions are logits; None infers it from their name.
+            pred: name of the predicted labels, if predictions are their probabilities; None searches for a common name.
+            from_logits: whether predictions are logits; None infers it from their name, or else from all values.
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
 
         Returns:
@@ -379,7 +394,7 @@ class Report(Results[float]):
         names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
         return cls._read(
             paths,
-            {**names, "from_logits": from_logits, "task": task, "class_names": class_names},
+            {**names, "pred": pred, "from_logits": from_logits, "task": task, "class_names": class_names},
             n_bins=n_bins,
             right=right,
             safe_threshold=safe_threshold,

@@ -1,91 +1,215 @@
 """Readers of logs of evaluations of language models, recognised by their content."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import Answer, Log
+from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, start_of
+from torchcalib.io.logs.fields import ARGUMENTS, looked_for, normal, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
+from torchcalib.io.logs.lighteval import LightEval
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import RowGroup, Rows, lines_of, members_of, whole_file
+from torchcalib.io.logs.objects import Rows, lines_of, members_of, rows_in, whole_file
+from torchcalib.io.logs.olmes import Olmes
 
-LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Responses, Decisions)
+LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Olmes, LightEval, Responses, Decisions)
 """Readers in the order in which they are tried."""
 
-_TABLES = (".csv", ".tsv", ".parquet")
+_TASKS = ("samples_*.jsonl", "samples_*.jsonl.gz", "task-*-predictions.jsonl", "details_*.parquet")
+"""Names of files with the answers to one task, which are pooled."""
+_TASK = re.compile(
+    r"(?:samples_|task-\d+-|details_)(.+?)(?:-predictions)?(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?\.(?:jsonl(?:\.gz)?|parquet)"
+)
+_BINARY = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".npz", ".npy", ".safetensors", ".xlsx", ".xls", ".zip")
 
-__all__ = ["LOGS", "Answer", "Log", "open_log"]
+__all__ = ["CONFIDENCES", "LOGS", "Answer", "Log", "LogOptions", "golds_of", "named_fields", "open_log", "task_of"]
 
 
-def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] | None = None) -> Log:
-    """Open a log: a file, a folder with the samples of one task of lm-eval or a run of HELM, or rows in memory.
+def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] | None = None, **options: Any) -> Log:
+    """Open a log: a file, a folder or a list of files with one or several tasks, or rows in memory.
 
     Args:
-        source: `.jsonl`, `.jsonl.gz`, `.eval`, `.json`, `.csv`, `.tsv` or `.parquet` file, a folder, a DataFrame, or a
-            list of dicts or other collection of them that can be read twice.
+        source: `.jsonl`, `.jsonl.gz`, `.eval`, `.json`, `.csv`, `.tsv` or `.parquet` file, a pattern for several, a
+            folder, a list of paths, a DataFrame, or a list of dicts or other collection of them that can be read twice.
         chosen: the filter (lm-eval) or scorer (Inspect) whose answers are read; None for the first in the file.
         words: confidences in [0, 1] for words such as "high".
+        **options: further fields of `LogOptions`.
 
     Returns:
-        The log. Only its first object was read.
+        The log. Only its first rows were read.
 
     Raises:
         InputError: if the file is missing, damaged or of another kind.
     """
-    if not isinstance(source, str | Path):
-        if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
+    how = LogOptions(chosen, words or {}, **options)
+    if isinstance(source, str | Path) or _are_paths(source):
+        files = _files_of(source)
+        for file in files:
+            _check_file(file)
+        if len(files) > 1:
+            return _pooled(source, files, how)
+        return _opened(Source(files[0], Rows(files[0]) if is_table(files[0]) else None), how)
+    if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
+        raise InputError(
+            f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
+        )
+    given = Rows(source)
+    return _opened(Source(Path(given.kind), given), how)
+
+
+def named_fields(**arguments: str | None) -> dict[str, str]:
+    """Return the fields by role that the arguments of `audit` name. A definition in `CONFIDENCES` is no field."""
+    roles = {name: role for role, name in ARGUMENTS.items()}
+    named = {roles.get(name, name): field for name, field in arguments.items() if field is not None}
+    return {role: field for role, field in named.items() if role != "confidence" or field not in CONFIDENCES}
+
+
+def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return right answers by question, from a dict, a file or rows with a name of the question and the right answer.
+
+    Raises:
+        InputError: if the fields are not found, or if a question has two right answers.
+    """
+    if isinstance(source, Mapping):
+        return {str(name): gold for name, gold in source.items()}
+    label = str(source) if isinstance(source, str | Path) else type(source).__name__
+    with reading(label, "table"):
+        if isinstance(source, str | Path):
+            path = Path(source)
+            _check_file(path)
+            listed = rows_in(whole_file(path)) if path.suffix.lower() == ".json" else None
+            groups = Rows(listed or path).groups(START) if listed or is_table(path) else lines_of(path, START)
+        else:
+            groups = Rows(source).groups(START)
+        rows = [row for group in groups for _, row, _ in group.numbered()]
+        known = {normal(name) for row in rows[:START] for name in row}
+        roles = roles_of(
+            rows[:START],
+            {role: x for role, x in names.items() if role in ("gold", "question") and normal(x) in known},
+            label,
+        )
+        if roles.gold is None or roles.question is None:
             raise InputError(
-                f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
+                f"`gold` must have the question and the right answer in each row, such as `id` and `gold`, got the "
+                f"fields {quoted(roles.found, 20)}. Pass id='NAME' and target='NAME'."
             )
-        given = Rows(source)
-        return _recognised(Path(given.kind), given, chosen, words)
-    file = _file_in(Path(source)) if Path(source).is_dir() else Path(source)
-    with reading(str(file), "log"):
-        if not file.is_file():
-            raise InputError(f"`{file}` must be a file, got a path that does not exist. Check the path.")
-        rows = Rows(file) if any(suffix in file.name.lower() for suffix in _TABLES) else None
-        return _recognised(file, rows, chosen, words)
+        found: dict[str, Any] = {}
+        for row in rows:
+            sets = [str(row[each]) for each in roles.data_sets if row.get(each) is not None]
+            name = "/".join([*sets, str(row.get(roles.question))])
+            gold = row.get(roles.gold)
+            if name in found and found[name] != gold:
+                raise InputError(
+                    f"`gold` must have one right answer for each question, got two for `{name}`. Add the data set as "
+                    "a field `dataset`."
+                )
+            found[name] = gold
+    return found
 
 
-def _recognised(path: Path, rows: Rows | None, chosen: str | None, words: Mapping[str, float] | None) -> Log:
+def task_of(path: Path) -> str | None:
+    """Return the task of a file, whose name contains it; None for other names."""
+    match = _TASK.fullmatch(path.name)
+    return None if match is None else match[1]
+
+
+def _opened(source: Source, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
+    path, rows = source.path, source.rows
     with reading(str(path), "log"):
-        start = _start_of(path) if rows is None else _first_of(rows.groups(1))
-    for kind in LOGS:
-        if kind.recognises(start):
-            return kind(path, chosen, rows, words)
-    names = ", ".join(kind.kind for kind in LOGS)
+        start: Sequence[Mapping[str, Any]] = ()
+        if rows is not None:
+            start = start_of(rows.groups(START))
+        elif path.suffix.lower() == ".eval":
+            start = [next((header for _, header in members_of(path, "header.json".__eq__)), {})]
+        elif path.suffix.lower() == ".json":
+            found = whole_file(path)
+            start = [found] if isinstance(found, dict) else ()
+            if not any(kind.recognises(each) for kind in LOGS[:4] for each in start):
+                listed = rows_in(found)
+                if listed is not None:
+                    return _opened(Source(path, Rows(listed)), options)
+        else:
+            start = start_of(lines_of(path, START))
+    first = start[0] if start else {}
+    names = {**options.fields}
+    for kind in LOGS[:-1]:
+        if kind.recognises(first):
+            return kind(source, options)
+    roles = roles_of(start, names, str(path), options.gold is not None)
+    missing = looked_for(roles)
+    if (
+        start
+        and (roles.has_outcome or options.gold is not None)
+        and roles.has_confidence
+        and (not missing or options.gold is not None)
+    ):
+        return Decisions(source, options, roles)
+    kinds = ", ".join(kind.kind for kind in LOGS[:-1])
+    if not first:
+        raise InputError(f"`{path}` must be a log of one of these kinds: {kinds}; or contain rows, got none. Check it.")
     raise InputError(
-        f"`{path}` must be a log of one of these kinds: {names}; got an object with the keys {quoted(start)}. "
-        "Read tables of predictions with `report`."
+        f"`{path}` must be a log of one of these kinds, or have {missing}; got an object with the keys "
+        f"{quoted(roles.found or first)}. Kinds are {kinds}."
     )
 
 
-def _file_in(folder: Path) -> Path:
-    """Return the log in a folder."""
-    state = folder / "scenario_state.json"
-    found = [state] if state.is_file() else sorted(folder.rglob("samples_*.jsonl"))
-    if len(found) != 1:
+def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:
+    """Return the log of several tasks of one program."""
+    tasks = [task_of(path) or path.stem for path in files]
+    if repeated := {task for task in tasks if tasks.count(task) > 1}:
         raise InputError(
-            f"`{folder}` must contain `scenario_state.json` or one file `samples_*.jsonl`, got "
-            f"{quoted([path.name for path in found])}. Name a file."
+            f"`{source}` must have one file for each task, got several for {quoted(repeated)}. Name the files of one "
+            "system, or compare systems with a name for each."
         )
-    return found[0]
+    logs = [_opened(Source(path, Rows(path) if is_table(path) else None), options) for path in files]
+    if len({*map(type, logs)}) > 1 or logs[0].kind not in (LmEval.kind, Olmes.kind, LightEval.kind, Decisions.kind):
+        raise InputError(
+            f"`{source}` must contain files of one kind, with a line or row for each answer, got "
+            f"{quoted({log.kind for log in logs})}. Name a file."
+        )
+    folder = Path(source) if isinstance(source, str | Path) else files[0].parent
+    return type(logs[0])(Source(folder, files=tuple(zip(tasks, files, strict=True))), options)
 
 
-def _start_of(path: Path) -> Mapping[str, Any]:
-    """Return the first object of a file: a line, the header of an archive, or the whole file."""
+def _are_paths(source: Any) -> bool:
+    return isinstance(source, list | tuple) and bool(source) and all(isinstance(each, str | Path) for each in source)
+
+
+def _files_of(source: Any) -> Sequence[Path]:
+    """Return the files of a path, a pattern, a folder or a list of paths."""
+    if not isinstance(source, str | Path):
+        return [Path(each) for each in source]
+    path = Path(source)
+    if any(letter in path.name for letter in "*?[") and not path.exists():
+        found = sorted(path.parent.glob(path.name))
+        if not found:
+            raise InputError(f"`{path}` must match at least one file, got none. Check the pattern and the folder.")
+        return found
+    if not path.is_dir():
+        return [path]
+    state = path / "scenario_state.json"
+    found = [state] if state.is_file() else sorted({file for name in _TASKS for file in path.rglob(name)})
+    if not found:
+        raise InputError(
+            f"`{path}` must contain `scenario_state.json` or files {quoted(_TASKS)}, got "
+            f"{quoted(sorted(each.name for each in path.iterdir()))}. Name a file."
+        )
+    return found
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"`{path}` must be a file, got a path that does not exist. Check the path.")
     suffix = path.suffix.lower()
-    if suffix == ".eval":
-        return next((header for _, header in members_of(path, "header.json".__eq__)), {})
-    if suffix == ".json":
-        found = whole_file(path)
-        return found if isinstance(found, dict) else {}
-    return _first_of(lines_of(path, 1))
-
-
-def _first_of(groups: Iterator[RowGroup]) -> Mapping[str, Any]:
-    return next((row for group in groups for _, row, _ in group.numbered()), {})
+    if suffix in _BINARY:
+        advice = "Pickles are never loaded. " if suffix in _BINARY[:5] else ""
+        raise InputError(
+            f"`{path}` must be a log or a table of answers (.jsonl, .json, .eval, .csv, .tsv, .parquet), got "
+            f"`{suffix}`. {advice}Write df.to_parquet(path) or one object per line."
+        )

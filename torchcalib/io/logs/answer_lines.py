@@ -4,188 +4,426 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from torchcalib.io.errors import InputError
+from torchcalib.io.columns import numbers_of
+from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
+    NEITHER,
+    START,
     Answer,
     IrregularError,
     Log,
+    LogOptions,
     RowLog,
+    Source,
     add_stated_confidence,
     add_token_confidences,
     all_correctness,
-    correctness,
-    first_token_options,
+    are_letters,
     option_index,
+    options_of_answer,
+    start_of,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
-from torchcalib.io.logs.objects import RowGroup, whole_file
+from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
+from torchcalib.io.logs.objects import RowGroup, parsed, whole_file
 from torchcalib.io.logs.stated import MOST
 
-_IDS = ("custom_id", "item_id", "doc_id", "question_id", "query_id", "id")
-_RIGHT = ("gold", "target", "truth", "expected", "answer", "label")  # keys of the right option
-_CHOSEN = ("pred", "prediction", "choice", "decision", "chosen", "model_answer")  # keys of the chosen option
-_TEXTS = ("response", "output", "completion", "text")  # keys of a response
-_CONFIDENCES = ("confidence", "stated_confidence", "verbalized_confidence", "conf")
-_PROBS = ("probs", "probabilities", "distribution")
-_CORRECT = ("correct", "is_correct")
-_OPTION = ("value", "label", "option")  # keys of an option in a list of objects
-_NEITHER = "answer that the log calls neither right nor wrong"
+_OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
+_UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
-_STEMS = ("prob", "p", "probability")  # of columns with the probability of an option, such as `prob_a`
+_UNMATCHED = "answer without a right answer in the second file"
 
 
-class _Lines(RowLog):
-    """Reader of lines with the keys above, whose names other programs use too."""
+class Lines(RowLog):
+    """Reader of lines whose fields have roles; see `roles_of`."""
+
+    takes = ("by", "gold", "fields")
+
+    def __init__(self, source: Source, options: LogOptions, roles: Roles | None = None) -> None:
+        super().__init__(source, options)
+        if roles is None:
+            roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)
+        self.roles = roles
+        self.fields = roles.in_words()
+        if options.gold is not None:
+            self.fields["right answer"] = f"second file, by `{roles.question}`"
+        elif not roles.has_outcome:
+            self.advice = "Pass target='NAME' for the right answer, or gold='FILE' for a file with right answers."
+        self._known = {*roles.found}
+        self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
+        self._letters: set[str] = set()  # that are options of any row
+        self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self.has_outcomes = roles.correct is not None
+        if roles.gold is not None and "gold" not in roles.named and options.gold is None:
+            self.target = roles.gold
 
     def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterator[Answer]:
         """Yield the answer of a line."""
-        document = _first(row, _IDS)
-        answer = Answer(str(index if document is None else document), correct=correctness(_first(row, _CORRECT)))
+        self._note([row], place)
+        gold, document = self._gold_of(row), self._document_of(row, index)
+        answer = Answer(document, content=self._content_of(row, gold))
         if row.get("valid") is False:
             self.counts["answer marked as invalid"] += 1
             return
-        self.complete(answer, row, place)
-        if math.isnan(answer.correct) and not answer.right:
-            self.counts[_NEITHER] += 1
+        logged = None if self.roles.correct is None else row.get(self.roles.correct)
+        answer.correct = self._correctness(logged)
+        self.complete(answer, row, gold, place)
+        self._count_abstention(answer, row, gold, logged)
         yield answer
 
     @abstractmethod
-    def complete(self, answer: Answer, row: Mapping[str, Any], place: str) -> None:
+    def complete(self, answer: Answer, row: Mapping[str, Any], gold: Any, place: str) -> None:
         """Add the confidences of a line to its answer."""
 
+    def _note(self, rows: Sequence[Mapping[str, Any]], place: str) -> None:
+        """Note the systems of rows, and check that none has a new field that changes the roles of the others."""
+        for name in self.roles.systems:
+            values = self.systems.setdefault(self.part, {}).setdefault(name, set())
+            if len(values) <= MOST_SYSTEMS:
+                values.update(row[name] for row in rows if row.get(name) is not None)
+        if new := rows[0].keys() - self._known:
+            self._known |= new
+            # Without names of the caller, which decide in any case
+            gold = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").gold
+            if gold in new and self.roles.gold not in (None, gold) and "gold" not in self.roles.named:
+                raise InputError(
+                    f"`{self.path}` must have the same fields in all rows, got `{gold}` first in {place}, after "
+                    f"`{self.roles.gold}`. Pass target='NAME' for the right answer."
+                )
 
-class Responses(_Lines):
-    """Reader of responses with log-probabilities of tokens, of the chat and the older interface."""
+    def _document_of(self, row: Mapping[str, Any], index: int) -> str:
+        roles = self.roles
+        value = None if roles.question is None else row.get(roles.question)
+        name = str(value) if value is not None else str(index) if roles.question is None else f"row {index}"
+        return self.document_of(*(row.get(each) for each in roles.data_sets), name)
+
+    def _content_of(self, row: Mapping[str, Any], gold: Any) -> str:
+        text = None if self.roles.content is None else row.get(self.roles.content)
+        return "\n".join(str(each) for each in (text, gold) if each is not None)
+
+    def _gold_of(self, row: Mapping[str, Any]) -> Any:
+        """Return the right answer of a row, or of the second file; None without one."""
+        if self.options.gold is None:
+            return None if self.roles.gold is None else row.get(self.roles.gold)
+        names = [self._document_of(row, 0), "" if self.roles.question is None else str(row.get(self.roles.question))]
+        found = next((self.options.gold[name] for name in names if name in self.options.gold), None)
+        if found is None:
+            self.counts[_UNMATCHED] += 1
+        return found
+
+    def _is_logged(self, row: Mapping[str, Any]) -> bool:
+        return self.roles.correct is not None and row.get(self.roles.correct) is not None
+
+    def _correctness(self, value: Any) -> float:
+        return GRADES.get(str(value), math.nan) if self.roles.has_grades else correctness(value)
+
+    def _count_abstention(self, answer: Answer, row: Mapping[str, Any], gold: Any, logged: Any) -> None:
+        """Count an answer that the model did not give, which is wrong unless the log leaves it out."""
+        name = abstention(logged) if isinstance(logged, str) else None
+        name = "NOT_ATTEMPTED" if self.roles.has_grades and logged == "C" else name
+        if name is not None and math.isnan(answer.correct):
+            self.counts[f"abstention ({name}), left out"] += 1
+            return
+        if self.roles.chosen is not None and answer.correct != 1 and (gold is not None or answer.correct == 0):
+            name = abstention(row.get(self.roles.chosen))
+            if name is not None:
+                answer.correct = 0.0
+                self.counts[f"abstention ({name}), counted as wrong"] += 1
+                return
+        if not answer.right:
+            self.count_neither(answer, self._neither)
+
+    @property
+    def _neither(self) -> str:
+        return _UNRESOLVED if self.roles.has_forecasts else NEITHER
+
+    def in_order(self, options: Mapping[str, Any], gold: Any, place: str) -> tuple[tuple[str, ...], list[Any]]:
+        """Return options and their values in an order that does not depend on the row: letters are sorted."""
+        names = tuple(options)
+        order = self._permutation(names)
+        is_changed = order != tuple(range(len(names))) and not are_letters(names)
+        if is_changed and _is_index(gold) and option_index(str(gold), names) is None:
+            raise InputError(
+                f"`{self.path}` must name right answers by the text of an option, got the index {shown(gold)} in "
+                f"{place}, and options in another order than before. Write the text, or the same order in all rows."
+            )
+        values = list(options.values())
+        return tuple(names[k] for k in order), [values[k] for k in order]
+
+    def _permutation(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        found = self._permutations.get(names)
+        if found is None:
+            known = self._orders.setdefault(frozenset(names), names)
+            self._letters |= {*names} if are_letters(names) else set()
+            found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
+            if len(self._permutations) < 2**12:
+                self._permutations[names] = found
+        return found
+
+    def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
+        """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
+
+        A number is that of an option, such as `class_1`, or an index from 0 if options have no numbers.
+        """
+        if isinstance(gold, bool):
+            words = ("true", "yes") if gold else ("false", "no")
+            return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
+        right = option_index(str(gold), options)
+        if right is not None or not _is_index(gold):
+            return right
+        index = int(float(gold))
+        if (numbers := numbers_of(options)) is not None:
+            return numbers.index(index) if index in numbers else None
+        if not options or not are_letters(options):
+            return index if index < len(options) else None
+        letter = chr(ord("A") + min(index, 26))
+        n = ord(max(self._letters, default="A")) - ord("A") + 1
+        if index >= max(n, len(options)):
+            raise InputError(
+                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for A), got {index} in "
+                f"{place}. Write letters, or subtract 1 from all indices."
+            )
+        return options.index(letter) if letter in options else None
+
+
+class Responses(Lines):
+    """Reader of responses with log-probabilities of tokens, of all interfaces of OpenAI."""
 
     kind = "chat responses"
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
         """Return True for a response, alone or below the keys of a batch."""
-        choices = _response_of(start).get("choices")
-        return isinstance(choices, list) and bool(choices) and isinstance(choices[0], Mapping)
+        response = _response_of(start)
+        choices, output = response.get("choices"), response.get("output")
+        if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+            return bool(choices[0].keys() & {"message", "text", "logprobs"})
+        return isinstance(output, list) and any(isinstance(each, Mapping) and "content" in each for each in output)
 
-    def complete(self, answer: Answer, row: Mapping[str, Any], place: str) -> None:
+    def complete(self, answer: Answer, row: Mapping[str, Any], gold: Any, place: str) -> None:
         """Add confidences from tokens, and whether the text is the right one."""
-        choices = _response_of(row).get("choices") or []
-        if not choices:
+        found = _text_and_tokens(_response_of(row))
+        if found is None:
             self.counts["line without a response"] += 1
             return
-        choice = choices[0]
-        answer.text = str((choice.get("message") or {}).get("content") or choice.get("text") or "")
-        logged = choice.get("logprobs") or {}
-        if None in (logged.get("token_logprobs") or ()):  # the first token of a prompt has no probability
+        answer.text, tokens = found
+        if any(token["logprob"] is None for token in tokens):  # the first token of a prompt has no probability
             raise InputError(
                 f"`{self.path}` must contain the tokens of answers only, got a prompt in {place}. Request responses "
                 "with echo=False."
             )
-        tokens = logged.get("content") or _older_tokens(logged)
         add_token_confidences(answer, [self.log_prob(token["logprob"], place) for token in tokens])
         add_stated_confidence(answer)
-        gold = _first(row, _RIGHT)
         if gold is not None and math.isnan(answer.correct):
-            answer.correct = float(answer.text.strip().rstrip(".") == str(gold).strip())
+            answer.correct = float(_agree(gold, answer.text.strip().rstrip(".")))
         answer.short = answer.text
-        if tokens and isinstance(row.get("options"), list | Mapping):
-            options = [str(option) for option in row["options"]]
-            found = first_token_options(self.candidates(tokens[0], place), options)
-            right = None if gold is None else option_index(str(gold), options)
-            if found is not None and right is not None:
-                answer.probs["first_token_options"], answer.right = found, (right,)
+        options = None if self.roles.choices is None else row.get(self.roles.choices)
+        if tokens and isinstance(options, list | Mapping):
+            names = [str(option) for option in options]
+            found_options = options_of_answer(self, tokens, names, None, place)
+            right = None if gold is None else self.right_option(gold, names, place)
+            if found_options is not None and right is not None:
+                answer.probs["first_token_options"], answer.right = found_options, (right,)
 
 
-class Decisions(_Lines):
+class Decisions(Lines):
     """Reader of answers with a probability for each option, a confidence, or a text that states one."""
 
     kind = "answers with confidences"
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
-        """Return True for a line with confidences, and the right answer or whether it was given."""
-        keys = start.keys()
-        has_confidence = bool(keys & {*_CONFIDENCES, *_PROBS} or _probabilities_of(start))
-        has_right = bool(keys & {*_RIGHT, *_CORRECT})
-        return has_right and (has_confidence or bool(keys & {*_CORRECT} and keys & {*_TEXTS}))
+        """Return True for a row with confidences, and the right answer or whether it was given."""
+        roles = roles_of([start], {}, "row")
+        return roles.has_confidence and roles.has_outcome
 
-    def complete(self, answer: Answer, row: Mapping[str, Any], place: str) -> None:
+    def complete(self, answer: Answer, row: Mapping[str, Any], gold: Any, place: str) -> None:
         """Add the probabilities, and the confidence that the line reports."""
-        options = _probabilities_of(row)
+        roles, source = self.roles, "probabilities"
+        options = self._options_of(row)
+        names: Sequence[str] = ()
         if options:
-            answer.probs["probabilities"] = [self.probability(p, place) for p in options.values()]
-        elif row.keys() & {*_PROBS}:
+            names, values = self.in_order(options, gold, place)
+            if roles.are_logs:
+                answer.log_probs[source] = [self.log_prob(p, place) for p in values]
+            else:
+                answer.probs[source] = [
+                    self.probability(p, place if roles.probs else f"column `{roles.columns[name]}` of {place}")
+                    for name, p in zip(names, values, strict=True)
+                ]
+        elif roles.probs is not None or roles.columns:
             self.counts["answer without probabilities"] += 1
-        gold, chosen = _first(row, _RIGHT), _first(row, _CHOSEN)
         if gold is not None:
-            right = _right_option(gold, list(options))
+            right = self.right_option(gold, names, place)
             answer.right = () if right is None else (right,)
             if right is None and options:
                 self.counts[_UNNAMED] += 1
-        if math.isnan(answer.correct) and gold is not None and chosen is not None:
-            answer.correct = float(str(gold) == str(chosen))
-        text, confidence = _first(row, _TEXTS), _first(row, _CONFIDENCES)
+        chosen, text, confidence = (
+            None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
+        )
+        if math.isnan(answer.correct) and gold is not None and chosen is not None and not self._is_logged(row):
+            answer.correct = float(_agree(gold, chosen))
         answer.short = None if chosen is None else str(chosen)
         answer.text = text if isinstance(text, str) else None
         add_stated_confidence(answer)
         if confidence is not None or (not options and not answer.stated):
-            self.add_reported(answer, confidence, place)
+            self.add_reported(answer, confidence, place, self._reported)
+
+    @property
+    def _reported(self) -> str:
+        return "forecast" if self.roles.has_forecasts else "reported"
 
     def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers of lines with the same keys and without texts, whose confidences are numbers."""
         rows: list[Mapping[str, Any]] = list(group.rows())
-        keys = list(rows[0])
-        if any(list(row) != keys for row in rows) or _values(rows, _TEXTS) or False in _values(rows, ("valid",)):
+        keys, roles = list(rows[0]), self.roles
+        if any(list(row) != keys for row in rows) or _values(rows, roles.response) or False in _values(rows, "valid"):
             raise IrregularError
-        gold, chosen, logged = _values(rows, _RIGHT), _values(rows, _CHOSEN), _values(rows, _CORRECT)
+        if self.options.gold is not None or roles.has_grades or roles.are_logs:
+            raise IrregularError
+        self._note(rows, f"row {group.numbers[0]}")
+        gold, chosen, logged = (_values(rows, name) for name in (roles.gold, roles.chosen, roles.correct))
         correct = all_correctness(logged) if logged else np.full(len(rows), math.nan)
-        if gold and chosen:
-            agrees = [str(a) == str(b) for a, b in zip(gold, chosen, strict=True)]
-            correct = np.where(np.isnan(correct), agrees, correct)
-        options, probs = _probabilities_of_all(rows)
-        confidence = _values(rows, _CONFIDENCES)
+        if any(isinstance(value, str) and abstention(value) is not None for value in {*logged}):
+            raise IrregularError
+        abstained: dict[str, int] = {}
+        if chosen and gold and not logged:
+            pairs = list(zip(gold, chosen, strict=True))
+            agree = {pair: _agree(*pair) for pair in dict.fromkeys(pairs)}
+            correct = np.array([float(agree[pair]) for pair in pairs])
+        if chosen and (gold or logged):
+            names = {value: name for value in {*chosen} if (name := abstention(value)) is not None}
+            wrong = [names[x] for x, y in zip(chosen, correct.tolist(), strict=True) if x in names and y == 0]
+            abstained = {f"abstention ({name}), counted as wrong": n for name, n in Counter(wrong).items()}
+        elif roles.chosen is not None and not chosen:
+            raise IrregularError
+        options, probs = self._options_of_all(rows, gold)
+        confidence = _values(rows, roles.confidence)
         # Numbers as text may have a percent sign. Lines without any confidence are counted.
         if not {*map(type, confidence)} <= {int, float} or not (options or confidence):
             raise IrregularError
-        right = _right_options(gold, options) if gold and options else np.full(len(rows), NONE)
+        right = self._right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
+        numbers = _values(rows, roles.question) if roles.question is not None else group.numbers
+        documents = list(map(str, numbers))
+        if not documents:
+            raise IrregularError
+        if roles.data_sets or self.files:
+            documents = [self._document_of(row, n) for row, n in zip(rows, group.numbers, strict=True)]
         return Columns(
-            documents=list(map(str, _values(rows, _IDS) or range(group.first, group.first + len(rows)))),
+            documents=documents,
             correct=correct,
             right=right,
             sizes=np.array(list(map(len, options))),
             probs={"probabilities": probs} if options else {},
-            stated={"reported": _between(confidence, MOST)} if confidence else {},
+            stated={self._reported: _between(confidence, MOST)} if confidence else {},
             texts=list(map(str, chosen)),
+            contents=[self._content_of(row, self._gold_of(row)) for row in rows] if self.with_contents else (),
             counts={
                 _UNNAMED: int(has_none.sum()) if gold and options else 0,
-                _NEITHER: int((has_none & np.isnan(correct)).sum()),
+                self._neither: int((has_none & np.isnan(correct)).sum()),
+                **abstained,
             },
         )
 
+    def _options_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the probability of each option, from columns, a mapping, a list, or a text with one of them."""
+        if self.roles.probs is None:
+            return {option: row[name] for option, name in self.roles.columns.items() if name in row}
+        given = row.get(self.roles.probs)
+        if isinstance(given, str) and len(given) <= _MOST_TEXT:
+            given = parsed(given)
+        if isinstance(given, Mapping):
+            return {str(option): p for option, p in given.items()}
+        if isinstance(given, list) and given and all(isinstance(each, Mapping) for each in given):
+            keys = ("probability", "prob", "p", "logprob")
+            found = [
+                (next((x[k] for k in _OPTION if k in x), None), next((x[k] for k in keys if k in x), None))
+                for x in given
+            ]
+            return {} if any(None in pair for pair in found) else {str(option): p for option, p in found}
+        if isinstance(given, list):
+            texts = None if self.roles.choices is None else row.get(self.roles.choices)
+            if isinstance(texts, list) and len({*map(str, texts)}) == len(given):
+                return dict(zip(map(str, texts), given, strict=True))
+            return {chr(ord("A") + k): p for k, p in enumerate(given[:26])}
+        return {}
 
-def _first(row: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """Return the value of the first key that has one; None without any."""
-    for key in keys:
-        if (value := row.get(key)) is not None:
-            return value
-    return None
-
-
-def _values(rows: Sequence[Mapping[str, Any]], keys: tuple[str, ...]) -> list[Any]:
-    """Return the value of the first key that has one in each of several rows with the same keys; empty without any."""
-    for key in keys:
-        if key in rows[0]:
-            values = [row[key] for row in rows]
-            if None not in values:
-                return values
-            if any(value is not None for value in values):
+    def _options_of_all(
+        self, rows: Sequence[Mapping[str, Any]], gold: Sequence[Any]
+    ) -> tuple[list[tuple[str, ...]], Array]:
+        """Return the options of each row, empty without probabilities, and the probabilities of all, in turn."""
+        if self.roles.probs is None:
+            columns = self.roles.columns
+            found = [[row[name] for name in columns.values()] for row in rows] if columns else []
+            names = [tuple(columns)] * len(found)
+        elif given := _values(rows, self.roles.probs):
+            mappings = [
+                each if type(each) is dict else self._options_of(row) for each, row in zip(given, rows, strict=True)
+            ]
+            names, found = list(map(tuple, mappings)), [list(each.values()) for each in mappings]
+            if not all(names) or any(type(name) is not str for each in {*names} for name in each):
                 raise IrregularError
-    return []
+        else:
+            return [], np.zeros(0)
+        for each in {*names}:
+            order = self._permutation(each)
+            if order == tuple(range(len(each))):
+                continue
+            if not are_letters(each) and any(map(_is_index, {*map(str, gold)})):
+                raise IrregularError
+            for k, name in enumerate(names):
+                if name == each:
+                    found[k] = [found[k][j] for j in order]
+                    names[k] = tuple(each[j] for j in order)
+        return names, _between([p for each in found for p in each], 1)
+
+    def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
+        """Return the index of the right option of each answer, or `NONE`."""
+        keys = list(zip(gold, map(type, gold), options, strict=True))
+        known = {key: self.right_option(key[0], key[2], "a row") for key in dict.fromkeys(keys)}
+        return np.array([NONE if (right := known[key]) is None else right for key in keys])
+
+
+_MOST_TEXT = 2**16  # letters of a text with probabilities
+
+
+def _agree(gold: Any, chosen: Any) -> bool:
+    """Return True for the same answer: the same text or number, or the letter with the index of the other."""
+    a, b = str(gold).strip(), str(chosen).strip()
+    if a.casefold() == b.casefold():
+        return True
+    index, letter = (a, b) if _is_index(a) else (b, a)
+    if not _is_index(index):
+        return False
+    if _is_index(letter):
+        return float(index) == float(letter)
+    return len(letter) == 1 and letter.isalpha() and ord(letter.upper()) - ord("A") == float(index)
+
+
+def _is_index(value: Any) -> bool:
+    """Return True for a number without decimals that is not negative, also as text."""
+    text = str(value).strip().removesuffix(".0")
+    return text.isdecimal() and not isinstance(value, bool)
+
+
+def _values(rows: Sequence[Mapping[str, Any]], key: str | None) -> list[Any]:
+    """Return the value of a key in each of several rows with the same keys; empty without any."""
+    if key is None or key not in rows[0]:
+        return []
+    values = [row[key] for row in rows]
+    if None in values:
+        if any(value is not None for value in values):
+            raise IrregularError
+        return []
+    return values
 
 
 def _between(values: Sequence[Any], largest: float) -> Array:
@@ -204,80 +442,41 @@ def _response_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row
 
 
-def _older_tokens(logged: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _text_and_tokens(response: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]] | None:
+    """Return the text of a response and its tokens; None without a response."""
+    if choices := response.get("choices"):
+        choice = choices[0]
+        logged = choice.get("logprobs") or {}
+        text = str((choice.get("message") or {}).get("content") or choice.get("text") or "")
+        return text, logged.get("content") or _older_tokens(logged)
+    parts = [
+        part
+        for item in response.get("output") or ()
+        for part in item.get("content") or ()
+        if isinstance(part, Mapping) and part.get("type", "output_text") == "output_text"
+    ]
+    if not parts:
+        return None
+    text = "".join(str(part.get("text", "")) for part in parts)
+    return text, [token for part in parts for token in part.get("logprobs") or ()]
+
+
+def _older_tokens(logged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tokens of the older interface in the form of the newer one."""
     log_probs = logged.get("token_logprobs") or []
     candidates = logged.get("top_logprobs") or [{}] * len(log_probs)
+    texts = logged.get("tokens") or [""] * len(log_probs)
     return [
-        {"logprob": p, "top_logprobs": [{"token": token, "logprob": q} for token, q in (among or {}).items()]}
-        for p, among in zip(log_probs, candidates, strict=True)
+        {"token": text, "logprob": p, "top_logprobs": [{"token": t, "logprob": q} for t, q in (among or {}).items()]}
+        for text, p, among in zip(texts, log_probs, candidates, strict=True)
     ]
-
-
-def _probabilities_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the probability of each option, from a mapping or a list of objects such as `{value, probability}`."""
-    given = _first(row, _PROBS)
-    if isinstance(given, Mapping):
-        return {str(option): p for option, p in given.items()}
-    if isinstance(given, list) and all(isinstance(each, Mapping) and "probability" in each for each in given):
-        return {str(_first(each, _OPTION)): each["probability"] for each in given}
-    return {} if given is not None else {option: row[name] for option, name in _columns_of(row).items()}
-
-
-def _columns_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the column with the probability of each option: `A`, `B`, ..., `prob_a`, ... or `prob_0`."""
-    letters = _letters_of(row)
-    if "A" in letters and all(_is_number(row[name]) for name in letters.values()):
-        return letters
-    named = {name: name.rpartition("_") for name in row}
-    found = {name: option for name, (stem, _, option) in named.items() if stem in _STEMS and option}
-    return {(option.upper() if len(option) == 1 else option): name for name, option in found.items()}
-
-
-def _letters_of(row: Mapping[str, Any]) -> dict[str, str]:
-    return {name.strip(): name for name in row if len(name.strip()) == 1 and name.strip().isalpha()}
-
-
-def _probabilities_of_all(rows: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...]], Array]:
-    """Return the options of each row, empty without probabilities, and the probabilities of all, in turn."""
-    if given := _values(rows, _PROBS):
-        found = [each if type(each) is dict else _probabilities_of(row) for each, row in zip(given, rows, strict=True)]
-        names = list(map(tuple, found))
-        if not all(names) or any(type(name) is not str for each in {*names} for name in each):
-            raise IrregularError
-        return names, _between([p for each in found for p in each.values()], 1)
-    columns = _columns_of(rows[0])
-    if any(key in rows[0] for key in _PROBS) or not _letters_of(rows[0]).items() <= columns.items():
-        raise IrregularError  # in other rows, columns with a letter as name may be numbers
-    names = [tuple(columns)] * len(rows) if columns else []
-    return names, _between([row[name] for row in rows for name in columns.values()], 1)
-
-
-def _right_option(gold: Any, options: Sequence[str]) -> int | None:
-    """Return the index of the right option, from its text, its letter or a number; None if it has no probability."""
-    right = option_index(str(gold), options)
-    return gold if right is None and isinstance(gold, int) and 0 <= gold < len(options) else right
-
-
-def _right_options(gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
-    """Return the index of the right option of each answer, or `NONE`."""
-    keys = list(zip(gold, map(type, gold), options, strict=True))
-    known = {key: _right_option(key[0], key[2]) for key in dict.fromkeys(keys)}
-    return np.array([NONE if (right := known[key]) is None else right for key in keys])
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class Judged(Log):
     """Reader of answers with the verdict of a judge, as HLE writes them: a file with an object by question."""
 
     kind = "judged answers"
+    names = JUDGED
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
@@ -291,7 +490,7 @@ class Judged(Log):
             if not isinstance(verdict, Mapping):
                 self.counts["answer without a verdict"] += 1
                 continue
-            answer = Answer(str(name), correct=correctness(verdict.get("correct")))
-            answer.short = str(verdict.get("model_answer", ""))
-            self.add_reported(answer, verdict.get("confidence"), f"question {name}")
+            answer = Answer(str(name), correct=correctness(verdict.get(JUDGED.correct[0])))
+            answer.short = str(verdict.get(JUDGED.chosen[0], ""))
+            self.add_reported(answer, verdict.get(JUDGED.confidence[0]), f"question {name}")
             yield answer

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from torchcalib.io.errors import InputError, reading, shown
+from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Array, Block, Columns
+from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, normal, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
 
 _GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
+_AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
+_ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
+START = 200
+"""Rows from which the roles of fields follow."""
+NEITHER = "answer that the log calls neither right nor wrong"
+UNNAMED = "target that names no option"
+"""Findings of several kinds of logs."""
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
-
-_OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
-_RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
 
 
 @dataclass(slots=True)
@@ -34,7 +41,8 @@ class Answer:
     confidences belong to the answer that the log calls right or wrong.
     """
 
-    document: str  # identifier of the question
+    document: str  # identifier of the question, with its data set
+    content: str = ""  # what answers to the same question have in common, such as its text; see `Fields.content`
     sample: int = 0  # number of the answer to the same question: an epoch, or a repetition
     correct: float = math.nan  # 1 if the log calls the answer right, 0 if wrong, NaN if neither
     right: tuple[int, ...] = ()  # indices of the right options
@@ -48,8 +56,28 @@ class Answer:
     voted: tuple[str, float] | None = None  # the answer that was selected among several, and whether it is right
 
 
+@dataclass(frozen=True)
+class LogOptions:
+    """How to read a log; see `torchcalib.audit`."""
+
+    chosen: str | None = None  # the filter or scorer to read; None for the first
+    words: Mapping[str, float] = field(default_factory=dict)  # confidences in words, in lower case
+    fields: Mapping[str, str] = field(default_factory=dict)  # field by role, as the caller names them
+    by: str | None = None  # field whose values divide a log into parts
+    gold: Mapping[str, Any] | None = None  # right answers by question, from a second file
+
+
+@dataclass(frozen=True)
+class Source:
+    """Place of a log: files with their tasks, or rows in memory."""
+
+    path: Path  # name of the log; of rows in memory, their type
+    rows: Rows | None = None
+    files: tuple[tuple[str, Path], ...] = ()  # of several tasks, whose answers are pooled
+
+
 class Log(ABC):
-    """Log of an evaluation in one file, or rows in memory.
+    """Log of an evaluation in one file, in a file for each task, or in rows in memory.
 
     `answers` and `blocks` read it anew in each call, and `counts` then describes it.
     """
@@ -57,27 +85,45 @@ class Log(ABC):
     kind: ClassVar[str]
     """Name of the program that wrote the log, and the form."""
 
-    stated: ClassVar[tuple[str, ...]] = ("stated", "reported")
+    names: ClassVar[Fields] = Fields()
+    """Names of the fields."""
+
+    stated: ClassVar[tuple[str, ...]] = ("stated", "reported", "forecast")
     """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
 
-    def __init__(
-        self,
-        path: Path,
-        chosen: str | None = None,
-        rows: Rows | None = None,
-        words: Mapping[str, float] | None = None,
-    ) -> None:
-        self.path = path  # of rows in memory, their type
-        self.rows = rows
-        self.chosen = chosen  # the filter or scorer to read; None for the first
-        self.words = {word.strip().lower(): p for word, p in (words or {}).items()}  # confidences in words
-        self.counts: Counter[str] = Counter()  # rows that were left out, by reason, and other findings
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Options beyond those of all logs: "by", "gold" and "fields"."""
+
+    def __init__(self, source: Source, options: LogOptions) -> None:
+        self.path, self.rows, self.files = source.path, source.rows, source.files
+        self.options, self.chosen = options, options.chosen
+        self.words = {word.strip().lower(): p for word, p in options.words.items()}
+        self.part = ""  # of the row that is read: its value of the field `by`, or its task
+        self.counts_of: dict[str, Counter[str]] = {}  # by part
         self.alternatives: dict[str, None] = {}  # names of filters or scorers, in the order of the file
+        self.with_contents = False  # whether columns need the contents of questions
+        self.systems: dict[str, dict[str, set[Any]]] = {}  # by part: values of fields that name systems, such as models
+        self.fields = self.names.in_words()
+        self.advice = ""  # how to add what no field contains, as a sentence
+        self.target = ""  # field of the right answers, if no caller named it
+        self.has_outcomes = True  # whether a field calls answers right or wrong
+        for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):
+            if given and name not in self.takes:
+                name = "gold" if name == "gold" else name if name == "by" else next(iter(options.fields))
+                name = ARGUMENTS.get(name, name)
+                raise InputError(
+                    f"`{name}` must be None for {self.kind}, whose fields are known, got a value. Omit it."
+                )
 
     @classmethod
     @abstractmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
         """Return True if an object, the first line of a file or its header, belongs to a log of this kind."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Rows of the current part that were left out, by reason, and other findings."""
+        return self.counts_of.setdefault(self.part, Counter())
 
     def answers(self) -> Iterator[Answer]:
         """Yield the answers in the order of the file.
@@ -85,26 +131,31 @@ class Log(ABC):
         Raises:
             InputError: for a damaged file, and for values that cannot be log-probabilities or probabilities.
         """
-        self.counts.clear()
+        self.counts_of.clear()
         with reading(str(self.path), "log"):
             yield from self.read()
 
     def blocks(self, size: int, with_texts: bool = False) -> Iterator[Block]:
-        """Yield the answers as columns, in blocks of about `size` answers; see `Block.is_full`.
+        """Yield the answers as columns, in blocks of about `size` answers of one part; see `Block.is_full`.
 
         Raises:
             InputError: see `answers`.
         """
-        self.counts.clear()
+        self.counts_of.clear()
+        self.with_contents = with_texts
+        blocks: dict[str, Block] = {}
         with reading(str(self.path), "log"):
-            block = Block(with_texts)
-            for part in self.parts(min(size, _GROUP)):
-                block.add(part)
+            for some in self.parts(min(size, _GROUP)):
+                block = blocks.setdefault(self.part, Block(with_texts, self.part))
+                block.add(some)
                 if block.is_full(size):
-                    yield block
-                    block = Block(with_texts)
-            if len(block):
-                yield block
+                    yield blocks.pop(self.part)
+            yield from (block for block in blocks.values() if len(block))
+
+    def enter(self, row: Mapping[str, Any]) -> None:
+        """Count findings for the part to which a row belongs."""
+        if self.options.by is not None:
+            self.part = part_of(row, self.options.by)
 
     @abstractmethod
     def read(self) -> Iterator[Answer]:
@@ -122,7 +173,7 @@ class Log(ABC):
 
     def log_prob(self, value: Any, place: str) -> float:
         """Return a logged log-probability, which may be text, as a float in [-inf, 0]."""
-        number = _number(value)
+        number = number_of(value)
         if math.isnan(number) or number > MOST_LOG_PROB:
             raise InputError(
                 f"`{self.path}` must contain log-probabilities, which are at most 0, got {shown(value)} in {place}. "
@@ -130,7 +181,7 @@ class Log(ABC):
             )
         return min(number, 0.0)
 
-    def add_reported(self, answer: Answer, value: Any, place: str) -> None:
+    def add_reported(self, answer: Answer, value: Any, place: str, source: str = "reported") -> None:
         """Add the confidence in a field of the log, if there is one."""
         if value is None or value == "":
             self.counts["answer without a reported confidence"] += 1
@@ -147,7 +198,12 @@ class Log(ABC):
         if found is None:
             self.counts["confidence in words without a number (see `words`)"] += 1
         else:
-            answer.stated["reported"] = found
+            answer.stated[source] = found
+
+    def count_neither(self, answer: Answer, reason: str = NEITHER) -> None:
+        """Count an answer that is neither right nor wrong."""
+        if math.isnan(answer.correct):
+            self.counts[reason] += 1
 
     def candidates(self, token: Mapping[str, Any], place: str) -> list[tuple[str, float]]:
         """Return the logged candidates for a token, with their log-probabilities."""
@@ -156,7 +212,7 @@ class Log(ABC):
 
     def probability(self, value: Any, place: str) -> float:
         """Return a logged probability as a float in [0, 1]."""
-        number = _number(value)
+        number = number_of(value)
         if not 0 <= number <= 1:
             raise InputError(
                 f"`{self.path}` must contain probabilities in [0, 1], got {shown(value)} in {place}. "
@@ -172,14 +228,35 @@ class RowLog(Log):
     form. It is only faster: `answers_of` reads all other rows, and rows with impossible values.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("by",)
+
+    def __init__(self, source: Source, options: LogOptions) -> None:
+        super().__init__(source, options)
+        if options.by is not None:
+            names = {normal(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}
+            by = options.by if options.by in names.values() else names.get(normal(options.by))
+            if by is None:
+                raise InputError(
+                    f"`by` must be a field of `{self.path}`, got {shown(options.by)}. Fields are "
+                    f"{quoted(names.values(), 20)}."
+                )
+            self.options = replace(options, by=by)
+
+    @staticmethod
+    def names_of(row: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the names of the fields of a row that may divide a log."""
+        for place in (row, row.get("doc"), row.get("metadata")):
+            if isinstance(place, Mapping):
+                yield from (name for name in place if isinstance(name, str))
+
     def read(self) -> Iterator[Answer]:
         """Yield the answers of each row."""
-        for group in self._groups(1):
+        for group in self.groups(1):
             yield from self._answers(group)
 
     def parts(self, n: int) -> Iterator[Answer | Columns]:
         """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
-        for group in self._groups(n):
+        for group in self._divided(n):
             try:
                 columns = self.columns_of(group)
             # A key is missing, or a value has another type.
@@ -198,11 +275,35 @@ class RowLog(Log):
         del group
         raise IrregularError
 
-    def _groups(self, n: int) -> Iterator[RowGroup]:
-        return lines_of(self.path, n) if self.rows is None else self.rows.groups(n)
+    def document_of(self, *names: Any) -> str:
+        """Return the identifier of a question from its names that are known, such as its task, or that of the file."""
+        known = [str(name) for name in names if name is not None]
+        return "/".join(known if len(known) > 1 or not self.files else [self.part, *known])
+
+    def groups(self, n: int) -> Iterator[RowGroup]:
+        """Yield n rows at once. `part` is then the task of their file, if there are several."""
+        if self.rows is not None:
+            yield from self.rows.groups(n)
+            return
+        for task, path in self.files or (("", self.path),):
+            self.part = task if self.options.by is None else self.part
+            yield from lines_of(path, n) if not is_table(path) else Rows(path).groups(n)
+
+    def _divided(self, n: int) -> Iterator[RowGroup]:
+        """Yield n rows of one part at once."""
+        for group in self.groups(n):
+            if self.options.by is None:
+                yield group
+                continue
+            places: dict[str, list[int]] = {}
+            for place, (_, row, _) in enumerate(group.numbered()):
+                places.setdefault(part_of(row, self.options.by), []).append(place)
+            for self.part, some in places.items():
+                yield group.some(some)
 
     def _answers(self, group: RowGroup) -> Iterator[Answer]:
         for number, row, place in group.numbered():
+            self.enter(row)
             yield from self.answers_of(row, number, place)
 
 
@@ -210,18 +311,22 @@ class IrregularError(ValueError):
     """Rows must be read one at a time."""
 
 
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+def start_of(groups: Iterable[RowGroup]) -> list[Mapping[str, Any]]:
+    """Return the first rows."""
+    return [row for _, row, _ in islice((row for group in groups for row in group.numbered()), START)]
 
 
-def correctness(value: Any) -> float:
-    """Return 1 for right, 0 for wrong, and NaN for values that are neither, such as a partial score."""
-    number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
-    number = _number(value) if number is None else number
-    return number if number in (0.0, 1.0) else math.nan
+def is_table(path: Path) -> bool:
+    """Return True for the name of a table, whose columns are fields."""
+    return any(suffix in path.name.lower() for suffix in (".csv", ".tsv", ".parquet"))
+
+
+def part_of(row: Mapping[str, Any], by: str) -> str:
+    """Return the value of a field of a row, of its document or of its metadata, as text."""
+    for place in (row, row.get("doc"), row.get("metadata")):
+        if isinstance(place, Mapping) and place.get(by) is not None:
+            return str(place[by])
+    return "no value"
 
 
 def all_correctness(values: Sequence[Any]) -> Array:
@@ -237,8 +342,15 @@ def option_index(target: str, options: Sequence[str]) -> int | None:
     if texts.count(wanted) == 1:
         return texts.index(wanted)
     upper = wanted.upper()
+    if are_letters(texts):
+        return texts.index(upper) if upper in texts else None
     letter = ord(upper) - ord("A") if len(upper) == 1 else -1
     return letter if 0 <= letter < len(texts) else None
+
+
+def are_letters(options: Iterable[str]) -> bool:
+    """Return True if all options are letters, such as A, B and C."""
+    return all(len(option) == 1 and "A" <= option <= "Z" for option in options)
 
 
 def first_token_options(candidates: Iterable[tuple[str, float]], options: Sequence[str]) -> list[float] | None:
@@ -250,11 +362,57 @@ def first_token_options(candidates: Iterable[tuple[str, float]], options: Sequen
     """
     totals = dict.fromkeys(options, 0.0)
     for token, log_prob in candidates:
-        option = token.strip()
+        option = token.strip() if token.strip() in totals else token.strip(_AROUND)
         if option in totals:
             totals[option] += math.exp(log_prob)
     total = math.fsum(totals.values())
     return [each / total for each in totals.values()] if all(totals.values()) else None
+
+
+def options_of_answer(
+    log: Log, tokens: Sequence[Mapping[str, Any]], options: Sequence[str], answer: str | None, place: str
+) -> list[float] | None:
+    """Return the probabilities of options at the token of the answer; None, which is counted, if it is not known.
+
+    The answer is the first token, or else the last token after "answer:" or of all that is an option, and the parsed
+    answer if the log contains it.
+    """
+    texts = [str(token.get("token", "")) for token in tokens]
+    wanted = {answer} if answer in options else {*options}
+    named = [k for k, text in enumerate(texts) if text.strip() in wanted or text.strip(_AROUND) in wanted]
+    ends = [match.end() for match in _ANSWER.finditer("".join(texts))]
+    starts = [*accumulate(map(len, texts), initial=0)]
+    after = [k for k in named if ends and starts[k + 1] > ends[-1]]
+    if not named and texts[0]:
+        log.counts["answer whose option is no token"] += 1
+        return None
+    place_of_answer = 0 if not texts[0] or (0 in named[:1] and not after) else (after[:1] or named[-1:])[0]
+    found = first_token_options(log.candidates(tokens[place_of_answer], place), options)
+    if found is None:
+        log.counts["answer without a logged probability of each option"] += 1
+    return found
+
+
+def add_lengths(
+    answer: Answer,
+    scores: Sequence[float],
+    lengths: Mapping[str, Sequence[int] | None],
+    unconditional: Sequence[float] | None = None,
+) -> None:
+    """Add the log-probabilities of options, and their normalisations: by length, and minus those without a question."""
+    answer.log_probs["choices"] = list(scores)
+    for name, sizes in lengths.items():
+        if sizes is not None:
+            answer.log_probs[f"choices_per_{name}"] = [s / max(1, n) for s, n in zip(scores, sizes, strict=True)]
+    if unconditional is not None and -math.inf not in unconditional:
+        pairs = zip(scores, unconditional, strict=True)
+        answer.log_probs["choices_unconditional"] = [score - without for score, without in pairs]
+
+
+def lengths_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the lengths of the texts of options by unit; none without texts."""
+    units = {"character": [*map(len, texts)], "byte": [len(text.encode()) for text in texts]}
+    return units if texts else {}
 
 
 def add_token_confidences(answer: Answer, log_probs: Sequence[float]) -> None:

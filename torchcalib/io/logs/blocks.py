@@ -38,6 +38,7 @@ class Columns:
     probs: dict[str, Array] = field(default_factory=dict)
     stated: dict[str, Array] = field(default_factory=dict)  # numbers without a percent sign
     texts: Sequence[str] = ()
+    contents: Sequence[str] = ()  # see `Answer.content`
     counts: dict[str, int] = field(default_factory=dict)  # findings, as in `Log.counts`, or 0
 
 
@@ -62,11 +63,14 @@ class Block:
     """Consecutive answers of a log; see `Answer` for the meaning of the columns.
 
     Args:
-        with_texts: store the texts of answers, which need much more memory than the numbers.
+        with_texts: store the texts of answers and questions, which need much more memory than the numbers.
+        part: the part of the log to which all answers belong; see `Log.part`.
     """
 
-    def __init__(self, with_texts: bool = False) -> None:
+    def __init__(self, with_texts: bool = False, part: str = "") -> None:
+        self.part = part
         self.documents: list[str] = []
+        self.contents: list[str] = []  # see `Answer.content`; empty without texts
         self.correct, self.truth = array("d"), array("d")
         self.right = array("q")  # see `only`
         self.scores: dict[str, Scores] = {}
@@ -79,6 +83,11 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.documents)
+
+    @property
+    def questions(self) -> list[str]:
+        """Identifiers that rows with other contents do not share; see `Answer.content`."""
+        return [f"{name}\n{content}" for name, content in zip(self.documents, self.contents, strict=True)]
 
     def is_full(self, size: int) -> bool:
         """Return True for `size` answers, or for fewer with many options or long texts."""
@@ -103,6 +112,8 @@ class Block:
                 self._add_scores(source, is_log, rows, columns.sizes, scores)
         for source, values in columns.stated.items():
             _add_to(self.stated, source, rows, values, np.zeros(len(rows)))
+        if self.with_texts:
+            self.contents += columns.contents or [""] * len(rows)
         if self.with_texts and columns.texts:
             self.texts.update(zip(rows.tolist(), columns.texts, strict=True))
             self.n_letters += sum(map(len, columns.texts))
@@ -110,6 +121,8 @@ class Block:
     def _add_answer(self, answer: Answer) -> None:
         row = len(self)
         self.documents.append(answer.document)
+        if self.with_texts:
+            self.contents.append(answer.content)
         self.correct.append(answer.correct)
         self.right.append(only(answer.right))
         self.truth.append(answer.truth)

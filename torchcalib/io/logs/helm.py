@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, Log, add_stated_confidence, add_token_confidences, correctness
+from torchcalib.io.logs.answers import Answer, Log, add_lengths, add_stated_confidence, add_token_confidences
+from torchcalib.io.logs.fields import HELM, correctness, first
 from torchcalib.io.logs.objects import whole_file
-
-_METRICS = ("exact_match", "quasi_exact_match")  # statistics that call an answer right
 
 Key = tuple[str, int]
 
@@ -19,6 +18,7 @@ class Helm(Log):
     """Reader of a run. Instances with a perturbation are counted, and left out."""
 
     kind = "HELM run"
+    names = HELM
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
@@ -54,7 +54,7 @@ class Helm(Log):
             option = (request.get("output_mapping") or {}).get(text.strip(), text.strip())
             right = [_text_of(reference) for reference in request["instance"]["references"] if _is_right(reference)]
             correct = float(option in right) if right else math.nan
-        answer = Answer(*key, correct=correct, text=text, short=text)
+        answer = Answer(key[0], sample=key[1], correct=correct, text=text, short=text)
         place = f"instance {key[0]}"
         tokens = [self.log_prob(token["logprob"], place) for token in completion.get("tokens") or ()]
         add_token_confidences(answer, tokens or [self.log_prob(completion["logprob"], place)])
@@ -69,8 +69,8 @@ class Helm(Log):
             reference = request["instance"]["references"][int(request["reference_index"])]
             texts.append(_text_of(reference))
             right += [k] if _is_right(reference) else []
-        answer = Answer(*key, right=tuple(right), log_probs={"choices": scores})
-        answer.log_probs["choices_per_character"] = [s / max(1, len(t)) for s, t in zip(scores, texts, strict=True)]
+        answer = Answer(key[0], sample=key[1], right=tuple(right))
+        add_lengths(answer, scores, {"character": [*map(len, texts)]})
         return answer
 
     def _statistics(self) -> dict[Key, float]:
@@ -83,8 +83,8 @@ class Helm(Log):
             if entry.get("perturbation"):
                 continue
             values = {stat["name"]["name"]: stat.get("mean") for stat in entry["stats"]}
-            name = next((name for name in _METRICS if name in values), "")
-            found[str(entry["instance_id"]), int(entry.get("train_trial_index", 0))] = correctness(values.get(name))
+            key = str(entry["instance_id"]), int(entry.get("train_trial_index", 0))
+            found[key] = correctness(first(values, HELM.correct))
         return found
 
 

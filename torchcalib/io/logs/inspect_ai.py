@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,23 +11,22 @@ from torchcalib.io.logs.answers import (
     Log,
     add_stated_confidence,
     add_token_confidences,
-    correctness,
-    first_token_options,
     option_index,
+    options_of_answer,
 )
+from torchcalib.io.logs.fields import INSPECT, correctness, first
 from torchcalib.io.logs.objects import members_of, whole_file
 
 _SAMPLES = re.compile(r"samples/.*\.json")
-_OPTIONS = "option_probs"  # key in the metadata of a score: probability by option
-_CONFIDENCES = ("confidence", "risk_score")  # keys in the metadata of a score
-_VALUES = ("score", "correct", "accuracy")  # keys of the verdict in a score with several values
 
 
 class Inspect(Log):
     """Reader of the samples of a log. Epochs are answers to the same question."""
 
     kind = "Inspect log"
+    names = INSPECT
     stated = "reported", "stated"
+    takes = ("by",)
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
@@ -38,6 +36,7 @@ class Inspect(Log):
     def read(self) -> Iterator[Answer]:
         """Yield the scored samples."""
         for place, sample in self._samples():
+            self.enter(sample)
             scores = sample.get("scores") or {}
             selected = [name for name in scores if self.selects(name)]
             if not selected:
@@ -47,12 +46,11 @@ class Inspect(Log):
             value, fields = score.get("value"), dict(score.get("metadata") or {})
             if isinstance(value, Mapping):  # several values, such as {"score": "C", "confidence": 85}
                 fields |= value
-                value = next((value[key] for key in _VALUES if key in value), None)
-            answer = Answer(str(sample["id"]), int(sample.get("epoch", 1)), correctness(value))
+                value = first(value, INSPECT.correct)
+            answer = Answer(str(sample["id"]), sample=int(sample.get("epoch", 1)), correct=correctness(value))
             answer.text = _text_of(output)
             answer.short = score.get("answer") if isinstance(score.get("answer"), str) else None
-            if math.isnan(answer.correct):
-                self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.count_neither(answer)
             self._add_logged(answer, sample, fields, place)
             self._add_tokens(answer, sample, output, place)
             add_stated_confidence(answer)
@@ -67,12 +65,13 @@ class Inspect(Log):
 
     def _add_logged(self, answer: Answer, sample: Mapping[str, Any], metadata: Mapping[str, Any], place: str) -> None:
         """Add the confidences in the metadata of a score, or in its value."""
-        reported = [metadata[key] for key in _CONFIDENCES if metadata.get(key) is not None]
-        if reported:
-            self.add_reported(answer, reported[0], place)
-        options = metadata.get(_OPTIONS)
+        reported = first(metadata, INSPECT.confidence)
+        if reported is not None:
+            self.add_reported(answer, reported, place)
+        (name,) = INSPECT.probs
+        options = metadata.get(name)
         if isinstance(options, Mapping) and options:
-            answer.probs["probabilities"] = [self.probability(p, f"`{_OPTIONS}` of {place}") for p in options.values()]
+            answer.probs["probabilities"] = [self.probability(p, f"`{name}` of {place}") for p in options.values()]
             answer.right = _right_of(sample, list(options))
 
     def _add_tokens(self, answer: Answer, sample: Mapping[str, Any], output: Mapping[str, Any], place: str) -> None:
@@ -82,7 +81,7 @@ class Inspect(Log):
         add_token_confidences(answer, [self.log_prob(token["logprob"], place) for token in tokens])
         if tokens and (options := sample.get("choices")) and not answer.probs:
             letters = [chr(ord("A") + k) for k in range(len(options))]
-            found = first_token_options(self.candidates(tokens[0], place), letters)
+            found = options_of_answer(self, tokens, letters, answer.short, place)
             if found is not None:
                 answer.probs["option_letters"] = found
                 answer.right = _right_of(sample, letters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,27 +11,30 @@ import numpy as np
 
 from torchcalib.io.logs.answers import (
     MOST_LOG_PROB,
+    NEITHER,
+    UNNAMED,
     Answer,
     IrregularError,
     RowLog,
+    add_lengths,
     add_stated_confidence,
     all_correctness,
-    correctness,
+    lengths_of,
     option_index,
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
-from torchcalib.io.logs.objects import RowGroup, floats_of
+from torchcalib.io.logs.fields import LM_EVAL, correctness, first
+from torchcalib.io.logs.objects import RowGroup, floats_of, parsed
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
-_UNNAMED = "target that names no option"
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
-_METRICS = ("acc", "exact_match")  # preferred names of the metric that calls an answer right
 
 
 class _Fields(NamedTuple):
     """Fields of samples with several options. The objects that contain them are not kept."""
 
     documents: list[Any]
+    contents: list[Any]  # empty unless they are needed
     targets: list[Any]
     outcomes: list[Any]  # `acc`, or None
     sizes: list[Any]  # numbers of options
@@ -44,6 +46,7 @@ class LmEval(RowLog):
     """Reader of samples of `multiple_choice`, `loglikelihood` and `generate_until` tasks."""
 
     kind = "lm-eval samples"
+    names = LM_EVAL
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
@@ -55,23 +58,32 @@ class LmEval(RowLog):
         del index
         if not self.selects(str(row.get("filter", "none"))):
             return
-        document = str(row["doc_id"])
+        document = self._document_of(row)
         pairs = _pairs(row["arguments"])
         if pairs[0][1] is None or isinstance(pairs[0][1], dict):
             yield from self._generations(row, document)
             return
-        scores = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
+        logged = [self.log_prob(score, place) for score in _scores(row, len(pairs))]
         # With `acc_mutual_info`, each option is requested a second time, without the question.
-        asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or range(len(pairs))
-        options, scores = [str(pairs[k][1]) for k in asked], [scores[k] for k in asked]
+        asked = [k for k, (context, _) in enumerate(pairs) if context != ""] or list(range(len(pairs)))
+        options, scores = [str(pairs[k][1]) for k in asked], [logged[k] for k in asked]
         if len(options) == 1:
-            yield Answer(document, correct=correctness(row.get("acc")), truth=scores[0])
-        else:
-            yield self._choice(row, document, options, scores)
+            yield Answer(document, content=_content_of(row), correct=correctness(row.get("acc")), truth=scores[0])
+            return
+        answer = Answer(document, content=_content_of(row), correct=correctness(row.get("acc")))
+        unasked = {str(pairs[k][1]).strip(): logged[k] for k in range(len(pairs)) if k not in {*asked}}
+        without = [unasked[option.strip()] for option in options if option.strip() in unasked]
+        texts = _without_delimiter(options)
+        add_lengths(answer, scores, lengths_of(texts), without if len(without) == len(options) else None)
+        self._add_right(answer, row, texts)
+        yield answer
+
+    def _document_of(self, row: Mapping[str, Any]) -> str:
+        return self.document_of(row[LM_EVAL.question[0]])
 
     def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
-        found = _Fields([], [], [], [], [], [])
+        found = _Fields([], [], [], [], [], [], [])
         rows = group.rows()
         while part := list(islice(rows, _AT_ONCE)):
             for values, more in zip(found, self._fields_of(part), strict=True):
@@ -99,7 +111,8 @@ class LmEval(RowLog):
             right,
             sizes,
             log_probs={"choices": scores, "choices_per_character": per_character, "choices_per_byte": per_byte},
-            counts={_UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
+            contents=found.contents,
+            counts={UNNAMED: int((right == NONE).sum()), _DISAGREES: int(disagrees.sum())},
         )
 
     def _fields_of(self, rows: Sequence[Mapping[str, Any]]) -> _Fields:
@@ -116,7 +129,8 @@ class LmEval(RowLog):
         if not is_regular or "" in [pair["arg_0"] for pair in pairs]:
             raise IrregularError
         return _Fields(
-            documents=[str(row["doc_id"]) for row in rows],
+            documents=list(map(self._document_of, rows)),
+            contents=list(map(_content_of, rows)) if self.with_contents else [],
             targets=[str(row["target"]) for row in rows],
             outcomes=[row.get("acc") for row in rows],
             sizes=sizes,
@@ -124,31 +138,25 @@ class LmEval(RowLog):
             scores=[score[0] for score in scores],
         )
 
-    def _choice(self, row: Mapping[str, Any], document: str, options: Sequence[str], scores: list[float]) -> Answer:
-        """Return the answer to a question with options, normalised as lm-eval does for `acc_norm` and `acc_bytes`."""
-        texts = _without_delimiter(options)
-        logged, chosen = correctness(row.get("acc")), scores.index(max(scores))
-        right = _right_options(str(row["target"]), texts, chosen, logged)
-        if not right:
-            self.counts[_UNNAMED] += 1
-        elif logged == logged and (chosen in right) != bool(logged):
+    def _add_right(self, answer: Answer, row: Mapping[str, Any], texts: Sequence[str]) -> None:
+        """Add the right option, and count targets that name none."""
+        scores = answer.log_probs["choices"]
+        chosen = scores.index(max(scores))
+        answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
+        if not answer.right:
+            self.counts[UNNAMED] += 1
+        elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
-        answer = Answer(document, correct=logged, right=right, log_probs={"choices": scores})
-        lengths = {"choices_per_character": map(len, texts), "choices_per_byte": (len(t.encode()) for t in texts)}
-        for source, sizes in lengths.items():
-            answer.log_probs[source] = [score / max(1, size) for score, size in zip(scores, sizes, strict=True)]
-        return answer
 
     def _generations(self, row: Mapping[str, Any], document: str) -> Iterator[Answer]:
-        name = next((name for name in (*_METRICS, *row.get("metrics", ())) if name in row), "")
-        correct = correctness(row.get(name))
+        correct = correctness(first(row, (*LM_EVAL.correct, *row.get("metrics", ()))))
         if math.isnan(correct):
-            self.counts["answer that the log calls neither right nor wrong"] += 1
+            self.counts[NEITHER] += 1
         repeated, filtered = row["resps"][0], row.get("filtered_resps")
         selected = filtered[0] if isinstance(filtered, list) and len(filtered) == 1 else None
         for sample, response in enumerate(repeated):
             # A metric belongs to the filtered response, which is one of several repetitions or their majority.
-            answer = Answer(document, sample, correct if len(repeated) == 1 else math.nan)
+            answer = Answer(document, _content_of(row), sample, correct if len(repeated) == 1 else math.nan)
             answer.text = str(response[0]) if isinstance(response, list) else str(response)
             if isinstance(selected, str) and len(repeated) > 1:
                 answer.voted = selected, correct
@@ -156,6 +164,11 @@ class LmEval(RowLog):
                 answer.confidences["raw"] = math.exp(self.log_prob(response[1], f"document {document}"))
             add_stated_confidence(answer)
             yield answer
+
+
+def _content_of(row: Mapping[str, Any]) -> str:
+    """Return the hash of the document, or else the document, without which rows of several tasks would be mixed."""
+    return str(first(row, LM_EVAL.content))
 
 
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
@@ -197,14 +210,7 @@ def _right_options(target: str, options: Sequence[str], chosen: int, logged: flo
     likelihood with the logged accuracy decides.
     """
     if target.startswith("["):
-        several: list[Any] = []
-        for text in (target.replace("'", '"'), target):  # a list of Python or of JSON
-            try:
-                several = json.loads(text)
-                break
-            except ValueError:
-                pass
-        found = [_right_options(str(one), options, chosen, math.nan) for one in several]
+        found = [_right_options(str(one), options, chosen, math.nan) for one in parsed(target) or ()]
         return tuple(dict.fromkeys(index for each in found for index in each))
     index = int(target) if target.isdecimal() and int(target) < len(options) else None
     named = option_index(target, options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.tables import Frame, Parquet, opened_text
+from torchcalib.io.tables import DECIMAL_COMMA, Frame, Parquet, opened_text
 
 try:
     import orjson  # parses a line three times as fast
@@ -28,10 +29,14 @@ _MAX_GROUP = 2**16  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
+_NUMBERS_OF_TOKENS = ("input_tokens", "cont_tokens", "output_tokens", "full_prompt", "pred_logits")
+"""Columns of leaderboards that take most of the memory, and are not read."""
+_LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictions", "responses", "items", "questions")
+"""Keys of a list of rows in a JSON object."""
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
 
 
-def loads(text: bytes) -> Any:
+def loads(text: bytes | str) -> Any:
     """Parse JSON. Numbers may be NaN and infinite, as Python writes them."""
     if orjson is not None:
         try:
@@ -53,6 +58,16 @@ def floats_of(numbers: Sequence[Any]) -> list[float]:
     return list(map(float, numbers))
 
 
+def parsed(text: str) -> Any:
+    """Return the value of a text in JSON or in Python's notation; None for another text."""
+    for parse in (loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
 def object_of(text: bytes, place: str) -> dict[str, Any]:
     """Parse a JSON object."""
     found: dict[str, Any] = _checked(loads(text), place)
@@ -68,7 +83,7 @@ def _checked(found: Any, place: str) -> Any:
 class RowGroup(NamedTuple):
     """Consecutive rows of a log, lines or objects. Each iteration parses the lines anew, one after another."""
 
-    first: int  # number of the first row, from 1
+    numbers: Sequence[int]  # of the rows, from 1
     content: Sequence[Any]
     places: Sequence[int]  # numbers of the lines, which blank lines increase, or of the rows
     are_lines: bool = False
@@ -83,15 +98,17 @@ class RowGroup(NamedTuple):
         """Yield number, content and place of each row. Numbers may be NaN."""
         kind = "line" if self.are_lines else "row"
         rows = map(loads, self.content) if self.are_lines else self.content
-        for number, (place, row) in enumerate(zip(self.places, rows, strict=True), self.first):
+        for number, place, row in zip(self.numbers, self.places, rows, strict=True):
             yield number, _checked(row, f"{kind} {place}"), f"{kind} {place}"
+
+    def some(self, places: Sequence[int]) -> RowGroup:
+        """Return the rows with these indices."""
+        numbers, content, lines = ([of_all[k] for k in places] for of_all in self[:3])
+        return RowGroup(numbers, content, lines, self.are_lines)
 
 
 class Rows:
-    """Rows of a table, or objects in memory, which can be read several times.
-
-    Names of columns are in lower case, except single letters, which name options.
-    """
+    """Rows of a table, or objects in memory, which can be read several times. Names are without outer spaces."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -101,7 +118,8 @@ class Rows:
         """Yield n rows at once, without missing values of tables."""
         rows, first = self._known(), 1
         while group := list(islice(rows, n)):
-            yield RowGroup(first, group, range(first, first + len(group)))
+            numbers = range(first, first + len(group))
+            yield RowGroup(numbers, group, numbers)
             first += len(group)
 
     def _known(self) -> Iterator[dict[str, Any]]:
@@ -110,7 +128,7 @@ class Rows:
             if not isinstance(row, Mapping):
                 raise ValueError(f"row {number} must be a dict, got {type(row).__name__}")
             for name in row.keys() - names.keys():
-                names[name] = name if not isinstance(name, str) or len(name.strip()) == 1 else name.strip().lower()
+                names[name] = name.strip() if isinstance(name, str) else str(name)
             # NaN is a missing value of pandas.
             yield {names[name]: value for name, value in row.items() if value is not None and value == value}
 
@@ -125,23 +143,54 @@ class Rows:
 
 
 def _batches(table: Any) -> Iterator[dict[str, Any]]:
-    dtypes = {name: array.dtype for name, array in table.arrays.items() if not array.columns}
+    dtypes = {
+        name: array.dtype
+        for name, array in table.arrays.items()
+        if not array.columns and name not in _NUMBERS_OF_TOKENS
+    }
     for batch in table.batches(dtypes, _BATCH):
         yield from batch.to_pylist()
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as text, without empty cells."""
-    separator = "\t" if ".tsv" in path.name.lower() else ","
+    """Yield the rows of a table as text, without empty cells. A semicolon between cells comes with decimal commas."""
     with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(text, delimiter=separator, strict=True)
+        header = text.readline(_MAX_LINE)
+        separator = next((each for each in ("\t", ",", ";") if each in header), ",")
+        if header.lower().startswith("sep="):
+            separator, header = header[4:5], ""
+        table = csv.reader(chain([header] * bool(header), text), delimiter=separator, strict=True)
         names = next(table, [])
+        rows: Iterator[list[str]] = table
+        if _has_no_header(names):  # the layout of MMLU: question, options and letter of the right one
+            rows = chain([names], table)
+            names = ["question", *(f"option {chr(ord('A') + k)}" for k in range(len(names) - 2)), "answer"]
         if len(set(names)) < len(names):
             raise ValueError("all columns must have different names")
-        for cells in table:
+        for cells in rows:
             if len(cells) != len(names):
                 raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
+            if separator == ";":
+                cells = [x.replace(",", ".") if DECIMAL_COMMA.fullmatch(x.strip().encode()) else x for x in cells]
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
+
+
+def _has_no_header(cells: Sequence[str]) -> bool:
+    """Return True if the first cells are a question, its options and the letter of the right option."""
+    n, last = len(cells) - 2, cells[-1].strip() if cells else ""
+    is_letter = len(last) == 1 and 0 <= ord(last) - ord("A") < n and n > 1
+    names = {cell.strip().lower() for cell in cells[:-1]}
+    return is_letter and not names & {"question", "answer", "id", "gold", "confidence", *"abcd"}
+
+
+def rows_in(found: Any, depth: int = 2) -> list[Any] | None:
+    """Return the list of objects in a JSON value: itself, or below a key such as "results"; None without one."""
+    if isinstance(found, list):
+        return found if found and all(isinstance(row, Mapping) for row in found) else None
+    if not isinstance(found, Mapping) or not depth:
+        return None
+    below = (rows_in(found[key], depth - 1) for key in _LISTS if key in found)
+    return next((rows for rows in below if rows is not None), None)
 
 
 def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
@@ -163,7 +212,7 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
                 lines = [line for line in lines if line.strip()]
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
-                yield RowGroup(row + start, lines[group], places[group], are_lines=True)
+                yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
             row += len(lines)
 
 

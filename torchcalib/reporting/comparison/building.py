@@ -60,7 +60,7 @@ def compare(
     n_replicates: int = N_REPLICATES,
     seed: int = 0,
     nan_policy: NanPolicy = "raise",
-    from_logits: bool | Mapping[str, bool] = False,
+    from_logits: bool | Mapping[str, bool] | None = None,
     weights: Any = None,
     sample_weight: Any = None,
     ignore_index: int | None = None,
@@ -113,6 +113,7 @@ def compare(
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
             -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
+            None infers for each system whether more than 5% of all values are negative.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         clusters: cluster of each row, integers or strings, such as a patient or a document. Replicates resample
             clusters, because their rows may be dependent. For few clusters, intervals are moved outwards; see
@@ -164,6 +165,7 @@ def compare(
                 class_names=class_names,
                 positive_classes=positive_classes,
                 from_logits=from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits,
+                ignore_index=ignore_index,
             )
     first = prepared[names[0]]
     builder = ComparisonBuilder(
@@ -171,7 +173,9 @@ def compare(
         task=task if task == "confidence" else first.task,
         n_replicates=n_replicates,
         seed=seed,
-        from_logits=from_logits,
+        from_logits=from_logits
+        if isinstance(from_logits, Mapping)
+        else {name: each.from_logits for name, each in prepared.items()},
         class_names=first.class_names,
         n_bins=n_bins,
         right=right,

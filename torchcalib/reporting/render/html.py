@@ -45,7 +45,7 @@ from torchcalib.reporting.render.contents import (
     title_words,
     without_folders,
 )
-from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditedConfidence
+from torchcalib.results.audit import CONFIDENCES, EXPLAINED, Audit, AuditComparison, AuditedConfidence, AuditGroups
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
 from torchcalib.results.definitions import definition_table
@@ -327,6 +327,18 @@ def comparison_files(found: AuditComparison) -> dict[str, bytes]:
     return files | {page: render(found[key]).encode() for key, page in pages.items()}
 
 
+def group_files(found: AuditGroups) -> dict[str, bytes]:
+    """Return the JSON file, and the page with links to the audits of all parts."""
+    return {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": render_groups(found, with_links=True).encode()}
+
+
+def render_groups(found: AuditGroups, with_links: bool = False) -> str:
+    """Return a page with the table of all parts, and the remarks and the sentence of each."""
+    first = next(iter(found.audits.values()))  # whose version and date are those of all
+    template = _template("audit_groups.html.jinja")
+    return template.render(results=first, found=found, title=found.title, with_links=with_links)
+
+
 def _page_of(confidence: AuditedConfidence) -> str:
     return f"{confidence.key.replace('/', '_')}.html"
 
@@ -348,7 +360,7 @@ def _template(name: str) -> Template:
     environment.filters.update(
         count=count, significant=significant, linked=_linked, table=lambda shown: Markup(to_html(shown.layout()))
     )
-    environment.globals.update(light=LIGHT, dark=DARK)
+    environment.globals.update(light=LIGHT, dark=DARK, explained=EXPLAINED)
     return environment.get_template(name)
 
 

@@ -1,0 +1,428 @@
+"""What the fields of logs mean: one table of names for all formats, and the fields of rows by role."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcalib.io.columns import is_derived, split
+from torchcalib.io.errors import InputError, quoted, shown
+from torchcalib.io.names import CONFIDENCES, CORRECT, LOG_PROBS, OF_PREDICTED, PREDICTED, PROBS, TARGET_TIERS
+
+Row = Mapping[str, Any]
+
+ROLES = {
+    "data_set": "data set",
+    "question": "question",
+    "gold": "right answer",
+    "chosen": "answer of the model",
+    "correct": "right or wrong",
+    "response": "response",
+    "confidence": "confidence",
+    "probs": "scores of options",
+    "choices": "options",
+}
+"""Words for the roles of fields."""
+ARGUMENTS = {"gold": "target", "chosen": "pred", "question": "id"}
+"""Arguments of `audit` that name the fields of these roles. The others have the names of their roles."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Names of the fields of a format by role, in lower case with underscores.
+
+    The first name that a log has counts: specific names precede general ones. Of `data_set`, all count.
+    """
+
+    data_set: tuple[str, ...] = ()  # together with `question`, they name a question
+    question: tuple[str, ...] = ()
+    content: tuple[str, ...] = ()  # rows with other contents are other questions, whatever their name is
+    gold: tuple[str, ...] = ()  # the right answer: the text, letter or index of an option
+    chosen: tuple[str, ...] = ()  # the answer of the model
+    correct: tuple[str, ...] = ()  # whether it is right
+    response: tuple[str, ...] = ()  # text that contains the answer, and possibly a confidence
+    confidence: tuple[str, ...] = ()
+    probs: tuple[str, ...] = ()  # probability of each option
+    choices: tuple[str, ...] = ()  # texts of the options
+
+    def in_words(self) -> dict[str, str]:
+        """Return the names by role, in words."""
+        names = {words: getattr(self, role) for role, words in ROLES.items()}
+        return {words: " or ".join(f"`{name}`" for name in some) for words, some in names.items() if some}
+
+
+ANSWERS = Fields(
+    data_set=(
+        *("task", "task_name", "ds_name", "dataset", "dataset_name", "data_set", "benchmark", "subject", "subset"),
+        *("subtask", "source", "domain"),
+    ),
+    question=(
+        *("custom_id", "item_id", "doc_id", "question_id", "query_id", "problem_id", "prob_id", "native_id", "uid"),
+        *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
+    ),
+    content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
+    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", "resolution")),
+    chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
+    correct=(
+        *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
+        *("outcome", "resolution", "resolved", "resolved_to", "resolve", "score"),
+    ),
+    response=(
+        *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
+        *("generated_text", "text"),
+    ),
+    confidence=(
+        *(*CONFIDENCES, *OF_PREDICTED, "p_true", "prob_correct", "p_correct", "forecast", "probability", "prob"),
+        "predict",
+    ),
+    probs=("probs", "probabilities", "distribution", "option_probs", "choice_probs", "log_probs", "logprobs"),
+    choices=("options", "choices"),
+)
+"""Answers in lines and tables, chat responses, and files of right answers."""
+
+FORECASTS = ("resolution", "resolved", "resolved_to", "resolve")
+"""Names of outcomes of forecasts, whose confidence is the probability of "yes"."""
+
+LM_EVAL = Fields(
+    question=("doc_id",), content=("doc_hash", "doc"), gold=("target",), correct=("acc", "exact_match"),
+    response=("resps",), probs=("filtered_resps", "resps"), choices=("arguments",),
+)  # fmt: skip
+OLMES = Fields(
+    question=("doc_id", "native_id"), content=("native_id",), gold=("label", "correct_choice"),
+    response=("continuation",), correct=("primary_score", "exact_match", "exact_match_flex", "acc"),
+    probs=("sum_logits",),
+)  # fmt: skip
+LIGHTEVAL = Fields(
+    data_set=("task_name",), question=("id", "doc_id"), content=("query", "example", "instruction"),
+    gold=("gold_index", "gold"), correct=("acc", "exact_match", "em"), probs=("logprobs", "predictions"),
+    choices=("choices",),
+)  # fmt: skip
+INSPECT = Fields(
+    question=("id",), gold=("target",), correct=("score", "correct", "accuracy"), choices=("choices",),
+    confidence=("confidence", "risk_score"), probs=("option_probs",),
+)  # fmt: skip
+HELM = Fields(question=("id",), correct=("exact_match", "quasi_exact_match"), choices=("references",))
+JUDGED = Fields(chosen=("model_answer",), correct=("correct",), confidence=("confidence",))
+
+_SYSTEM = re.compile(r"(model|prompt|system|variant|method|strategy|setting|provider|engine|checkpoint)(_.*)?")
+_SETTINGS = ("threshold", "temperature", "llm", "shots", "num_fewshot", "n_shots")
+_NO_SYSTEM = re.compile(
+    r".*(answer|pred|choice|option|letter|label|output|response|text|reason|conf|prob|score|logit|correct|token|cost"
+    r"|time|latency|hash|rank).*"
+)
+_MAX_SHOWN = 20  # names of fields in a description
+MOST_SYSTEMS = 100
+"""Largest number of values of a field that names systems, such as models."""
+
+_STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
+_LETTER = re.compile(r"(log_?prob|logp|probability|probs?|p)((?-i:[A-Z]))", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
+_OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
+_RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
+GRADES = {"A": 1.0, "B": 0.0, "C": math.nan}
+"""Grades of SimpleQA: correct, incorrect and not attempted."""
+
+ABSTENTIONS = {
+    **dict.fromkeys(("idk", "i dont know", "dont know", "do not know", "i do not know", "unknown", "unsure"), "IDK"),
+    **dict.fromkeys(("abstain", "abstained", "abstention", "no answer", "noanswer", "refused", "refusal"), "abstained"),
+    **dict.fromkeys(("not attempted", "notattempted"), "NOT_ATTEMPTED"),
+    "": "empty",
+}
+"""Words for an answer that the model did not give, and the name under which they are counted."""
+
+
+def abstention(value: Any) -> str | None:
+    """Return the name of an abstention; None for other answers."""
+    if value is None:
+        return ABSTENTIONS[""]
+    if not isinstance(value, str) or len(value) > 40:
+        return None
+    return ABSTENTIONS.get(re.sub(r"[\s_\-]+", " ", re.sub(r"[^\w\s\-]", "", value)).strip().casefold())
+
+
+def number_of(value: Any) -> float:
+    """Return a value, which may be text, as float; NaN if it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def correctness(value: Any) -> float:
+    """Return 1 for right, 0 for wrong, and NaN for values that are neither, such as a partial score."""
+    number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
+    number = number_of(value) if number is None else number
+    return number if number in (0.0, 1.0) else math.nan
+
+
+def normal(name: str) -> str:
+    """Return the name of a field in lower case with underscores."""
+    return re.sub(r"[\s\-.]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())).lower()
+
+
+def first(row: Row, names: Sequence[str]) -> Any:
+    """Return the value of the first field that has one; None without any."""
+    return next((value for name in names if (value := row.get(name)) is not None), None)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Fields of a log by role; None for roles that no field has. Names are those of the log."""
+
+    question: str | None = None
+    content: str | None = None
+    gold: str | None = None
+    chosen: str | None = None
+    correct: str | None = None
+    response: str | None = None
+    confidence: str | None = None
+    probs: str | None = None
+    choices: str | None = None
+    data_sets: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)  # field with the probability of each option
+    are_logs: bool = False  # whether these are log-probabilities
+    has_grades: bool = False  # whether outcomes are the letters of `GRADES`
+    systems: tuple[str, ...] = ()  # fields that may name systems
+    named: frozenset[str] = frozenset()  # roles of fields that the caller named
+    found: tuple[str, ...] = ()  # all fields
+
+    def in_words(self) -> dict[str, str]:
+        """Return the fields by role, and those that are not used, in words."""
+        found: dict[str, tuple[str, ...]] = {
+            role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None
+        }
+        found |= {"data_set": self.data_sets, "probs": (*found.get("probs", ()), *self.columns.values())}
+        words = {ROLES[role]: quoted(found[role], _MAX_SHOWN) for role in ROLES if found.get(role)}
+        words |= {"same question if equal": f"`{self.content}`"} if self.content is not None else {}
+        used = {*self.systems, self.content, *(name for names in found.values() for name in names)}
+        others = [name for name in self.found if name not in used]
+        return words | ({"not used": quoted(others, _MAX_SHOWN)} if others else {})
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether there is a confidence, or a text that may state one."""
+        return bool(self.confidence or self.probs or self.columns or (self.response and self.correct))
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether there is a right answer, or whether the answer is right."""
+        return bool(self.gold or self.correct)
+
+    @property
+    def has_forecasts(self) -> bool:
+        """Whether the confidence is the probability of an event, and not of an answer."""
+        return self.correct is not None and normal(self.correct) in FORECASTS
+
+
+def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold: bool = False) -> Roles:
+    """Return the role of each field, from its name and its values in some rows.
+
+    Args:
+        rows: the first rows of a log.
+        named: field by role, for the roles that a caller may name.
+        label: name of the log, for messages.
+        has_gold: whether the right answers are in a second file.
+
+    Raises:
+        InputError: for a name that is no field, and for columns of probabilities with other values.
+    """
+    fields = {name: normal(name) for row in rows for name in row if isinstance(name, str)}
+    by_name = {each: name for name, each in reversed(fields.items())}
+    given = {
+        role: _named(name, by_name, role, label) for role, name in named.items() if not (has_gold and role == "gold")
+    }
+    taken, found = {*given.values()}, dict(given)
+
+    def values(name: str) -> list[Any]:
+        return [value for row in rows if (value := row.get(name)) is not None]
+
+    def search(role: str, names: Sequence[str], fits: Callable[[list[Any]], bool] = bool) -> None:
+        if role in found:
+            return
+        for each in names:
+            name = by_name.get(each)
+            if name is not None and name not in taken and fits(values(name)):
+                found[role] = name
+                taken.add(name)
+                return
+
+    search("correct", CORRECT, lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)))
+    others = [each for each in ANSWERS.correct if each not in CORRECT]
+    search("correct", others, lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
+    search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
+    search("question", ANSWERS.question)
+    search("chosen", ANSWERS.chosen, _are_scalars)
+    search("probs", ANSWERS.probs, _have_options)
+    are_options = {"p_true"} if "p_false" in by_name else set()
+    search("confidence", [each for each in ANSWERS.confidence if each not in are_options], _are_scalars)
+    if "confidence" not in found and "chosen" in found and normal(found.get("correct", "")) in FORECASTS:
+        found["confidence"] = found.pop("chosen")  # the prediction of an event
+    others = [
+        name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken
+    ]
+    if "confidence" not in found and len(others) == 1:
+        found["confidence"] = others[0]
+        taken.add(others[0])
+    search("response", ANSWERS.response, _are_texts)
+    data_sets = [by_name[each] for each in ANSWERS.data_set if each in by_name]
+    taken.update(data_sets)
+    systems = [name for name, each in fields.items() if name not in taken and _may_be_system(each, values(name))]
+    search("content", [each for each in ANSWERS.content if by_name.get(each) not in systems], _are_scalars)
+    search("choices", ANSWERS.choices, lambda found: bool(found) and isinstance(found[0], list | Mapping))
+    columns: dict[str, str] = {}
+    are_logs = False
+    if "probs" not in found:
+        golds = {str(value) for value in values(found["gold"])} if "gold" in found else set()
+        columns, are_logs = _columns([name for name in fields if name not in taken], rows, golds, label)
+    elif "log" in normal(found["probs"]):
+        are_logs = True
+    if "gold" not in found and columns and not has_gold:  # a table without names of columns that pandas wrote
+        numbers = [name for name in fields if name.isdecimal() and {*map(str, values(name))} <= columns.keys()]
+        found |= {"gold": numbers[-1]} if numbers else {}
+    return Roles(
+        **found,
+        data_sets=tuple(data_sets),
+        columns=columns,
+        are_logs=are_logs,
+        has_grades="correct" in found and {*map(str, values(found["correct"]))} <= GRADES.keys(),
+        systems=tuple(systems),
+        named=frozenset(given),
+        found=tuple(fields),
+    )
+
+
+def looked_for(roles: Roles) -> str:
+    """Return the names of fields that were looked for and not found, as a sentence."""
+    missing = []
+    if not roles.has_confidence:
+        missing.append(f"a confidence (such as {quoted(('confidence', 'probs', 'prob_A', 'A'))}; confidence='NAME')")
+    if not roles.has_outcome:
+        missing.append(
+            f"a right answer ({quoted(('correct_answer', 'gold', 'target', 'answer'))}; target='NAME') or whether "
+            f"the answer is right ({quoted(('correct', 'is_correct'))}; correct='NAME')"
+        )
+    elif roles.correct is None and roles.chosen is None and not (roles.probs or roles.columns):
+        missing.append(f"the model's answer ({quoted(('prediction', 'predicted_answer'))}; pred='NAME')")
+    return " and ".join(missing)
+
+
+def _named(name: str, by_name: dict[str, str], role: str, label: str) -> str:
+    found = name if name in by_name.values() else by_name.get(normal(name))
+    if found is None:
+        raise InputError(
+            f"`{ARGUMENTS.get(role, role)}` must be a field of `{label}`, got {shown(name)}. Fields are "
+            f"{quoted(reversed(by_name.values()), _MAX_SHOWN)}."
+        )
+    return found
+
+
+def _are_scalars(values: Sequence[Any]) -> bool:
+    return bool(values) and not any(isinstance(value, list | Mapping) for value in values)
+
+
+def _are_texts(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _are_outcomes(values: Sequence[Any]) -> bool:
+    """Whether most values call an answer right or wrong, or abstain."""
+    if not _are_scalars(values):
+        return False
+    known = sum(correctness(value) == correctness(value) or abstention(value) is not None for value in values)
+    return 2 * known >= len(values)
+
+
+def _have_options(values: Sequence[Any]) -> bool:
+    return bool(values) and all(
+        isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
+        for value in values
+    )
+
+
+def _may_be_system(name: str, values: Sequence[Any]) -> bool:
+    has_name = name in _SETTINGS or (_SYSTEM.fullmatch(name) and not _NO_SYSTEM.fullmatch(name))
+    return bool(has_name) and _are_scalars(values) and len({*values}) <= MOST_SYSTEMS
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: str) -> tuple[dict[str, str], bool]:
+    """Return the column with the probability of each option, and whether these are log-probabilities."""
+    letters = {name.strip().upper(): name for name in names if len(name.strip()) == 1 and name.strip().isalpha()}
+    run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
+    problem = ""
+    in_turn = (
+        *_stems(names, golds),
+        ({letter: letters[letter] for letter in run}, None),
+        (_of_sum_1(names, rows, golds), None),
+    )
+    for found, is_logarithm in in_turn:
+        numbers = {option: _numbers(rows, name) for option, name in found.items()}
+        if len(found) < 2 or any(values is None for values in numbers.values()):
+            continue
+        known = [value for values in numbers.values() for value in values or ()]
+        if all(value <= 0 for value in known) and is_logarithm is not False:
+            return found, True
+        outside = {option for option, each in numbers.items() if not all(0 <= value <= 1 for value in each or ())}
+        if outside and is_logarithm is False and golds & found.keys():  # some are probabilities, and others may be not
+            found, outside = (
+                {each: name for each, name in found.items() if each not in outside - golds},
+                outside & golds,
+            )
+        if len(found) > 1 and not outside and not is_logarithm:
+            return found, False
+        if (outside and is_logarithm is False and golds & found.keys()) or _are_percentages(rows, found):
+            name, value = next(
+                (name, value)
+                for option, name in found.items()
+                for value in numbers[option] or ()
+                if not 0 <= value <= 1
+            )
+            problem = problem or (
+                f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "
+                "Divide percentages by 100, or rename the column if it is no option."
+            )
+    if problem:
+        raise InputError(problem)
+    return {}, False
+
+
+def _of_sum_1(names: Sequence[str], rows: Sequence[Row], golds: set[str]) -> dict[str, str]:
+    """Return the columns that are named after right answers, or all columns of fractions, if their rows sum to 1."""
+    numbers = {name: values for name in names if (values := _numbers(rows, name)) and len(values) == len(rows)}
+    fractions = [name for name, values in numbers.items() if all(0 <= value <= 1 for value in values)]
+    for found in ([name for name in fractions if name in golds], fractions):
+        sums = [math.fsum(each) for each in zip(*(numbers[name] for name in found), strict=True)]
+        if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in sums):
+            return {name: name for name in found}
+    return {}
+
+
+def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, str], bool]]:
+    """Yield the columns whose names begin or end with the same word for a probability."""
+    stems: dict[str, dict[str, str]] = {}
+    for name in names:
+        if match := _LETTER.fullmatch(name.strip()):
+            stems.setdefault(match[1].lower(), {})[match[2]] = name
+        elif (parts := split(name)) and parts[0] in _STEMS:
+            stem, option = parts
+            if option in golds or not is_derived(normal(option)):
+                stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
+        elif match := _SUFFIX.fullmatch(name.strip()):
+            stems.setdefault(f"{match[2] or ''}suffix", {})[match[1].upper()] = name
+    for stem, found in stems.items():
+        yield found, stem.startswith("log")
+
+
+def _numbers(rows: Sequence[Row], name: str) -> list[float] | None:
+    """Return the values of a column, which may be text; None if one is no number, or without any."""
+    try:
+        return [float(row[name]) for row in rows if row.get(name) is not None] or None
+    except (TypeError, ValueError):
+        return None
+
+
+def _are_percentages(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
+    sums = [sum(float(row.get(name) or 0) for name in columns.values()) for row in rows]
+    return all(98 <= total <= 102 for total in sums)
