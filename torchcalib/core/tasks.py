@@ -254,7 +254,6 @@ def checked_names(class_names: Iterable[str | int]) -> tuple[str, ...]:
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
-    from torchcalib.io.limits import MAX_NAME
 
     longest = max(map(len, names), default=0)
     if longest > MAX_NAME:
