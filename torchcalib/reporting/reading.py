@@ -27,7 +27,7 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
-    files = open_predictions(paths, **opening)
+    files = open_predictions(paths, **{**opening, "nan_policy": settings.get("nan_policy", "raise")})
     builder = builder_for(files, **settings)
     for rows in files.chunks(PIECE_BYTES):
         builder.update(**vars(rows))
