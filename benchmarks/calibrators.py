@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.study import Part, Study, main, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, main
 from benchmarks.tables import DATA
 from torchcalib.calibration import (
     BetaCalibration,
@@ -158,6 +158,10 @@ def compared(*cell: Any, n_sets: int) -> list[str]:
     ]
 
 
+def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+    yield [(*cell[:2], *each.values) for cell, each in found.items()]
+
+
 if __name__ == "__main__":
     # `--sets` repeats the fits, for their mean time.
-    main(Study("calibrators", 1, [Part(list(cells()), compared, row_of_each(lambda cell, found: (*cell[:2], *found)))]))
+    main(Study("calibrators", 1, [Part(list(cells()), compared, table)]))

@@ -10,7 +10,6 @@ to 1 / k. Its laws are a beta mixture, rare outcomes, and clusters whose rows ha
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -23,7 +22,7 @@ import torchcalib as tc
 from benchmarks import laws
 from benchmarks.coverage import LEVELS
 from benchmarks.laws import TRUTHS, beta, normal, random, updated
-from benchmarks.study import Cell, Found, Part, Row, Study, main, percent, rejected, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, joined, main, percent, rejected, rows
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_tests
 
@@ -118,22 +117,26 @@ def coverage_of(*cell: Any, n_sets: int) -> dict[str, list[str]]:
 
 
 def _coverage_of(cell: Cell, truth: str, n_sets: int) -> list[str]:
-    ends: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y, clusters in data_sets(cell, truth, n_sets):
+    def ends(*data: Tensor) -> dict[str, Tensor]:
+        found = {}
         for name, cls in SCORES.items():
-            found = clustered(cls, p, y, clusters).interval(n_replicates=N_REPLICATES)
-            ends[name].append(torch.stack((found.value, found.low, found.high)))
+            interval = clustered(cls, *data).interval(n_replicates=N_REPLICATES)
+            found[name] = torch.stack((interval.value, interval.low, interval.high))
         for name in ("ESCE", "ECE", "RMSCE"):
-            test = clustered(ERRORS[name], p, y, clusters).test(n_replicates=499)
+            test = clustered(ERRORS[name], *data).test(n_replicates=499)
             base = 0 if name == "ESCE" else test.noise_floor
-            ends[name].append(torch.stack((test.statistic, test.low, test.high)) - base)
-    targets = expected_values(cell[0], truth)
-    covered = []
-    for name, parts in ends.items():
-        value, low, high = torch.cat(parts, -1)
+            found[name] = torch.stack((test.statistic, test.low, test.high)) - base
+        return found
+
+    targets, covered = expected_values(cell[0], truth), []
+    for name, (value, low, high) in joined(ends(*data) for data in data_sets(cell, truth, n_sets)).items():
         target = targets.get(name, 0.0 if truth == "calibrated" else float(value.mean()))
-        covered.append(percent((low <= target + 1e-12) & (high >= target - 1e-12)))
+        covered.append(percent(contains(low, high, target)))
     return covered
+
+
+def contains(low: Tensor, high: Tensor, target: Tensor | float) -> Tensor:
+    return (low <= target + 1e-12) & (high >= target - 1e-12)
 
 
 def coverage_tables(found: dict[Cell, Found]) -> Iterator[list[Row]]:
@@ -148,22 +151,23 @@ def validity_of(*cell: Any, n_sets: int) -> list[str]:
         "ESCE": ErrorTest(esce_from_bins, signed=True, interval="mean_gap"),
     }
     nll = expected_values(cell[0], "calibrated")["NLL"]
-    columns: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y, clusters in data_sets(cell, "calibrated", n_sets):
-        of_clusters: Any = clustered(tc.ECE, p, y, clusters).statistic()
-        given = {"clusters": of_clusters, "n_replicates": N_REPLICATES}
-        for name, test in run_error_tests(tests, of_clusters.whole, **given).items():
-            target = torch.zeros_like(test.low) if name == "ESCE" else test.noise_floor
-            columns[f"p of {name}"].append(test.p_value)
-            columns[f"{name} covered"].append((test.low <= target + 1e-12) & (test.high >= target - 1e-12))
-            if name == "ECE":
-                assert test.effective_clusters is not None
-                columns["effective"].append(test.effective_clusters)
-                columns["floor"].append(test.noise_floor)
-                columns["value"].append(test.statistic)
-        score = clustered(tc.NLL, p, y, clusters).interval(n_replicates=N_REPLICATES)
-        columns["NLL covered"].append((score.low <= nll) & (score.high >= nll))
-    x = {name: torch.cat(parts) for name, parts in columns.items()}
+
+    def tested(*data: Tensor) -> dict[str, Tensor]:
+        of_clusters: Any = clustered(tc.ECE, *data).statistic()
+        found = run_error_tests(tests, of_clusters.whole, clusters=of_clusters, n_replicates=N_REPLICATES)
+        ece, esce, score = found["ECE"], found["ESCE"], clustered(tc.NLL, *data).interval(n_replicates=N_REPLICATES)
+        assert ece.effective_clusters is not None
+        return {
+            "effective": ece.effective_clusters,
+            "floor": ece.noise_floor,
+            "value": ece.statistic,
+            **{f"p of {name}": test.p_value for name, test in found.items()},
+            "ECE covered": contains(ece.low, ece.high, ece.noise_floor),
+            "ESCE covered": contains(esce.low, esce.high, 0.0),
+            "NLL covered": (score.low <= nll) & (score.high >= nll),
+        }
+
+    x = joined(tested(*data) for data in data_sets(cell, "calibrated", n_sets))
     return [
         f"{float(x['effective'].median()):.3g}",
         *(rejected(x[f"p of {name}"], *LEVELS) for name in tests),
@@ -172,15 +176,17 @@ def validity_of(*cell: Any, n_sets: int) -> list[str]:
     ]
 
 
-def p_values_of(cell: Cell, truth: str, n_sets: int, with_rows: bool) -> dict[str, tuple[Tensor, ...]]:
-    """Return the p-values `(D,)` of every error, for clusters and, with `with_rows`, also for independent rows."""
-    found: dict[str, list[tuple[Tensor, ...]]] = defaultdict(list)
-    for p, y, clusters in data_sets(cell, truth, n_sets):
-        others = OTHERS if p.shape[-1] <= LARGEST_OF_OTHERS else {"Spiegelhalter": tc.Spiegelhalter}
+def p_values_of(cell: Cell, truth: str, n_sets: int, with_rows: bool) -> dict[str, Tensor]:
+    """Return the p-values `(1, D)` of every error for clusters, or also for independent rows `(2, D)`."""
+
+    def tested(p: Tensor, y: Tensor, clusters: Tensor) -> dict[str, Tensor]:
+        found, others = {}, OTHERS if p.shape[-1] <= LARGEST_OF_OTHERS else {"Spiegelhalter": tc.Spiegelhalter}
         for name, cls in (ERRORS | others).items():
             metrics = [clustered(cls, p, y, clusters), *([updated(cls, p, y)] if with_rows else [])]
-            found[name].append(tuple(metric.test(n_replicates=N_REPLICATES).p_value for metric in metrics))
-    return {name: tuple(map(torch.cat, zip(*parts, strict=True))) for name, parts in found.items()}
+            found[name] = torch.stack([metric.test(n_replicates=N_REPLICATES).p_value for metric in metrics])
+        return found
+
+    return joined(tested(*data) for data in data_sets(cell, truth, n_sets))
 
 
 def levels_of(*cell: Any, n_sets: int) -> dict[str, str]:
@@ -193,12 +199,12 @@ def power_of(*cell: Any, n_sets: int) -> dict[str, str]:
     return {name: f"{rejected(p, 0.05)} ({rejected(rows, 0.05)})" for name, (p, rows) in found.items()}
 
 
-of_every_error = row_of_each(lambda cell, found: (*cell, *(found.get(name) for name in ERRORS | OTHERS)))
+of_every_error = partial(rows, columns=(*ERRORS, *OTHERS))
 STUDY = Study(
     "clusters",
     200,
     [
-        Part(UNEQUAL, validity_of, row_of_each(lambda cell, found: (*cell, *found)), lambda _: 5),
+        Part(UNEQUAL, validity_of, share=lambda _: 5),
         Part(CELLS, coverage_of, coverage_tables, name="coverage"),
         Part(CELLS, levels_of, of_every_error, name="p-values"),
         Part([cell for cell in CELLS if cell[-1] == 0], power_of, of_every_error, name="power"),

@@ -8,7 +8,6 @@ without noise.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
@@ -18,7 +17,7 @@ from torch import Tensor
 
 import torchcalib as tc
 from benchmarks.laws import CLASSES, bins_of, data_sets, expected, updated
-from benchmarks.study import Cell, Found, Part, Row, Study, main, missed, rejected, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, joined, main, missed, rejected, rows
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins, mce_from_bins, rmsce_from_bins
 from torchcalib.inference import CalibrationTest
 from torchcalib.inference.testing import ErrorTest, run_error_tests
@@ -62,15 +61,17 @@ def tests_of(p: Tensor, y: Tensor, others: Iterable[str]) -> dict[str, Calibrati
 
 def coverage_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, list[float]]:
     """Return coverage, shares of intervals above and below the target in percent, and mean width, by error."""
-    ends: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y in data_sets(law, truth, n, n_sets):
-        for name, found in tests_of(p, y, ("ACE",)).items():
-            base = torch.zeros_like(found.low) if name in (DEBIASED, "ESCE") else found.noise_floor
-            ends[name].append(torch.stack((found.statistic, found.low, found.high)) - base)
+
+    def ends(name: str, test: CalibrationTest) -> Tensor:
+        base = 0 if name in (DEBIASED, "ESCE") else test.noise_floor
+        return torch.stack((test.statistic, test.low, test.high)) - base
+
+    sets = (tests_of(p, y, ("ACE",)) for p, y in data_sets(law, truth, n, n_sets))
+    found = joined({name: ends(name, test) for name, test in tests.items()} for tests in sets)
     p, true = expected(law, truth)
     tables = {}
     for name in WITH_INTERVAL:
-        value, low, high = torch.cat(ends[name], -1)
+        value, low, high = found[name]
         if torch.equal(p, true):
             target = 0.0
         elif name == "ESCE":
@@ -96,19 +97,15 @@ def coverage_tables(found: dict[Cell, Found]) -> Iterator[list[Row]]:
         summary.append((name, len(shares), f"{min(shares):.1f}", f"{max(shares):.1f}", few, many))
     yield summary
     for name in WITH_INTERVAL:
-        rows = ((cell, each.values[name]) for cell, each in found.items())
-        yield [(*cell, *(f"{share:.1f}" for share in shares), f"{width:.4f}") for cell, (*shares, width) in rows]
+        of_cells = ((cell, each.values[name]) for cell, each in found.items())
+        yield [(*cell, *(f"{share:.1f}" for share in shares), f"{width:.4f}") for cell, (*shares, width) in of_cells]
 
 
 def p_values_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, Tensor]:
     """Return the p-values `(D,)` of every error."""
     others = [name for name in OTHERS if n <= LARGEST.get(name, n)]
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    for p, y in data_sets(law, truth, n, n_sets):
-        for name, test in tests_of(p, y, others).items():
-            found[name].append(test.p_value)
-    found.pop(DEBIASED)  # the p-value of RMSCE
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    sets = (tests_of(p, y, others) for p, y in data_sets(law, truth, n, n_sets))
+    return joined({name: test.p_value for name, test in tests.items() if name in TESTED} for tests in sets)
 
 
 def validity_of(law: str, truth: str, n: int, n_sets: int) -> dict[str, tuple[str, int]]:
@@ -152,7 +149,7 @@ STUDY = Study(
         Part(
             [cell for cell in CELLS if cell[1] != "calibrated" and cell[2] <= 500],
             power_of,
-            row_of_each(lambda cell, found: (*cell, *(found.get(name) for name in TESTED))),
+            partial(rows, columns=TESTED),
             lambda _: 1 / 5,
             "power",
         ),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.laws import LARGE, bins_of, data_sets, expected, normal, random
-from benchmarks.study import Cell, Found, Part, Row, Study, main, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, joined, main
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.testing import ErrorTest, run_error_test
@@ -87,9 +87,6 @@ OVER_BINS: dict[str, Callable[[BinStats], Tensor]] = {
     "scaled": scaled,
     "RMSCE debiased": partial(rmsce_from_bins, debiased=True),
 }
-NAMES = (*OVER_BINS, "sweep")
-
-
 DATA = (
     "labels",
     "labels, exponential weights",
@@ -138,13 +135,12 @@ def means_of_squares(data: str, scale: float, n_sets: int) -> list[str]:
 def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Any]:
     """Return the target, and the mean and root mean squared error of each estimator over the data sets."""
     target = 0.0 if truth == "calibrated" else float(ece_from_bins(bins_of(*expected(law, truth, 8 * LARGE))))
-    found: dict[str, list[Tensor]] = {name: [] for name in NAMES}
-    for p, y in data_sets(law, truth, n, n_sets):
+
+    def estimated(p: Tensor, y: Tensor) -> dict[str, Tensor]:
         b = bins_of(p, y)
-        for name, estimate in OVER_BINS.items():
-            found[name].append(estimate(b))
-        found["sweep"].append(sweep(p, y))
-    columns = [torch.cat(parts) for parts in found.values()]
+        return {name: estimate(b) for name, estimate in OVER_BINS.items()} | {"sweep": sweep(p, y)}
+
+    columns = joined(estimated(p, y) for p, y in data_sets(law, truth, n, n_sets)).values()
     return {"target": target, "found": [(float(x.mean()), float((x - target).square().mean().sqrt())) for x in columns]}
 
 
@@ -171,12 +167,7 @@ STUDY = Study(
     1_000,
     [
         Part(list(product(LAWS, TRUTHS, SIZES)), estimates, tables),
-        Part(
-            list(product(DATA, SCALES)),
-            means_of_squares,
-            row_of_each(lambda cell, found: (*cell, *found)),
-            lambda _: 5,
-        ),
+        Part(list(product(DATA, SCALES)), means_of_squares, share=lambda _: 5),
     ],
 )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.laws import beta
-from benchmarks.study import Part, Study, batches, main, percent, row_of_each
+from benchmarks.study import Part, Study, batches, joined, main, percent
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import ErrorIntervals
 from torchcalib.inference.simulation import BinCells
@@ -89,16 +89,15 @@ def cell(law: str, n: int, n_groups: int, sets: int, fault: str = "") -> dict[st
     if change is not None:
         big = LAWS[law](2**20, torch.Generator().manual_seed(2))
         gap = float((big - change(big.logit()).sigmoid()).mean())
-    found: dict[str, list[Tensor]] = {"normal": [], "gaps": [], "differences": [], "covered": []}
-    for cells in data_sets(law, n, n_groups, sets, change):
+
+    def tested(cells: BinCells) -> dict[str, Tensor]:
         large, roots = large_groups(cells), roots_of_gaps(cells)
-        p = p_values(roots, large)
-        found["normal"].append(p_values(normal_scores(cells), large))
-        found["gaps"].append(p)
-        found["differences"].append(p_values(roots_of_differences(cells), large))
-        if change is not None:
-            found["covered"].append(is_covered(cells, large, roots, p < SHARED, gap))
-    return {name: torch.cat(parts) for name, parts in found.items() if parts}
+        of_tests = {"normal": normal_scores(cells), "gaps": roots, "differences": roots_of_differences(cells)}
+        found = {name: p_values(statistics, large) for name, statistics in of_tests.items()}
+        covered = {} if change is None else {"covered": is_covered(cells, large, roots, found["gaps"] < SHARED, gap)}
+        return found | covered
+
+    return joined(map(tested, data_sets(law, n, n_groups, sets, change)))
 
 
 def is_covered(cells: BinCells, large: Tensor, roots: Tensor, named: Tensor, gap: float) -> Tensor:
@@ -138,14 +137,13 @@ def power(law: str, n: int, n_groups: int, fault: str, n_sets: int) -> list[str]
     return [*shares, f"{percent(covered)} ({len(covered):,})" if len(covered) else "–"]
 
 
-row = row_of_each(lambda cell, found: (*cell, *found))
 STUDY = Study(
     "groups",
     1_000,
     [
-        Part(list(product(LAWS, SIZES, N_GROUPS)), level, row),
-        Part(list(product(LAWS, SIZES, (10,), FAULTS)), power, row),
-        Part(list(product(RARE, (500, 2_000), (40,))), level_of_labels, row),
+        Part(list(product(LAWS, SIZES, N_GROUPS)), level),
+        Part(list(product(LAWS, SIZES, (10,), FAULTS)), power),
+        Part(list(product(RARE, (500, 2_000), (40,))), level_of_labels),
     ],
 )
 

@@ -5,6 +5,7 @@ over 20 times as many data sets. That of ESCE is the expected mean gap, that of 
 same bins for infinitely many samples, and that of the negative log-likelihood (NLL) its expected value.
 """
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from benchmarks.coverage import DEBIASED, tests_of
 from benchmarks.debiased import LAWS, SIZES, TRUTHS
 from benchmarks.laws import LARGE, bins_of, data_sets, expected
-from benchmarks.study import Part, Study, main, missed, percent, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, main, missed, percent
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.resampling import Interval
 from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
@@ -65,6 +66,10 @@ def shares_covered(n: int, law: str, truth: str, n_sets: int) -> list[str]:
     return [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]
 
 
+def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+    yield [(law, truth, n, *each.values) for (n, law, truth), each in found.items()]
+
+
 STUDY = Study(
     "interval_targets",
     1_000,
@@ -72,7 +77,7 @@ STUDY = Study(
         Part(
             list(product(SIZES, LAWS, TRUTHS)),
             shares_covered,
-            row_of_each(lambda cell, found: (cell[1], cell[2], cell[0], *found)),
+            table,
             share=lambda cell: 1 if cell[0] < SIZES[-1] else 1 / 4,
         )
     ],

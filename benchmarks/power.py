@@ -16,7 +16,7 @@ A third table is for the average of the ECE over many classes, at a level of 1 %
 the combined one is that of a streaming metric.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -27,7 +27,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import simulate
 from benchmarks.laws import normal, random, updated
-from benchmarks.study import Cell, Part, Row, Study, main, percent, row_of_each
+from benchmarks.study import Cell, Found, Part, Row, Study, main, percent
 from torchcalib.inference import calibration_test
 from torchcalib.metrics.base import CalibrationMetric
 
@@ -181,10 +181,11 @@ def study_of(
 ) -> Study:
     """Return the study of a table with a row for each model and size, and a column for each error."""
 
-    def row(cell: Cell, found: dict[str, float]) -> Row:
-        return *cell, *(percent(found[error], digits) if error in found else None for error in errors)
+    def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
+        shown = ({error: percent(x, digits) for error, x in each.values.items()} for each in found.values())
+        yield [(*cell, *map(of_cell.get, errors)) for cell, of_cell in zip(found, shown, strict=True)]
 
-    return Study(page, sets, [Part(list(product(models, sizes)), power, row_of_each(row))])
+    return Study(page, sets, [Part(list(product(models, sizes)), power, table)])
 
 
 POWER = study_of("power", 200, list(MODELS), SIZES, power_of, list(ERRORS), digits=0)

@@ -39,6 +39,11 @@ class Found(NamedTuple):
     values: Any
 
 
+def rows(found: dict[Cell, Found], columns: Sequence[str] = ()) -> Iterator[Iterable[Row]]:
+    """Yield one table with a row for each cell: its name, and its values in order or by the names of `columns`."""
+    yield [(*cell, *(map(each.values.get, columns) if columns else each.values)) for cell, each in found.items()]
+
+
 class Part(NamedTuple):
     """Cells that are measured in the same way.
 
@@ -51,7 +56,7 @@ class Part(NamedTuple):
 
     cells: Sequence[Cell]
     measure: Callable[..., Any]
-    tables: Callable[[dict[Cell, Found]], Iterator[Iterable[Row] | str]]
+    tables: Callable[[dict[Cell, Found]], Iterator[Iterable[Row] | str]] = rows
     share: Callable[[Cell], float] = lambda _: 1
     name: str = ""
 
@@ -73,19 +78,19 @@ class Task(NamedTuple):
     sets: int
 
 
-def row_of_each(row: Callable[[Cell, Any], Row]) -> Callable[[dict[Cell, Found]], Iterator[Iterable[Row]]]:
-    """Return the function `Part.tables` of one table with a row for each cell, from the cell and its values."""
-
-    def tables(found: dict[Cell, Found]) -> Iterator[Iterable[Row]]:
-        yield [row(cell, each.values) for cell, each in found.items()]
-
-    return tables
-
-
 def batches(n_sets: int, at_once: int) -> Iterator[int]:
     """Yield the sizes of batches of data sets."""
     for start in range(0, n_sets, max(1, at_once)):
         yield min(max(1, at_once), n_sets - start)
+
+
+def joined(parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the statistics of all data sets `(..., D)` by name, from those of batches."""
+    found: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, x in part.items():
+            found.setdefault(name, []).append(x)
+    return {name: torch.cat(batches, -1) for name, batches in found.items()}
 
 
 def percent(x: Tensor | float, digits: int = 1) -> str:

@@ -45,7 +45,9 @@ def in_module(make, x):
     x.persistent(True)
     again = torch.nn.ModuleDict({"m": make()})
     again["m"].persistent(True)
-    again.load_state_dict(copy.deepcopy(torch.nn.ModuleDict({"m": x}).to(torch.bfloat16).state_dict()))
+    with TemporaryDirectory() as folder:
+        torch.save(torch.nn.ModuleDict({"m": x}).to(torch.bfloat16).state_dict(), Path(folder) / "module.pt")
+        again.load_state_dict(torch.load(Path(folder) / "module.pt", weights_only=True))
     return again["m"]
 
 

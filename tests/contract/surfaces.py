@@ -80,8 +80,8 @@ class Rows:
         return replace(self, arrays={name: x[start:end] for name, x in self.arrays.items()})
 
     def parts(self):
-        """Return the rows in parts, of which one is empty."""
-        return [self.between(*ends) for ends in pairwise((0, N // 4, N // 4, N // 2, N))]
+        """Return the rows in parts, of which one is empty. Some clusters of three rows are in two parts."""
+        return [self.between(*ends) for ends in pairwise((0, 16, 16, 31, N))]
 
     def batch(self, convert=torch.from_numpy):
         """Return the arguments of an update. Groups with names are numbers beside their names."""
@@ -111,6 +111,13 @@ def with_column(task, name, values):
     return {**drawn(task), name: values}
 
 
+def missing(task):
+    """Return arrays with two rows of NaN."""
+    arrays = drawn(task)
+    arrays["probs"][[3, 40]] = np.nan
+    return arrays
+
+
 RATES = RNG.random(N)
 SITE, PATIENT = np.array(["north", "", "Süd"])[RNG.integers(3, size=N)], np.arange(N) // 3
 EMPTY = SITE == ""
@@ -129,13 +136,23 @@ def of(name, task, preds, targets):
 ROWS = [
     *(Rows(task, task, drawn(task)) for task in ("binary", "multiclass", "multilabel")),
     Rows("confidence", "confidence", {"confidence": RATES.round(2), "correct": RNG.integers(0, 2, N)}),
-    Rows("calibrated and with intervals", "binary", drawn("binary"), {}, {"with_calibration": True}),
+    Rows(
+        "calibrated and with intervals",
+        "binary",
+        drawn("binary"),
+        {},
+        {"with_calibration": True, "safe_threshold": 9.0},
+    ),
     Rows("groups", "binary", with_column("binary", "site", SITE), {"groups": "site"}),
     Rows("impossible outcomes", "binary", {"probs": np.array([0.0, 0.3, 0.7, 1.0])[PATIENT % 4], "targets": 1 * EMPTY}),
     Rows("numbered groups", "binary", with_column("binary", "site", PATIENT % 4 - 1), {"groups": "site"}),
     Rows("clusters", "binary", with_column("binary", "patient", NUMBERED), {"clusters": "patient"}, {"right": True}),
     Rows("groups and clusters", "multiclass", {**drawn("multiclass"), "site": SITE, "patient": NAMED}, BOTH),
     Rows("real weights", "multilabel", with_column("multilabel", "weights", REAL), {"weights": "weights"}),
+    *(
+        Rows(f"missing rows of {task}", task, missing(task), {}, {"nan_policy": "drop"})
+        for task in ("binary", "multiclass")
+    ),
     Rows("whole weights", "multiclass", {**LOGITS, "weights": COUNTS}, {"weights": "weights"}, {"n_bins": 7}),
     # other kinds of targets, and more axes
     of("annotator counts of classes", "multiclass", PROBS, RNG.multinomial(5, np.ones(3) / 3, N)),
