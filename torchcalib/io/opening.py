@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchcalib.io.columns import ignored, numbers_of, positions
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import TARGET_TIERS, Task, are_logits_by_values, outcome_names
+from torchcalib.io.names import TARGET_TIERS, TARGETS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -213,13 +213,18 @@ def open_predictions(
     elif target_found.dtype in TEXT and source.pred is None and not source.class_names:
         opened = _with_names_of_labels(opened)
     opened = replace(opened, ignored_label=ignore_index)
-    if target is None and opened.task == "multiclass" and target_found.key in TARGET_TIERS[-1]:
+    others = {array.key for array in filled[0].arrays.values() if array.name != target_found.name}
+    is_doubtful = target_found.key in TARGET_TIERS[-1] or others & {*TARGETS}
+    if target is None and opened.task == "multiclass" and is_doubtful:
         _check_gold(opened)
     return opened
 
 
 def _check_gold(files: PredictionFiles) -> None:
-    """Raise if targets with a general name, such as `answer`, are the model's own answers in all of many rows."""
+    """Raise if targets are the model's own answers in all of many rows.
+
+    They have a general name, such as `answer`, or another array has a name of targets.
+    """
     n = 0
     for rows in files.chunks(PIECE_BYTES):
         if rows.target.shape != rows.preds.shape[:-1] or bool((rows.preds.argmax(-1) != rows.target).any()):

@@ -283,7 +283,8 @@ def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iter
         n, right = (sum(total) for total in ([each.n for each in found], [each.n_right for each in found]))
         if n < _SURE or right < n:
             continue
-        if normal(log.target) in ANSWERS.chosen:
+        others = {normal(name) for name in log.found if name != log.target} & {*ANSWERS.gold}
+        if others or normal(log.target) in ANSWERS.chosen:
             raise InputError(
                 f"`{log.path}` must have right answers that differ from those of the model, got the field "
                 f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "

@@ -56,7 +56,7 @@ class Lines(RowLog):
             self.fields["right answer"] = f"second file, by `{roles.question}`"
         elif not roles.has_outcome:
             self.advice = "Pass target='NAME' for the right answer, or gold='FILE' for a file with right answers."
-        self._known = {*roles.found}
+        self.found, self._known = roles.found, {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
         self._letters: set[str] = set()  # that are options of any row
         self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}

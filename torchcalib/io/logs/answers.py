@@ -106,6 +106,7 @@ class Log(ABC):
         self.fields = self.names.in_words()
         self.advice = ""  # how to add what no field contains, as a sentence
         self.target = ""  # field of the right answers, if no caller named it
+        self.found: tuple[str, ...] = ()  # all fields, if names of callers are possible
         self.has_outcomes = True  # whether a field calls answers right or wrong
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):
             if given and name not in self.takes:
