@@ -26,6 +26,7 @@ from contract.surfaces import (
     called,
     compared,
     of_arrays,
+    of_command,
 )
 from helpers.pages import words_without_pictures
 
@@ -107,6 +108,8 @@ def test_law_reports_of_all_surfaces_have_the_same_numbers_and_words(rows, surfa
     assert_equal(numbers_of(found), numbers, surface.rtol)
     if not isinstance(found, dict):
         assert words_of(found) == words
+    elif surface.ask is of_command:
+        assert found["source"].get("clusters") == rows.roles.get("clusters")
 
 
 NUMBERS_OF_ROWS = r"in rows \d+ to \d+( of `\w+.npz`)?: |\(\d+ of \d+ rows\)"  # depend on the pieces that are read
@@ -123,8 +126,8 @@ def refusal_of(surface, rows, folder):
 @pytest.mark.parametrize(("rows", "surface"), pairs(WRONG, REPORTS))
 def test_law_all_surfaces_refuse_wrong_values_with_the_same_words(rows, surface, tmp_path):
     expected, _ = refusal_of(Surface(of_arrays), rows, tmp_path)
-    found, of_command = refusal_of(surface, rows, tmp_path)
-    assert found == (line_of(ValueError(expected)) if of_command else expected)
+    found, is_printed = refusal_of(surface, rows, tmp_path)
+    assert found == (line_of(ValueError(expected)) if is_printed else expected)
 
 
 @cache

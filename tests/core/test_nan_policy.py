@@ -239,7 +239,7 @@ def test_bootstrap_and_calibration_functions_accept_nan_policy():
 
 @pytest.mark.parametrize("soft", [False, pytest.param(True, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft):
+def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, tmp_path):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
     preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds
@@ -258,7 +258,10 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft):
         assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
         assert found.notes[-1].startswith(f"{n} {what} with NaN")
         assert found.settings["nan_policy"] == "drop"
+        assert f"({n} dropped for NaN)" in " ".join(str(found).split())
         assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
         if given["with_calibration"]:
             wanted = [line.nll for line in expected.calibration.lines]
             assert [line.nll for line in found.calibration.lines] == pytest.approx(wanted, rel=1e-9)
+    found.save(tmp_path / "report.html")
+    assert f"{n} {what} with NaN" in (tmp_path / "report.html").read_text()
