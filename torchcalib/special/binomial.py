@@ -319,7 +319,7 @@ def decide_ranges(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor |
     return accepts, rejects
 
 
-_SMALL = 511  # largest number of samples in a bin for which critical values are cached
+_SMALL = 511  # largest number of samples in a bin for which critical values are cached on the CPU
 
 
 @torch.no_grad()
@@ -402,8 +402,8 @@ def count_rejected(
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     """Return the `critical_values` `(4, B)`, computed once for equal counts, which replicates often have."""
     largest = int(n.max())
-    if largest <= _SMALL:
-        index, cached = n * (n + 1) // 2 + k, _cache(alpha, n.device)
+    if largest <= _SMALL and n.is_cpu:
+        index, cached = n * (n + 1) // 2 + k, _cache(alpha)
         missing = cached[0].index_select(0, index).isnan().nonzero().squeeze(1)
         if len(missing):
             new, of_new = torch.unique(index.index_select(0, missing), return_inverse=True)
@@ -419,13 +419,13 @@ def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 @torch.inference_mode(False)  # the cache is filled in place, also outside of inference mode
-def _cache(alpha: float, device: torch.device) -> Tensor:  # noqa: ARG001
+def _cache(alpha: float) -> Tensor:  # noqa: ARG001
     """Return the cache of `critical_values` for counts up to `_SMALL`, `(4, K)`; NaN if they are not yet computed.
 
     The index of (n, k) is n (n + 1) / 2 + k.
     """
     size = (_SMALL + 1) * (_SMALL + 2) // 2
-    return torch.full((4, size), torch.nan, dtype=torch.float64, device=device)
+    return torch.full((4, size), torch.nan, dtype=torch.float64)
 
 
 def _count_up_to(p: Tensor, limits: Tensor) -> Tensor:
