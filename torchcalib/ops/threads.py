@@ -92,6 +92,6 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_ran
     try:
         work_on_ranges()
     finally:  # wait even after an error, because the threads write to arrays of the caller
-        errors = [future.exception() for future in futures if not future.cancel()]
-    for error in filter(None, errors):
-        raise error
+        raised = [future.exception() for future in futures if not future.cancel()]
+    for each in filter(None, raised):
+        raise each
