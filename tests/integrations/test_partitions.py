@@ -82,9 +82,7 @@ def test_invalid_partitions_raise_errors():
         partitions.state(0, [text])
     other = table.set_column(0, "prob", table["prob"].cast(pa.float32()))
     states = [partitions.state(0, [table.slice(0, 50)]), partitions.state(1, [other.slice(50)])]
-    with pytest.raises(
-        ValueError, match="the same dtype of predictions, got 'float32' and 'float64'"
-    ):
+    with pytest.raises(ValueError, match="the same dtype of predictions, got 'float32' and 'float64'"):
         partitions.report(states)
 
 
