@@ -26,13 +26,19 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Processes that share a cache may load a kernel while another process writes it, because numba does not lock its
     # index. Such a kernel may round differently.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache" / worker))
-# Small calls use plain torch however many there were, so that no test depends on earlier ones. Tests of compiled loops
-# ask for `backend="numba"`; TORCHCALIB_NUMBA=always compiles them in all tests.
+# Small calls use plain torch however many there were. Tests of compiled loops ask for `backend="numba"`;
+# TORCHCALIB_NUMBA=always compiles them in all tests.
 dispatch.ENOUGH = math.inf
 os.environ["SOURCE_DATE_EPOCH"] = "1767225600"  # reports are created on 2026-01-01, also at midnight
 os.environ.pop("COLUMNS", None)  # the width of output to a pipe
 # On small tensors and busy cores several threads are slower than one.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def without_earlier_calls():
+    """Forget large calls of other tests, after which small calls would use compiled loops."""
+    dispatch._saved.clear()
 
 
 def pytest_configure(config):
