@@ -52,7 +52,7 @@ def reported(preds, target, **options):
 
 
 def compared(preds, target, **options):
-    lines = tc.compare({"a": preds, "b": preds}, target, n_replicates=99, **options).lines
+    lines = tc.compare({"a": preds, "b": preds}, target, n_replicates=99, **{"from_logits": False, **options}).lines
     return next(line for line in lines if line.key.startswith("ece")).values["a"]
 
 
