@@ -27,6 +27,7 @@ _BY_CLASS = re.compile(rf"({_STEMS})(?:[_.: ]+(-\d+)|[_.:\- ]+(.*\S)|(\d+))", re
 _WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
 _NUMBER = re.compile(r"(-?\d+)(?:\.0+)?(\D*)")
 _MAX_DIGITS = 6  # longer numbers beside a text are identifiers, such as synsets
+_MAX_DIGITS_ALONE = 18  # longer numbers do not fit into int64
 _WORDS = (
     "max maximum min minimum mean avg average median std stdev sd var variance sum total range gap margin diff "
     "difference delta ratio entropy energy lse logsumexp norm true target label labels class classes gold truth "
@@ -85,7 +86,8 @@ def numbers_of(names: Sequence[str]) -> tuple[int, ...] | None:
     found = [match for name in names if (match := _NUMBER.fullmatch(name[start : len(name) - end]))]
     if len(found) < len(names) or len({match[2].removesuffix("s") for match in found}) != 1:
         return None
-    if (start or end or found[0][2]) and max(len(match[1]) for match in found) > _MAX_DIGITS:
+    longest = _MAX_DIGITS if start or end or found[0][2] else _MAX_DIGITS_ALONE
+    if max(len(match[1]) for match in found) > longest:
         return None
     numbers = tuple(int(match[1]) for match in found)
     return numbers if len(set(numbers)) == len(numbers) else None
@@ -188,7 +190,7 @@ def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int |
     index = {_WHOLE.sub(r"\1", name): k for k, name in enumerate(classes)}
     if not index.keys() >= set(texts):
         numbers, outcomes = numbers_of(classes), outcome_names(classes) if len(classes) == 2 else ()
-        if numbers is not None and all(map(_WHOLE.fullmatch, texts)):
+        if numbers is not None and all(_WHOLE.fullmatch(text) and len(text) <= _MAX_DIGITS_ALONE for text in texts):
             index = {str(number): k for k, number in enumerate(numbers)}
             texts = [str(int(text)) for text in texts]
         elif outcomes and (pair := outcome_names(texts)):
