@@ -24,7 +24,7 @@ from torchcalib.core.arrays import (
 from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.columns import agree, shown_classes
+from torchcalib.io.columns import agree, check_same_words, shown_classes
 from torchcalib.io.errors import first_of, shown, warn
 from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
@@ -241,6 +241,7 @@ def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
         )
     if predicted.dtype.kind in "OUST" or true.dtype.kind in "OUST":
         predicted, true = predicted.astype(str), true.astype(str)
+        check_same_words(set(predicted.tolist()), set(true.tolist()), "`pred`")
     found: np.ndarray[Any, Any] = (predicted == true).astype(np.int64)
     return found
 

@@ -176,6 +176,22 @@ def agree(classes: Sequence[str], others: Sequence[str]) -> bool:
     return (own is None) != (other is None) and not (shown_classes(classes) and shown_classes(others))
 
 
+def check_same_words(predicted: Collection[str], true: Collection[str], where: str) -> None:
+    """Raise ValueError if predicted labels are written in another way than true ones, so that all would be wrong.
+
+    They have no label in common. Some differ in upper and lower case only, or only one of both are whole numbers.
+    """
+    own, other = ({text for text in each if text not in ("", "nan")} for each in (predicted, true))
+    if not own or not other or own & other:
+        return
+    numeric = [all(map(_WHOLE.fullmatch, each)) for each in (own, other)]
+    if numeric[0] != numeric[1] or {text.lower() for text in own} & {text.lower() for text in other}:
+        raise ValueError(
+            f"{where} must be predicted labels in the words of the targets, got {quoted(sorted(own))} and targets "
+            f"{quoted(sorted(other))}. Write both in the same way."
+        )
+
+
 def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int | str, int] | None:
     """Return the position of the class of each label; None if the labels are whole numbers, and classes are texts.
 

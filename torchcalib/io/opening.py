@@ -15,10 +15,10 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchcalib.io.columns import ignored, numbers_of, positions
+from torchcalib.io.columns import ignored, numbers_of, positions, split
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import TARGET_TIERS, TARGETS, Task, are_logits_by_values, outcome_names
+from torchcalib.io.names import PROBS, TARGET_TIERS, TARGETS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -212,12 +212,25 @@ def open_predictions(
         opened = replace(opened, source=replace(opened.source, class_names=names), classes=names)
     elif target_found.dtype in TEXT and source.pred is None and not source.class_names:
         opened = _with_names_of_labels(opened)
+    elif preds is None and opened.task == "binary" and source.pred is None:
+        _check_event(source.preds, target_found.name, filled[0].label)
     opened = replace(opened, ignored_label=ignore_index)
     others = {array.key for array in filled[0].arrays.values() if array.name != target_found.name}
     is_doubtful = target_found.key in TARGET_TIERS[-1] or others & {*TARGETS}
     if target is None and opened.task == "multiclass" and is_doubtful:
         _check_gold(opened)
     return opened
+
+
+def _check_event(preds: str, target: str, label: str) -> None:
+    """Raise if a column such as `prob_no` or `prob_0` has the probability of the outcome 0 of a numeric target."""
+    named = split(preds)
+    names = outcome_names([named[1]]) if named and named[0].rstrip("_. ") in PROBS else ()
+    if names and named and named[1].lower() == names[0].lower() and not (len(named[1]) == 1 and named[1].isalpha()):
+        raise InputError(
+            f"`{preds}` in `{label}` must be the probability that `{target}` is 1, got the name of the other outcome. "
+            "Store 1 minus the probability, or rename the column."
+        )
 
 
 def _check_gold(files: PredictionFiles) -> None:

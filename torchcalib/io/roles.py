@@ -68,7 +68,9 @@ ROLES = {
     ),
     "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
-    "pred": Role(PREDICTED, WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."),
+    "pred": Role(
+        PREDICTED, FLOATS | WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."
+    ),
     "clusters": Role(
         (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
     ),
@@ -293,7 +295,8 @@ def _predicted(reader: Reader, roles: Mapping[str, str], given: str | None, task
     For two labels, probabilities of predictions are at least 0.5. P(y=1) exceeds 0.5 in rows that predict 1.
     """
     preds, target = (reader.arrays[roles[role]] for role in ("preds", "target"))
-    if given is None and (preds.shape[1:] not in ((), (1,)) or preds.columns or task not in (None, "confidence")):
+    is_one = preds.shape[1:] in ((), (1,)) and not preds.columns and preds.dtype not in TEXT
+    if given is None and not (is_one and task in (None, "confidence")):
         return None
     if _key(reader, target.name) in CORRECT:
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.io.columns import shown_classes
+from torchcalib.io.columns import check_same_words, shown_classes
 from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import codes_of
@@ -55,7 +56,7 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
         values = _decided(values, files.left_out)
     target, group_names = values["target"], None
     if "pred" in values:
-        values["target"] = _is_right(values.pop("pred"), target, labels["target"], start, files.allow_missing)
+        values["target"] = _is_right(values.pop("pred"), target, labels, start, files.allow_missing)
     elif isinstance(target, Text):
         values["target"] = class_indices(target, files.classes, labels["target"], start, files.allow_missing)
     elif files.task == "multiclass" and (target.dim() == values["preds"].dim() - 1 or target.shape[1:] == (1,)):
@@ -70,7 +71,7 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
         values["clusters"] = cluster_hashes(clusters, labels["clusters"], start)
     is_column = values["preds"].dim() > len(files.source.shape)
     tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in values.items()}
-    if files.task == "multiclass" and tensors["target"].dtype == torch.bool:
+    if files.task == "multiclass" and tensors["target"].dtype == torch.bool and tensors["target"].dim() > 1:
         _check_one_hot(tensors["target"], labels["target"], start)
     if files.allow_missing:
         tensors = _with_missing_as_nan(files, reader, tensors)
@@ -88,13 +89,17 @@ def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]
     return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
 
 
-def _is_right(predicted: Any, true: Any, label: str, start: int, allow_missing: bool) -> Tensor:
+def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, allow_missing: bool) -> Tensor:
     """Return 1 in rows whose predicted label is the true one, else 0; NaN without a true label if `allow_missing`."""
     codes, texts = codes_of(predicted)
     true_codes, true_texts = codes_of(true)
     is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
     if not allow_missing:
-        check_present(is_missing, label, start)
+        check_present(is_missing, labels["target"], start)
+    try:
+        check_same_words(texts, true_texts, labels["pred"])
+    except ValueError as error:
+        raise InputError(str(error)) from None
     numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
     own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
     right = own[codes] == other[true_codes]

@@ -138,14 +138,14 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             f"`{target}` in `{readers[0].label}` must contain outcomes such as `correct` and `incorrect`, got "
             f"{quoted(found)}. Store 1 for correct predictions and 0 for others."
         )
-    if names:
-        return names
+    named = split(preds)
+    if names:  # the event is the class that the column names
+        return names[::-1] if task == "binary" and named and named[1].lower() == names[0].lower() else names
     if len(found) != n_classes:
         raise InputError(
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
-    named = split(preds)
     if task == "binary" and named and named[1] in found:
         return (next(name for name in found if name != named[1]), named[1])
     means = torch.stack([sums[name] / counts[name] for name in found])

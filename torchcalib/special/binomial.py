@@ -425,7 +425,7 @@ def _cache(alpha: float) -> Tensor:  # noqa: ARG001
     The index of (n, k) is n (n + 1) / 2 + k.
     """
     size = (_SMALL + 1) * (_SMALL + 2) // 2
-    return torch.full((4, size), torch.nan, dtype=torch.float64)
+    return torch.full((4, size), torch.nan, dtype=torch.float64, device="cpu")
 
 
 def _count_up_to(p: Tensor, limits: Tensor) -> Tensor:
