@@ -171,14 +171,18 @@ class Lines(RowLog):
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
 
-        A number is that of an option, such as `class_1`, or an index from 0 if options have no numbers.
+        Texts may differ in case if one option only has the text. A number is that of an option, such as `class_1`, or
+        an index from 0 if options have no numbers.
         """
         if isinstance(gold, bool):
             words = ("true", "yes") if gold else ("false", "no")
             return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
         right = option_index(str(gold), options)
-        if right is not None or not _is_index(gold):
+        if right is not None:
             return right
+        if not _is_index(gold):
+            texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
+            return texts.index(wanted) if texts.count(wanted) == 1 else None
         index = int(float(gold))
         if (numbers := numbers_of(options)) is not None:
             return numbers.index(index) if index in numbers else None
