@@ -175,3 +175,12 @@ def test_several_values_of_a_score_of_inspect_are_verdict_and_confidence(tmp_pat
         for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))
     ]
     assert read(write_eval(tmp_path / "a.eval", samples))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
+
+
+def test_right_answers_may_differ_in_case_from_options():
+    log = [{"id": k, "prob_Cat": p, "prob_Dog": 1 - p, "target": ["dog", "cat"][k % 2]} for k, p in enumerate(P[:5])]
+    same_case = [{**row, "target": row["target"].title()} for row in log]
+    values, _, counts = read(log)
+    assert values == read(same_case)[0]
+    assert values[PROBS][0] == 5
+    assert not counts["right option without a probability"]

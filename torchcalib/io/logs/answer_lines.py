@@ -6,7 +6,8 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -170,14 +171,18 @@ class Lines(RowLog):
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
 
-        A number is that of an option, such as `class_1`, or an index from 0 if options have no numbers.
+        Texts may differ in case if one option only has the text. A number is that of an option, such as `class_1`, or
+        an index from 0 if options have no numbers.
         """
         if isinstance(gold, bool):
             words = ("true", "yes") if gold else ("false", "no")
             return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
         right = option_index(str(gold), options)
-        if right is not None or not _is_index(gold):
+        if right is not None:
             return right
+        if not _is_index(gold):
+            texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
+            return texts.index(wanted) if texts.count(wanted) == 1 else None
         index = int(float(gold))
         if (numbers := numbers_of(options)) is not None:
             return numbers.index(index) if index in numbers else None
@@ -222,7 +227,7 @@ class Responses(Lines):
         add_token_confidences(answer, [self.log_prob(token["logprob"], place) for token in tokens])
         add_stated_confidence(answer)
         if gold is not None and math.isnan(answer.correct):
-            answer.correct = float(_agree(gold, answer.text.strip().rstrip(".")))
+            answer.correct = float(_agree(str(gold), answer.text.strip().rstrip(".")))
         answer.short = answer.text
         options = None if self.roles.choices is None else row.get(self.roles.choices)
         if tokens and isinstance(options, list | Mapping):
@@ -269,7 +274,7 @@ class Decisions(Lines):
             None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
         )
         if math.isnan(answer.correct) and gold is not None and chosen is not None and not self._is_logged(row):
-            answer.correct = float(_agree(gold, chosen))
+            answer.correct = float(_agree(str(gold), str(chosen)))
         answer.short = None if chosen is None else str(chosen)
         answer.text = text if isinstance(text, str) else None
         add_stated_confidence(answer)
@@ -284,7 +289,7 @@ class Decisions(Lines):
         """Return the answers of lines with the same keys and without texts, whose confidences are numbers."""
         rows: list[Mapping[str, Any]] = list(group.rows())
         keys, roles = list(rows[0]), self.roles
-        if any(list(row) != keys for row in rows) or _values(rows, roles.response) or False in _values(rows, "valid"):
+        if any(map(keys.__ne__, map(list, rows))) or _values(rows, roles.response) or False in _values(rows, "valid"):
             raise IrregularError
         if self.options.gold is not None or roles.has_grades or roles.are_logs:
             raise IrregularError
@@ -295,13 +300,12 @@ class Decisions(Lines):
             raise IrregularError
         abstained: dict[str, int] = {}
         if chosen and gold and not logged:
-            pairs = list(zip(gold, chosen, strict=True))
-            agree = {pair: _agree(*pair) for pair in dict.fromkeys(pairs)}
-            correct = np.array([float(agree[pair]) for pair in pairs])
+            correct = np.array(list(map(_agree, map(str, gold), map(str, chosen))), np.float64)
         if chosen and (gold or logged):
             names = {value: name for value in {*chosen} if (name := abstention(value)) is not None}
-            wrong = [names[x] for x, y in zip(chosen, correct.tolist(), strict=True) if x in names and y == 0]
-            abstained = {f"abstention ({name}), counted as wrong": n for name, n in Counter(wrong).items()}
+            if names:
+                wrong = [names[x] for x, y in zip(chosen, correct.tolist(), strict=True) if x in names and y == 0]
+                abstained = {f"abstention ({name}), counted as wrong": n for name, n in Counter(wrong).items()}
         elif roles.chosen is not None and not chosen:
             raise IrregularError
         options, probs = self._options_of_all(rows, gold)
@@ -312,10 +316,10 @@ class Decisions(Lines):
         right = self._right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
         numbers = _values(rows, roles.question) if roles.question is not None else group.numbers
-        documents = list(map(str, numbers))
-        if not documents:
+        if not numbers:
             raise IrregularError
-        if roles.data_sets or self.files:
+        documents = self.documents_of(numbers)
+        if roles.data_sets:
             documents = [self._document_of(row, n) for row, n in zip(rows, group.numbers, strict=True)]
         return Columns(
             documents=documents,
@@ -362,42 +366,44 @@ class Decisions(Lines):
         """Return the options of each row, empty without probabilities, and the probabilities of all, in turn."""
         if self.roles.probs is None:
             columns = self.roles.columns
-            found = [[row[name] for name in columns.values()] for row in rows] if columns else []
-            names = [tuple(columns)] * len(found)
+            mappings = [{each: row[name] for each, name in columns.items()} for row in rows] if columns else []
         elif given := _values(rows, self.roles.probs):
             mappings = [
                 each if type(each) is dict else self._options_of(row) for each, row in zip(given, rows, strict=True)
             ]
-            names, found = list(map(tuple, mappings)), [list(each.values()) for each in mappings]
-            if not all(names) or any(type(name) is not str for each in {*names} for name in each):
-                raise IrregularError
         else:
-            return [], np.zeros(0)
+            mappings = []
+        names = list(map(tuple, mappings))
         for each in {*names}:
+            if {*map(type, each)} != {str}:  # also without options
+                raise IrregularError
             order = self._permutation(each)
             if order == tuple(range(len(each))):
                 continue
             if not are_letters(each) and any(map(_is_index, {*map(str, gold)})):
                 raise IrregularError
+            in_order = tuple(each[k] for k in order)
             for k, name in enumerate(names):
                 if name == each:
-                    found[k] = [found[k][j] for j in order]
-                    names[k] = tuple(each[j] for j in order)
-        return names, _between([p for each in found for p in each], 1)
+                    names[k], mappings[k] = in_order, {option: mappings[k][option] for option in in_order}
+        return names, _between(list(chain.from_iterable(map(dict.values, mappings))), 1)
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
-        keys = list(zip(gold, map(type, gold), options, strict=True))
-        known = {key: self.right_option(key[0], key[2], "a row") for key in dict.fromkeys(keys)}
-        return np.array([NONE if (right := known[key]) is None else right for key in keys])
+        indices = {}
+        for key in {*zip(gold, map(type, gold), options, strict=True)}:
+            right = self.right_option(key[0], key[2], "a row")
+            indices[key] = NONE if right is None else right
+        return np.array(list(map(indices.__getitem__, zip(gold, map(type, gold), options, strict=True))))
 
 
 _MOST_TEXT = 2**16  # letters of a text with probabilities
 
 
-def _agree(gold: Any, chosen: Any) -> bool:
+@lru_cache(2**10)
+def _agree(gold: str, chosen: str) -> bool:
     """Return True for the same answer: the same text or number, or the letter with the index of the other."""
-    a, b = str(gold).strip(), str(chosen).strip()
+    a, b = gold.strip(), chosen.strip()
     if a.casefold() == b.casefold():
         return True
     index, letter = (a, b) if _is_index(a) else (b, a)

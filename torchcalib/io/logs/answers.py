@@ -281,6 +281,10 @@ class RowLog(Log):
         known = [str(name) for name in names if name is not None]
         return "/".join(known if len(known) > 1 or not self.files else [self.part, *known])
 
+    def documents_of(self, names: Sequence[Any]) -> list[str]:
+        """Return `document_of` for each of several names."""
+        return list(map(self.document_of if self.files or None in names else str, names))
+
     def groups(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows at once. `part` is then the task of their file, if there are several."""
         if self.rows is not None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.columns import is_derived, split
@@ -140,6 +141,11 @@ def abstention(value: Any) -> str | None:
         return ABSTENTIONS[""]
     if not isinstance(value, str) or len(value) > 40:
         return None
+    return _abstention(value)
+
+
+@lru_cache(2**10)
+def _abstention(value: str) -> str | None:
     return ABSTENTIONS.get(re.sub(r"[\s_\-]+", " ", re.sub(r"[^\w\s\-]", "", value)).strip().casefold())
 
 
@@ -211,7 +217,7 @@ class Roles:
         """Whether there is a right answer, or whether the answer is right."""
         return bool(self.gold or self.correct)
 
-    @property
+    @cached_property
     def has_forecasts(self) -> bool:
         """Whether the confidence is the probability of an event, and not of an answer."""
         return self.correct is not None and normal(self.correct) in FORECASTS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class LmEval(RowLog):
         del index
         if not self.selects(str(row.get("filter", "none"))):
             return
-        document = self._document_of(row)
+        document = self.document_of(row[LM_EVAL.question[0]])
         pairs = _pairs(row["arguments"])
         if pairs[0][1] is None or isinstance(pairs[0][1], dict):
             yield from self._generations(row, document)
@@ -77,9 +78,6 @@ class LmEval(RowLog):
         add_lengths(answer, scores, lengths_of(texts), without if len(without) == len(options) else None)
         self._add_right(answer, row, texts)
         yield answer
-
-    def _document_of(self, row: Mapping[str, Any]) -> str:
-        return self.document_of(row[LM_EVAL.question[0]])
 
     def columns_of(self, group: RowGroup) -> Columns:
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
@@ -122,20 +120,20 @@ class LmEval(RowLog):
         if len(selected) < len({*filters}):
             rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
         requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
-        pairs = [pair for each in requests for pair in each.values()]
-        scores = [score for each in responses for score in each]
+        pairs = list(chain.from_iterable(map(dict.values, requests)))
+        scores = list(chain.from_iterable(responses))
         sizes = list(map(len, requests))
         is_regular = min(sizes, default=2) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
-        if not is_regular or "" in [pair["arg_0"] for pair in pairs]:
+        if not is_regular or "" in map(itemgetter("arg_0"), pairs):
             raise IrregularError
         return _Fields(
-            documents=list(map(self._document_of, rows)),
+            documents=self.documents_of([row[LM_EVAL.question[0]] for row in rows]),
             contents=list(map(_content_of, rows)) if self.with_contents else [],
             targets=[str(row["target"]) for row in rows],
             outcomes=[row.get("acc") for row in rows],
             sizes=sizes,
-            options=[pair["arg_1"] for pair in pairs],
-            scores=[score[0] for score in scores],
+            options=list(map(itemgetter("arg_1"), pairs)),
+            scores=list(map(itemgetter(0), scores)),
         )
 
     def _add_right(self, answer: Answer, row: Mapping[str, Any], texts: Sequence[str]) -> None:
