@@ -35,7 +35,7 @@ from torchcalib.ops.numba_math import (
     step,
 )
 from torchcalib.ops.segments import BELOW_EDGE
-from torchcalib.ops.threads import in_threads
+from torchcalib.ops.threads import in_threads, n_threads
 
 MAX_ROWS = 2**16  # largest number of events for `add_summary`, whose sums one thread computes
 _PIECE = 2**16  # smallest number of events in a piece
@@ -43,7 +43,6 @@ _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
 _COPIES = 8  # number of copies of the sums; a power of two
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are all added one by one
-_CLASSES_PER_RANGE = 256
 _PROBE = 64  # entries per group; a vector comparison skips groups without probabilities >= 1/B
 
 
@@ -484,8 +483,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         store(torch.from_numpy(into).movedim(-1, 0), sums[begin:end])
 
-    # Ranges of classes that are long enough for vector instructions
-    n_ranges = max(1, n_classes // _CLASSES_PER_RANGE)
+    n_ranges = max(1, min(n_threads(), n_classes // _PROBE))  # few, because each range of classes reads all rows
     in_threads(lambda k, end: add(n_classes * k // n_ranges, n_classes * end // n_ranges), n_ranges, values.numel())
 
 
