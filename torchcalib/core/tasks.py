@@ -1,6 +1,7 @@
 """From the data of a person to tensors and a task: lists, batches, frames, names of classes, and shapes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
@@ -20,6 +21,7 @@ from torchcalib.core.arrays import (
     label_tensor,
     names_of_outcomes,
     rows_in_cells,
+    starts_with_tensor,
 )
 from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
@@ -107,6 +109,9 @@ def data_of(
     preds = as_tensor("preds", preds)
     if column_names(target):
         target = _columns_of_classes(target, classes)
+    elif isinstance(target, list | tuple) and not starts_with_tensor(target):
+        with suppress(TypeError, ValueError, RuntimeError):  # `label_tensor` raises the error with its cause
+            target = np.asarray(target)
     classes = classes or names_of_outcomes(target)
     target = label_tensor(target, classes, preds.device, ignore_index)
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device), classes
