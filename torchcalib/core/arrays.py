@@ -210,8 +210,12 @@ def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] 
     """
     columns, are_in_order = column_names(data), True
     if isinstance(data, list | tuple) and columns:
-        if any(row.keys() != data[0].keys() for row in data):
-            raise ValueError(f"`{name}` must have the same classes in every row, got others than {first_of(columns)}.")
+        row = next((k for k, row in enumerate(data) if row.keys() != data[0].keys()), None)
+        if row is not None:
+            raise ValueError(
+                f"`{name}` must have the same classes in every row, got {first_of(columns)} in row 0 and "
+                f"{first_of(list(map(str, data[row])))} in row {row} (counted from 0). Give every row all classes."
+            )
         are_in_order = all(tuple(map(str, row)) == columns for row in data)
         data = [[*map(row.get, data[0])] for row in data]
     elif isinstance(data, dict):
@@ -267,8 +271,8 @@ def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | No
     if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
         return target
     found = class_positions(target, classes, "`target`", ignore_index)
-    is_moved = ignore_index is not None and found is not target and ignored(ignore_index, classes) != ignore_index
-    if is_moved and bool(torch.eq(target, int(ignore_index or 0)).any()):
+    is_moved = found is not target and ignored(ignore_index, classes) != ignore_index
+    if ignore_index is not None and is_moved and bool(torch.eq(target, ignore_index).any()):
         raise ValueError(
             f"`ignore_index` must be no class and no position of a class if columns are numbered, got {ignore_index} "
             f"for the classes {first_of(classes)}. Replace this label by -1, and pass ignore_index=-1."

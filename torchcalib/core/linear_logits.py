@@ -1,6 +1,5 @@
 """Logits of hidden states and a linear head, such as that of a language model, which are never written to memory."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,6 @@ class LinearLogits(Tensor):
     hidden: Tensor
     head: "Head"
     vocab_group: Any
-    source: Any  # module of the statistics, which other input does not import
 
     @classmethod
     def of(cls, hidden: Tensor, head: "Head", vocab_group: Any, num_classes: int) -> "LinearLogits":
@@ -31,7 +29,6 @@ class LinearLogits(Tensor):
         shape = (*hidden.shape[:-1], num_classes)
         made: LinearLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=hidden.dtype, device=hidden.device)
         made.hidden, made.head, made.vocab_group = hidden, head, vocab_group
-        made.source = import_module("torchcalib.ops.linear_softmax_stats")
         return made
 
     @classmethod
@@ -48,25 +45,29 @@ class LinearLogits(Tensor):
 
         On a GPU, the selection of rows would synchronise the device.
         """
+        from torchcalib.ops.linear_softmax_stats import rows
+
         hidden, target = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
-        found = self.source.rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)
+        found = rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)
         return Rows(*(self._filled(x, absent) for x in found))
 
     def largest(self, k: int, absent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the k largest probabilities of each row and their classes `(..., N, k)`, without gradient."""
+        from torchcalib.ops.linear_softmax_stats import largest
+
         self._check_constant("mode=TopK(k)")
         hidden = self._present(absent)
-        found = self.source.largest(hidden, self.head, k, vocab_group=self.vocab_group)
+        found = largest(hidden, self.head, k, vocab_group=self.vocab_group)
         probabilities, classes = (self._filled(x, absent) for x in found)
         return probabilities, classes
 
     def bins(self, target: Tensor, n_bins: int, right: bool, absent: Tensor | None) -> Tensor:
         """Return sums over bins of all probabilities of each row `(..., N, 3, B)`, without gradient."""
+        from torchcalib.ops.linear_softmax_stats import all_bins
+
         self._check_constant("Full-ECE")
         hidden, labels = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
-        found = self.source.all_bins(
-            hidden, labels, self.head, n_bins=n_bins, right=right, vocab_group=self.vocab_group
-        )
+        found = all_bins(hidden, labels, self.head, n_bins=n_bins, right=right, vocab_group=self.vocab_group)
         return self._filled(found, absent)
 
     def _check_constant(self, what: str) -> None:
@@ -92,9 +93,10 @@ class LinearLogits(Tensor):
 
     def moments(self, target: Tensor, alpha: Tensor) -> "Moments":
         """Return the moments of the logits under softmax(alpha z), `(K, N)` for K values of alpha."""
+        from torchcalib.ops.linear_softmax_stats import moments
+
         head = self.head._replace(temperature=1 / alpha)
-        found: Moments = self.source.moments(self.hidden, target, head, vocab_group=self.vocab_group)
-        return found
+        return moments(self.hidden, target, head, vocab_group=self.vocab_group)
 
     def written(self) -> Tensor:
         """Return the logits, for few rows."""

@@ -187,7 +187,7 @@ def check_same_words(predicted: Collection[str], true: Collection[str], where: s
     numeric = [all(map(_WHOLE.fullmatch, each)) for each in (own, other)]
     if numeric[0] != numeric[1] or {text.lower() for text in own} & {text.lower() for text in other}:
         raise ValueError(
-            f"{where} must be predicted labels in the words of the targets, got {quoted(sorted(own))} and targets "
+            f"{where} must have the labels of the targets, got {quoted(sorted(own))} and targets "
             f"{quoted(sorted(other))}. Write both in the same way."
         )
 

@@ -225,11 +225,12 @@ def open_predictions(
 def _check_event(preds: str, target: str, label: str) -> None:
     """Raise if a column such as `prob_no` or `prob_0` has the probability of the outcome 0 of a numeric target."""
     named = split(preds)
-    names = outcome_names([named[1]]) if named and named[0].rstrip("_. ") in PROBS else ()
-    if names and named and named[1].lower() == names[0].lower() and not (len(named[1]) == 1 and named[1].isalpha()):
+    if named is None or named[0].rstrip("_. ") not in PROBS or named[1].lower() in ("n", "f"):  # letters may be classes
+        return
+    if outcome_names([named[1]])[:1] == (named[1],):
         raise InputError(
             f"`{preds}` in `{label}` must be the probability that `{target}` is 1, got the name of the other outcome. "
-            "Store 1 minus the probability, or rename the column."
+            "Store 1 minus the probability in a column `prob`; or rename the column, if it is the probability of 1."
         )
 
 
