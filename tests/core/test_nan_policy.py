@@ -3,6 +3,7 @@
 The expected value is that of the metric for the remaining rows.
 """
 
+import json
 from itertools import product
 
 import numpy as np
@@ -22,6 +23,7 @@ from torchcalib.calibration import (
     calibration_loss,
     cross_val_calibrate,
 )
+from torchcalib.cli import main
 from torchcalib.core.inputs import InputFormat
 from torchcalib.inference import bootstrap
 
@@ -239,7 +241,7 @@ def test_bootstrap_and_calibration_functions_accept_nan_policy():
 
 @pytest.mark.parametrize("soft", [False, pytest.param(True, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, tmp_path):
+def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand((80,) if task == "binary" else (80, 3), generator=generator)
     preds = preds / preds.sum(-1, keepdim=True) if task == "multiclass" else preds
@@ -257,11 +259,21 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
         expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
         assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
         assert found.notes[-1].startswith(f"{n} {what} with NaN")
-        assert found.settings["nan_policy"] == "drop"
-        assert f"({n} dropped for NaN)" in " ".join(str(found).split())
         assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
         if given["with_calibration"]:
             wanted = [line.nll for line in expected.calibration.lines]
             assert [line.nll for line in found.calibration.lines] == pytest.approx(wanted, rel=1e-9)
-    found.save(tmp_path / "report.html")
-    assert f"{n} {what} with NaN" in (tmp_path / "report.html").read_text()
+    if soft:
+        return
+
+    np.savez(tmp_path / "preds.npz", probs=bad.numpy(), target=target.numpy())
+    arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
+    assert main(arguments) == 2
+    assert "must not contain NaN" in capsys.readouterr().err
+    assert main([*arguments, "--nan-policy", "drop", "--all", "--out", str(tmp_path / "out")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"({n} dropped for NaN)" in shown
+    for text in (shown, (tmp_path / "out" / "report.html").read_text()):
+        assert f"{n} {what} with NaN" in text
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (saved["n_dropped"], saved["settings"]["nan_policy"]) == (n, "drop")

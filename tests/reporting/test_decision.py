@@ -5,13 +5,16 @@ import math
 import re
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.html import Parsed
 from helpers.pages import words_without_pictures
+from helpers.reports import QUICK_COMMAND
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
+from torchcalib.cli import main
 from torchcalib.display.words import gain, significant
 from torchcalib.reporting.decision import with_safety
 from torchcalib.reporting.findings import BAD, SLIGHT
@@ -303,7 +306,7 @@ def test_safety_follows_from_the_interval_of_ecd(threshold, interval, value, saf
     assert f"the threshold {threshold:g}" in decision.cause
 
 
-def test_report_states_safety_only_with_a_threshold():
+def test_report_states_safety_only_with_a_threshold(tmp_path, capsys):
     preds, target = data("binary")
     given = {"task": "binary", "from_logits": True, "with_calibration": False}
     plain = tc.report(preds, target, **given)
@@ -312,5 +315,7 @@ def test_report_states_safety_only_with_a_threshold():
     report = tc.report(preds, target, **given, safe_threshold=high + 0.01)
     assert (report.decision.safety, report.settings["safe_threshold"]) == ("safe", high + 0.01)
     assert report.decision.cause.startswith(plain.decision.cause)
-    without = tc.report(preds, target, **given, with_intervals=False, safe_threshold=9)
-    assert "Whether it is safe cannot be told" in without.decision.cause
+    np.savez(tmp_path / "a.npz", logits=preds, targets=target)
+    assert tc.Report.from_files(tmp_path / "a.npz", with_calibration=False, safe_threshold=9).decision.safety == "safe"
+    assert main(["report", str(tmp_path / "a.npz"), "--safe-threshold", "9", *QUICK_COMMAND]) == 0
+    assert "Whether it is safe cannot be told" in " ".join(capsys.readouterr().out.split())
