@@ -19,7 +19,7 @@ from benchmarks.study import Found, Part, Row, Study
 from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import modes_of
-from torchcalib.core.group_sums import NamedGroupState
+from torchcalib.core.partition import NamedPartState
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
@@ -76,7 +76,7 @@ def found_in(
     accumulator = catalogue.accumulators[bins_of(modes[0])]
     groups = None
     if data.groups is not None:
-        kind = NamedGroupState(accumulator, accumulator.shape(task, p.num_classes))
+        kind = NamedPartState(accumulator, accumulator.shape(task, p.num_classes))
         of_groups = kind.from_groups(p, data.groups, None)
         groups = of_groups.names, kind.statistic(of_groups)
     reported = ReportData(catalogue, statistics, predictions=p, groups=groups)

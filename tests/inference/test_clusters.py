@@ -241,10 +241,12 @@ def test_hotelling_p_value_equals_the_f_test_and_random_signs_of_one_score():
 
 
 def test_small_identifiers_are_not_merged_and_others_are_spread_evenly():
-    assert sorted(cluster_numbers(torch.arange(MAX_CLUSTERS)).tolist()) == list(range(MAX_CLUSTERS))
-    assert len(set((cluster_numbers(torch.arange(60)) // 8).tolist())) > 55, "with 128 clusters"
+    assert sorted(cluster_numbers(torch.arange(MAX_CLUSTERS), MAX_CLUSTERS).tolist()) == list(range(MAX_CLUSTERS))
+    assert len(set((cluster_numbers(torch.arange(60), MAX_CLUSTERS) // 8).tolist())) > 55, "with 128 clusters"
     for step in (1, 10, 46_368, 10**9, -7):  # steps of Fibonacci numbers are the worst for Fibonacci hashing
-        counts = torch.bincount(cluster_numbers(torch.arange(2_000, 102_400) * step), minlength=MAX_CLUSTERS)
+        counts = torch.bincount(
+            cluster_numbers(torch.arange(2_000, 102_400) * step, MAX_CLUSTERS), minlength=MAX_CLUSTERS
+        )
         assert counts.min() > 0.5 * counts.double().mean(), step
 
 

@@ -98,7 +98,7 @@ def test_group_numbers_of_samples_take_4_bytes_and_are_validated_on_loading():
     assert with_groups == without + 4 * len(P)
     metric.persistent(True)
     for wrong in ([0, 1, 2], [0, -1, 1], [0, 1]):
-        state = {**metric.state_dict(), "groups": [torch.tensor(wrong, dtype=torch.int32)]}
+        state = {**metric.state_dict(), "keys": [torch.tensor(wrong, dtype=torch.int32)]}
         with pytest.raises(ValueError, match="damaged"):
             metric.load_state_dict(state)
     with pytest.raises(

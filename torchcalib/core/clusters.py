@@ -1,9 +1,8 @@
-"""Clusters of dependent rows: identifiers, their exact number, and sums of every cluster."""
+"""Clusters of dependent rows: their identifiers, hashes and exact number."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +10,8 @@ from torch import Tensor
 
 from torchcalib.core.arrays import as_tensor, starts_with_tensor
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats, SumsAccumulator
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import cell_sums, weighted_sums
 
 MAX_CLUSTERS = 2**10
 """Largest number of clusters for which a state stores sums. Clusters with the same hash are merged.
@@ -33,8 +28,6 @@ _ABSENT = 2**63 - 1  # identifier that stands for no cluster, on devices where t
 _GOLDEN = 633  # odd, so that multiples are distinct modulo 1,024; about 1,024 times the golden ratio
 _COINCIDENCE = 0.001  # largest probability by chance at which clusters are said to determine the label
 _MIN_CLUSTERS, _MAX_SUMS = 2**7, 2**20  # sums over all clusters; the minimum may need more
-
-S = TypeVar("S")
 
 
 def num_clusters_for(shape: Sequence[int], at_most: int = MAX_CLUSTERS) -> int:
@@ -69,9 +62,9 @@ def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
     return found.long()
 
 
-def cluster_numbers(clusters: Tensor) -> Tensor:
-    """Return a number in [0, `MAX_CLUSTERS`) for each identifier, int64; see `cluster_words`."""
-    return (cluster_words(clusters) * MAX_CLUSTERS) >> 32
+def cluster_numbers(clusters: Tensor, n_clusters: int) -> Tensor:
+    """Return a number in [0, `n_clusters`) for each identifier, int64; see `cluster_words`."""
+    return ((cluster_words(clusters) * MAX_CLUSTERS) >> 32) * n_clusters // MAX_CLUSTERS
 
 
 def cluster_words(clusters: Tensor) -> Tensor:
@@ -183,69 +176,6 @@ def of_samples(clusters: Tensor, samples: Sequence[int], n_batch: int = 0) -> Te
     return clusters.expand(tuple(samples))
 
 
-@dataclass(frozen=True, eq=False)
-class ClusteredSums(Generic[S]):
-    """Sums over the rows of every cluster. Clusters may be merged."""
-
-    sums: Tensor  # of G clusters (G, ..., F, K); the first sum of each cell is its weight
-    accumulator: SumsAccumulator[S]
-    n_distinct: int | None = None  # number before merging, at most `MAX_DISTINCT` + 1; None if they are not merged
-
-    @property
-    def whole(self) -> S:
-        """Statistic of all rows, such as `BinStats`, or a `RankedSample` of a sketch."""
-        return self.accumulator.wrap(self.sums.sum(0))
-
-    @property
-    def sizes(self) -> Tensor:
-        """Total weight of each cluster in each batch element, float64 `(G, ...)`."""
-        return self.sums[..., 0, :].sum(-1)
-
-    def replicate(self, counts: Tensor) -> S:
-        """Return the statistic of replicates, `(r, ...)`, in which each cluster occurs `counts` times, `(r, G)`."""
-        table = self.sums.flatten(1)
-        sums = weighted_sums(counts.to(table), table, bool(table.isfinite().all()))
-        return self.accumulator.wrap(sums.reshape(len(counts), *self.sums.shape[1:]))
-
-
-@dataclass(frozen=True, eq=False)
-class ClusteredSample:
-    """Samples with the cluster of each sample. Clusters may be merged."""
-
-    whole: RankedSample  # all samples (..., M)
-    clusters: Tensor  # numbers of the clusters in [0, G), int64, broadcastable to the samples
-    n_distinct: int | None = None  # see `ClusteredSums`
-
-    @classmethod
-    def from_sample(cls, whole: RankedSample, identifiers: Tensor) -> "ClusteredSample":
-        """Return samples with the cluster of each, from identifiers that are broadcastable to the samples."""
-        present = ~whole.score.isnan()
-        found = distinct(identifiers.expand(present.shape)[present])
-        return cls(whole, numbered(identifiers, MAX_CLUSTERS), number_of(found))
-
-    @property
-    def n_numbers(self) -> int:
-        """Number of cluster numbers G."""
-        return int(self.clusters.max()) + 1 if self.clusters.numel() else 1
-
-    @property
-    def sizes(self) -> Tensor:
-        """Total weight of each cluster in each batch element, float64 `(G, ...)`."""
-        n = _weight_and_residual(self.whole)[..., :1, :]
-        return cell_sums(self.clusters.expand(self.whole.score.shape), n, self.n_numbers).squeeze(-2).movedim(-1, 0)
-
-    def replicate(self, counts: Tensor) -> RankedSample:
-        """Return the sample of replicates, `(r, ..., M)`, in which each cluster occurs `counts` times, `(r, G)`."""
-        whole, wide = self.whole, wide_dtype(self.clusters.device)
-        copies = counts.to(wide)[:, self.clusters.expand(whole.score.shape)]
-        n = copies if whole.n is None else copies * whole.n
-        score = whole.score.expand(n.shape).masked_fill(n == 0, torch.nan)  # samples without a copy are ignored
-        return RankedSample(score, copies * whole.positives.to(wide), n, whole.from_logits)
-
-
-Clusters = ClusteredSums[Any] | ClusteredSample
-
-
 def effective_number(sizes: Tensor) -> Tensor:
     """Return the effective number of clusters (sum n)^2 / sum n^2 `(...)`, for sizes n `(G, ...)`; NaN without data."""
     return sizes.sum(0).square() / sizes.square().sum(0)
@@ -255,41 +185,3 @@ def least_of_batch(number: Tensor) -> float:
     """Return the smallest effective number of clusters of a batch `(...)`, ignoring batch elements without data."""
     number = number[number.isfinite()]
     return float(number.clamp(min=1).min()) if number.numel() else 1.0
-
-
-def cluster_table(clusters: Clusters, upper: Tensor | None) -> Tensor:
-    """Return the weight and the residual (outcomes minus confidences) of every cluster in each cell, `(..., G, 2, K)`.
-
-    `upper` is the largest score in each cell `(..., K)`, if the cells are runs of sorted samples; else None.
-    """
-    if isinstance(clusters, ClusteredSample):
-        assert upper is not None  # cells of a ranked sample are runs
-        n_cells, n_clusters = upper.shape[-1], clusters.n_numbers
-        index = clusters.clusters * n_cells + _cell_of(clusters.whole, upper)
-        sums = cell_sums(index, _weight_and_residual(clusters.whole), n_clusters * n_cells)
-        return sums.reshape(*sums.shape[:-1], n_clusters, n_cells).movedim(-3, -2)
-    parts = clusters.accumulator.wrap(clusters.sums)
-    if isinstance(parts, BinStats):
-        n, confidence, outcomes = parts.sums[..., :3, :].unbind(-2)
-        return torch.stack((n, outcomes - confidence), -2).movedim(0, -3)
-    assert upper is not None  # a sketch, whose cells are runs, too
-    columns = _weight_and_residual(parts).movedim(0, -3)  # (..., G, 2, M) for M elements of the sketch
-    cell = _cell_of(clusters.whole, upper).unsqueeze(-2).expand(*columns.shape[:-2], -1)
-    return cell_sums(cell, columns, upper.shape[-1])
-
-
-def _cell_of(sample: RankedSample, upper: Tensor) -> Tensor:
-    """Return the cell of each element `(..., M)`, found by its score."""
-    score = sample.score.detach().nan_to_num(torch.inf, posinf=torch.inf, neginf=-torch.inf).contiguous()
-    cell = torch.searchsorted(upper.to(score.dtype).contiguous(), score)
-    return cell.clamp(max=upper.shape[-1] - 1)
-
-
-def _weight_and_residual(sample: RankedSample) -> Tensor:
-    """Return the weight, and the sum of outcomes minus confidences, of each element `(..., 2, M)`."""
-    wide = wide_dtype(sample.score.device)
-    score = sample.score.detach().to(wide)
-    confidence = score.sigmoid() if sample.from_logits else score
-    n = torch.ones_like(confidence) if sample.n is None else sample.n.to(wide)
-    columns = torch.stack((n, sample.positives.detach().to(wide) - n * confidence), -2)
-    return columns.masked_fill(score.isnan().unsqueeze(-2), 0)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number
-from torchcalib.core.clusters import ClusteredSums, Clusters, cluster_table
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode
+from torchcalib.core.partition import AnyPartition, Partition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import Sums
@@ -105,7 +105,7 @@ class CoxEstimator(RankedEstimator):
         return fields if self.component is None else fields[..., CoxCalibration._fields.index(self.component)]
 
     def test_from(
-        self, statistic: RankedSample, *, clusters: Clusters | None = None, level: float = 0.95, **_: Any
+        self, statistic: RankedSample, *, clusters: AnyPartition | None = None, level: float = 0.95, **_: Any
     ) -> CalibrationTest:
         """Return the likelihood-ratio test of slope 1 and intercept 0; the interval is NaN.
 
@@ -204,10 +204,10 @@ def cox_component(
 _MAX_LOG_ODDS = 750.0  # above the log-odds of every float64 below 1, and below minus those of every positive one
 
 
-def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Clusters) -> CalibrationTest:
+def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: AnyPartition) -> CalibrationTest:
     """Return the likelihood-ratio test with the p-value of a score test for clusters, if that is larger."""
     cells = RunCells.from_sample(replace(sample, log_scored=True))
-    table = cluster_table(clusters, cells.upper)
+    table = clusters.residuals(cells.upper)
     assert cells.log_odds is not None  # set for log scores
     # Certain predictions have infinite log-odds and, if they are right, residual 0. The product must be 0.
     log_odds = cells.log_odds.masked_fill(cells.n == 0, 0).clamp(-_MAX_LOG_ODDS, _MAX_LOG_ODDS)
@@ -315,7 +315,7 @@ class SpiegelhalterEstimator(Estimator[Sums]):
         self,
         statistic: Sums,
         *,
-        clusters: ClusteredSums[Any] | None = None,
+        clusters: Partition[Any] | None = None,
         level: float = 0.95,
         n_replicates: int = 999,
         seed: int = 0,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, is_number
-from torchcalib.core.clusters import ClusteredSums
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode
+from torchcalib.core.partition import Partition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, kind_of_noise, noise_flag_of
@@ -149,7 +149,7 @@ class SmoothEstimator(Estimator[BinStats]):
         values = values.reshape(*lead, *values.shape[1:])
         return values.mean(len(lead) - 1) if self.averages else values
 
-    def test_from(self, statistic: BinStats, clusters: ClusteredSums[Any] | None = None, **how: Any) -> CalibrationTest:
+    def test_from(self, statistic: BinStats, clusters: Partition[Any] | None = None, **how: Any) -> CalibrationTest:
         """Compute the calibration test from sums over cells; its interval is NaN."""
         test = ErrorTest(partial(smece_from_bins, bandwidth=self.bandwidth))
         kept = occupied_cells(statistic)

@@ -52,7 +52,7 @@ _N_BLOCKS = 15  # largest number of ranges of scores in which the mean gap is su
 class SignFlips:
     """Replicates of the gaps in K cells, in which the residual of each of G clusters has a random sign.
 
-    `table` is a `cluster_table`.
+    `table` is the result of `Partition.residuals`.
     """
 
     def __init__(self, cells: BinCells | RunCells, table: Tensor, seed: int, n_replicates: int) -> None:
@@ -165,7 +165,7 @@ class ClusteredMean:
 
     @classmethod
     def of_gaps(cls, cells: BinCells | RunCells, table: Tensor) -> "ClusteredMean":
-        """Return the mean gap (outcomes minus confidences) of cells `(..., K)`, from their `cluster_table`."""
+        """Return the mean gap (outcomes minus confidences) of cells `(..., K)`, from the `residuals` of a partition."""
         n, residual = table.sum(-1).unbind(-1)
         total = cells.n.sum(-1, keepdim=True)
         mean = (cells.outcomes - cells.expected).sum(-1, keepdim=True) / total

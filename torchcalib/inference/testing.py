@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.clusters import MAX_DISTINCT, Clusters, cluster_table
+from torchcalib.core.clusters import MAX_DISTINCT
+from torchcalib.core.partition import AnyPartition
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import in_one_line
@@ -168,7 +169,7 @@ def run_error_tests(
     tests: Mapping[str, ErrorTest],
     statistic: Statistic,
     *,
-    clusters: Clusters | None = None,
+    clusters: AnyPartition | None = None,
     rows: Sequence[LabelRows] | None = None,
     average: bool = False,
     cancels: bool = False,
@@ -212,7 +213,7 @@ def run_error_tests(
                 rows = None
             table = None
             if clusters is not None:
-                table = cluster_table(clusters, cells.upper)  # (..., G, 2, K)
+                table = clusters.residuals(cells.upper)  # (..., G, 2, K)
                 # Drop clusters without data in any batch element, but keep at least one.
                 occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
                 table = table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]

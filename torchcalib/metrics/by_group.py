@@ -1,16 +1,14 @@
 """Streaming metrics per group of rows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.group_samples import MAX_GROUPS, GroupedSample, GroupedSampleState
-from torchcalib.core.group_sums import SumsByGroup
 from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
+from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
@@ -68,7 +66,7 @@ class RowsInGroups(WrappedMetric[Any]):
         kind = self.metric.kind
         if isinstance(kind, SampleState):
             sample = kind.accumulator, kind.leading_shape, kind.from_logits
-            return GroupedSampleState(*sample, self.batch_shape, self._num_stored_groups)
+            return SampledPartState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
         if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
@@ -84,7 +82,7 @@ class RowsInGroups(WrappedMetric[Any]):
 
     def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> SumState[Any]:
         """Return the operations on a state of sums, which have `shape` for one group."""
-        return SumState(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *shape))
+        return SumState(SumsByPart(accumulator, self.num_groups), (self.num_groups, *shape))
 
     def _configuration(self) -> dict[str, object]:
         return {**self.metric._configuration(), "num_groups": self.num_groups}
@@ -135,7 +133,7 @@ class ByGroup(RowsInGroups):
                 f"`num_groups` must be the number of groups, or omitted with `group_names`, got {shown(num_groups)} "
                 f"and {shown(group_names)}. Pass one of them."
             )
-        check_count("num_groups", num_groups, at_most=MAX_GROUPS)
+        check_count("num_groups", num_groups, at_most=MAX_PARTS)
         self.group_names = None if group_names is None else tuple(group_names)
         super().__init__(metric, num_groups, **kwargs)
 
@@ -187,18 +185,15 @@ class ByGroup(RowsInGroups):
         """
         return self._n_of(self._synced_statistic())
 
-    def _n_of(self, statistic: Any) -> Tensor:
-        if isinstance(statistic, GroupedSample):
-            total = statistic.evaluate(_total_weight)
-        else:
-            total = _total_weight(statistic) if isinstance(statistic, RankedSample) else statistic.total
-        return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
+    def _n_of(self, groups: AnyPartition) -> Tensor:
+        total, n_lead = groups.sizes, 1 + len(self.batch_shape)
+        return total.flatten(n_lead).amax(-1) if total.dim() > n_lead else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
         """Return the calibration test for every group, with tensors `(G, ...)`; NaN for a group without samples."""
         metric = self.metric
-        if not isinstance(statistic, GroupedSample):
-            return metric.test_from(statistic, **how)
+        if not isinstance(statistic, SampledPartition):
+            return metric.test_from(statistic.each, **how)
 
         def columns(sample: RankedSample) -> Tensor:
             found = metric.test_from(sample, **how)
@@ -243,17 +238,7 @@ class ByGroup(RowsInGroups):
             )
 
         def retest(groups: Tensor, n_replicates: int) -> CalibrationTest:
-            if isinstance(statistic, GroupedSample):
-                chosen: Any = statistic.of_groups(groups)
-            elif isinstance(statistic, RankedSample):  # a sketch
-                like = statistic.score
-                n = None if statistic.n is None else statistic.n.expand_as(like)[groups]
-                chosen = replace(
-                    statistic, score=like[groups], positives=statistic.positives.expand_as(like)[groups], n=n
-                )
-            else:
-                chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
-            return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
+            return self.test_from(statistic.restricted(groups), level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, retest, n_replicates)
         return GroupTable.from_test(
@@ -261,12 +246,5 @@ class ByGroup(RowsInGroups):
         )
 
     def _value(self, statistic: Any) -> Tensor:
-        if isinstance(statistic, GroupedSample):
-            return statistic.evaluate(self.metric._value)
-        return self.metric._value(statistic)
-
-
-def _total_weight(sample: RankedSample) -> Tensor:
-    """Return the total weight `(...)` of the samples in every batch element."""
-    counted = ~sample.score.isnan()
-    return (counted if sample.n is None else sample.n.masked_fill(~counted, 0)).sum(-1).double()
+        values: Tensor = statistic.evaluate(self.metric._value)
+        return values

@@ -8,8 +8,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.clusters import (
     MAX_CLUSTERS,
-    ClusteredSample,
-    Clusters,
+    cluster_numbers,
     effective_number,
     identifiers,
     in_clusters,
@@ -17,8 +16,7 @@ from torchcalib.core.clusters import (
     num_clusters_for,
     of_samples,
 )
-from torchcalib.core.group_samples import GroupedSample
-from torchcalib.core.group_sums import ClusteredSumState, SumsByCluster
+from torchcalib.core.partition import ClusterState, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
@@ -106,8 +104,7 @@ class Clustered(RowsInGroups):
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
         """Return the calibration test, which respects clusters; see `torchcalib.inference.clusters`."""
-        clusters = _clusters_of(statistic)
-        return self.metric.test_from(clusters.whole, clusters=clusters, **how)
+        return self.metric.test_from(statistic.whole, clusters=statistic, **how)
 
     def interval(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Interval:
         """Return the metric value with its bootstrap interval, over all ranks if `torch.distributed` is running.
@@ -127,17 +124,15 @@ class Clustered(RowsInGroups):
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
         check_seed(seed)
-        clusters = _clusters_of(self._synced_statistic())
+        clusters: Any = self._synced_statistic()
         sizes = clusters.sizes
         occupied = (sizes > 0).flatten(1).any(-1) if sizes.dim() > 1 else sizes > 0
-        whole = clusters.whole
-        elements = whole.score.numel() if isinstance(clusters, ClusteredSample) else clusters.sums.numel()
         drawn = Weights.with_replacement(seed, occupied)
         with torch.no_grad():
-            counts = drawn.chunks(n_replicates, elements)
+            counts = drawn.chunks(n_replicates, clusters.n_values)
             values = [self.metric._value(clusters.replicate(each)) for each in counts]
             n_clusters = least_of_batch(effective_number(sizes))
-            return Interval(self.metric._value(whole), torch.cat(values), level, n_clusters)
+            return Interval(self.metric._value(clusters.whole), torch.cat(values), level, n_clusters)
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
         return in_clusters(p, groups)
@@ -146,21 +141,9 @@ class Clustered(RowsInGroups):
     def _num_stored_groups(self) -> None:
         return None
 
-    def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> ClusteredSumState:
-        by_cluster: SumsByCluster[Any] = SumsByCluster(accumulator, num_clusters_for(shape))
-        return ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
+    def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> ClusterState:
+        by_cluster: SumsByPart[Any] = SumsByPart(accumulator, num_clusters_for(shape), cluster_numbers)
+        return ClusterState(by_cluster, (by_cluster.n_parts, *shape))
 
     def _value(self, statistic: Any) -> Tensor:
-        return self.metric._value(_clusters_of(statistic).whole)
-
-
-def _clusters_of(statistic: Any) -> Clusters:
-    """Return the statistic of the state as `Clusters`. The class or label axes follow the batch axes."""
-    if not isinstance(statistic, GroupedSample):
-        clusters: Clusters = statistic
-        return clusters
-    whole, groups = statistic.whole, statistic.groups
-    n_batch = groups.dim() - 1
-    for _ in range(whole.score.dim() - groups.dim()):
-        groups = groups.unsqueeze(n_batch)
-    return ClusteredSample.from_sample(whole, groups)
+        return self.metric._value(statistic.whole)

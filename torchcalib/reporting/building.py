@@ -17,9 +17,7 @@ from torchcalib.core.arguments import Task, check_in_all_batches
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
-    ClusteredSample,
-    ClusteredSums,
-    Clusters,
+    cluster_numbers,
     determine_label,
     identifiers,
     in_clusters,
@@ -29,10 +27,17 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.gathering import exchanged
-from torchcalib.core.group_sums import ClusteredSumState, NamedGroupState, SumsByCluster, SumsByGroup
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
+from torchcalib.core.partition import (
+    AnyPartition,
+    ClusterState,
+    NamedPartState,
+    Partition,
+    SampledPartition,
+    SumsByPart,
+)
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
@@ -213,26 +218,26 @@ class ReportBuilder(Builder):
         """Operations on the ranked samples, by name; empty if any weight is fractional."""
         return {name: self._kinds[name] for name in self._states if isinstance(self._kinds[name], SampleOrSketchState)}
 
-    def _clusters(self, p: Predictions | None) -> dict[str, Clusters]:
+    def _clusters(self, p: Predictions | None) -> dict[str, AnyPartition]:
         """Return sums over bins by cluster for each mode, and ranked samples if `p` has all predictions.
 
         With `p` and small sums, up to 4,096 clusters are not merged.
         """
-        found: dict[str, Clusters] = {}
+        found: dict[str, AnyPartition] = {}
         for name, kind in self._kinds.items():
             if not name.endswith(_BY_CLUSTER):
                 continue
-            merged: ClusteredSums[Any] = self._statistic(name)
+            merged: Partition[Any] = self._statistic(name)
             if p is not None and p.groups is not None:
                 numbers = numbered(p.groups, num_clusters_for(kind.shape[1:], _MAX_CLUSTERS))
                 n = int(numbers.max()) + 1
-                by_number: SumState[Any] = SumState(SumsByGroup(kind.accumulator.accumulator, n), (n, *kind.shape[1:]))
+                by_number: SumState[Any] = SumState(SumsByPart(merged.accumulator, n), (n, *kind.shape[1:]))
                 state = by_number.from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))
                 merged = replace(merged, sums=by_number.statistic(state).sums)
             found[name.removesuffix(_BY_CLUSTER)] = merged
         if p is not None and p.groups is not None:
             for name, kind in self._ranked.items():
-                found[name] = ClusteredSample.from_sample(kind.exact.accumulator.from_predictions(p), p.groups)
+                found[name] = SampledPartition(kind.exact.accumulator.from_predictions(p), p.groups.reshape(-1), None)
         return found
 
     def _dropped(self) -> int:
@@ -482,11 +487,11 @@ class ReportBuilder(Builder):
             shape = accumulator.shape(task, num_classes)
             kinds[name] = SumState(accumulator, shape)
             if isinstance(accumulator, EqualWidthBins):
-                kinds.setdefault(_GROUPS, NamedGroupState(accumulator, shape))  # the bins of the main mode
-                by_cluster: SumsByCluster[Any] = SumsByCluster(accumulator, num_clusters_for(shape))
+                kinds.setdefault(_GROUPS, NamedPartState(accumulator, shape))  # the bins of the main mode
+                by_cluster: SumsByPart[Any] = SumsByPart(accumulator, num_clusters_for(shape), cluster_numbers)
                 is_main = kinds[_GROUPS].accumulator is accumulator
-                if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
-                    kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
+                if is_main or by_cluster.n_parts * prod(shape) <= _MAX_CLUSTER_SUMS:
+                    kinds[name + _BY_CLUSTER] = ClusterState(by_cluster, (by_cluster.n_parts, *shape))
         return kinds
 
 

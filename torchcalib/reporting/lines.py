@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.clusters import Clusters
 from torchcalib.core.events import NamedMode, modes_of
+from torchcalib.core.partition import AnyPartition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum, kish_number
@@ -43,7 +43,7 @@ class Data:
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
     n_rows: int | None = None  # number of rows in sketches, multi-label: of entries; None if samples are exact
-    clusters: Mapping[str, Clusters] | None = None  # statistics by cluster, by name; None if rows are independent
+    clusters: Mapping[str, AnyPartition] | None = None  # statistics by cluster, by name; None if rows are independent
     clusters_determine_label: bool = False  # see `determine_label`; False if the predictions are not stored
     groups: tuple[tuple[str, ...], BinStats] | None = None  # names and bins of all groups
     n_dropped: int = 0  # number of rows excluded by nan_policy='drop'

@@ -37,10 +37,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.group_samples import GroupedSample, GroupedSampleState
 from torchcalib.core.groups import in_groups
+from torchcalib.core.partition import Partition, SampledPartition, SampledPartState
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sample_or_sketch import are_labels, check_values
@@ -164,9 +163,9 @@ class GroupedSums:
             raise ValueError(f"`sums` must have dtypes and shapes {mine}, got {theirs}. The file is corrupt.")
 
     @property
-    def clusters(self) -> ClusteredSums[Any]:
+    def clusters(self) -> Partition[Any]:
         """The groups as clusters of rows."""
-        return ClusteredSums(self.sums.contiguous(), self._accumulator)
+        return Partition(self.sums.contiguous(), self._accumulator)
 
     @property
     def whole(self) -> Any:
@@ -183,7 +182,7 @@ class GroupedSums:
         if len(self.sums) == 1:
             return
         groups = self.occupied
-        clusters = ClusteredSums(self.sums[groups], self._accumulator)
+        clusters = Partition(self.sums[groups], self._accumulator)
         for weights in torch.split(draws.weights(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
             yield clusters.replicate(weights)
 
@@ -214,7 +213,7 @@ class GroupedRanks:
 
     def __init__(self, accumulator: ExactSample, task: Task, num_classes: int, from_logits: bool) -> None:
         lead = accumulator.leading_shape(task, num_classes)
-        self._kind = GroupedSampleState(accumulator, lead, from_logits, (), MAX_GROUPS)
+        self._kind = SampledPartState(accumulator, lead, from_logits, (), MAX_GROUPS)
         self._state = self._kind.empty()
 
     def add(self, p: Predictions) -> None:
@@ -247,15 +246,15 @@ class GroupedRanks:
         return sum(scores.numel() for scores in self._state.scores)
 
     @property
-    def sample(self) -> GroupedSample:
+    def sample(self) -> SampledPartition:
         """All samples with their groups."""
         return self._kind.statistic(self._state)
 
     def replicates(self, draws: Draws) -> Iterator[RankedSample]:
         """Yield the ranked samples of at most 199 bootstrap replicates, in chunks of r replicates `(r, ..., N)`."""
         sample = self.sample
-        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        clusters = ClusteredSample(sample.whole, index)
+        groups, index = sample.keys.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        clusters = SampledPartition(sample.whole, index, len(groups))
         weights = draws.weights(groups)[:RANKED_REPLICATES]
         for some in torch.split(weights, replicates_at_once(sample.whole.score.numel())):
             yield OrderedSample.from_sample(clusters.replicate(some))  # sorted once for all metrics
@@ -269,7 +268,7 @@ class GroupedRanks:
         order = order_of(sample.whole.score)
         ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
         if flips:
-            groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            groups, index = sample.keys.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
             signs = draws.signs(groups)[:RANKED_REPLICATES]
             return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
         rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)

@@ -1,0 +1,528 @@
+"""Sums and samples of each part of the rows. A part is a group, a cluster of dependent rows, or a random group.
+
+A `Partition` has sums with a leading axis of parts. A `SampledPartition` has samples with the key of the part of each.
+Both give the statistic of all rows, of each part, and of replicates in which parts are resampled. `SumsByPart`
+accumulates a `Partition` for numbered parts, `ClusterState` counts clusters exactly, `NamedPartState` adds parts with
+equal names, and `SampledPartState` stores samples.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.clusters import MAX_CLUSTERS, distinct, distinct_in, number_of, numbered
+from torchcalib.core.events import reduce_to_events
+from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
+from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.core.ranked import RankedSample
+from torchcalib.core.state import SampleState, SumState
+from torchcalib.core.sums import BinStats, Sums, SumsAccumulator, has_noise_flag, noise_flag_of, with_noise_row
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.segments import cell_sums, weighted_sums
+
+S = TypeVar("S")
+
+MAX_PARTS = 2**31 - 1
+"""Maximum number of numbered parts of stored samples, because the numbers are stored as int32."""
+
+MAX_NAMED = 10_000
+"""Maximum number of named parts. With more, no p-value would be significant after adjustment for multiple testing."""
+
+_MAX_SUMS = 2**27  # maximum number of float64 sums of named parts (1 GiB)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(Generic[S]):
+    """Sums over the rows of every part."""
+
+    sums: Tensor  # of G parts (G, ..., F, K); the first sum of each cell is its weight
+    accumulator: SumsAccumulator[S]
+    n_distinct: int | None = None  # number of clusters before merging, see `ClusterState`; None if none are merged
+
+    @property
+    def whole(self) -> S:
+        """Statistic of all rows, such as `BinStats`, or a `RankedSample` of a sketch."""
+        return self.accumulator.wrap(self.sums.sum(0))
+
+    @property
+    def sizes(self) -> Tensor:
+        """Total weight of each part in each batch element, float64 `(G, ...)`."""
+        return self.sums[..., 0, :].sum(-1)
+
+    @property
+    def n_values(self) -> int:
+        """Number of values in memory for a replicate."""
+        return self.sums.numel()
+
+    @property
+    def each(self) -> S:
+        """Statistic of every part, with a leading axis of parts."""
+        return self.accumulator.wrap(self.sums)
+
+    def evaluate(self, function: Callable[[S], Tensor]) -> Tensor:
+        """Return the values `(G, ...)` of a function of the statistic, which is evaluated for all parts at once."""
+        return function(self.each)
+
+    def restricted(self, numbers: Tensor) -> "Partition[S]":
+        """Return the parts with the given numbers `(g,)`, renumbered from 0."""
+        return replace(self, sums=self.sums[numbers])
+
+    def replicate(self, counts: Tensor) -> S:
+        """Return the statistic of replicates, `(r, ...)`, in which each part occurs `counts` times, `(r, G)`."""
+        table = self.sums.flatten(1)
+        sums = weighted_sums(counts.to(table), table, bool(table.isfinite().all()))
+        return self.accumulator.wrap(sums.reshape(len(counts), *self.sums.shape[1:]))
+
+    def residuals(self, upper: Tensor | None) -> Tensor:
+        """Return the weight and the residual (outcomes minus confidences) of every part in each cell, `(..., G, 2, K)`.
+
+        `upper` is the largest score in each cell `(..., K)`, if the cells are runs of sorted samples; else None.
+        """
+        parts: Any = self.each
+        if isinstance(parts, BinStats):
+            n, confidence, outcomes = parts.sums[..., :3, :].unbind(-2)
+            return torch.stack((n, outcomes - confidence), -2).movedim(0, -3)
+        assert upper is not None  # a sketch, whose cells are runs, too
+        whole: Any = self.whole
+        columns = _weight_and_residual(parts).movedim(0, -3)  # (..., G, 2, M) for M elements of the sketch
+        cell = _cell_of(whole, upper).unsqueeze(-2).expand(*columns.shape[:-2], -1)
+        return cell_sums(cell, columns, upper.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class SampledPartition:
+    """Samples of all parts, with the key of the part of each: its number, or the identifier of a cluster."""
+
+    whole: RankedSample  # samples from all parts, (*B, *S, M), with batch axes B and class or label axes S
+    keys: Tensor  # (*B, M), integers in [0, n_parts), or any identifiers
+    n_parts: int | None  # number of parts G; None for identifiers, of which more than 1,024 are merged
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """Number of the part of each sample in [0, G), int64 `(*B, M)`."""
+        return self.keys.long() if self.n_parts is not None else numbered(self.keys, MAX_CLUSTERS)
+
+    @cached_property
+    def n_distinct(self) -> int | None:
+        """Number of clusters before merging, at most `MAX_DISTINCT` + 1; None for numbered parts."""
+        if self.n_parts is not None:
+            return None
+        present = ~self.whole.score.isnan()
+        return number_of(distinct(self._by_sample(self.keys)[present]))
+
+    @property
+    def n_values(self) -> int:
+        """Number of values in memory for a replicate."""
+        return self.whole.score.numel()
+
+    @property
+    def sizes(self) -> Tensor:
+        """Total weight of each part in each batch element, float64 `(G, ...)`."""
+        n = _weight_and_residual(self.whole)[..., :1, :]
+        return cell_sums(self._by_sample(self.numbers), n, self._n_used).squeeze(-2).movedim(-1, 0)
+
+    def evaluate(self, function: Callable[[RankedSample], Tensor]) -> Tensor:
+        """Return the values `(G, *B, *)` of a function of samples for all G numbered parts.
+
+        The function maps samples `(g, *S, m)` of g parts, padded with NaN, to values `(g, *)`. All samples of an empty
+        part are NaN.
+        """
+        assert self.n_parts is not None  # parts are numbered
+        found = [(numbers, function(sample)) for numbers, sample in self._by_size()]
+        values = torch.cat([value for _, value in found])
+        order = torch.cat([numbers for numbers, _ in found])
+        values = torch.zeros_like(values).index_copy(0, order, values)
+        n_batch = self.keys.dim() - 1
+        return values.reshape(*self.keys.shape[:-1], self.n_parts, *values.shape[1:]).movedim(n_batch, 0)
+
+    def restricted(self, numbers: Tensor) -> "SampledPartition":
+        """Return the parts with the given numbers `(g,)`, renumbered from 0. Batch axes are not supported."""
+        assert self.n_parts is not None  # parts are numbered
+        renumbered = torch.full((self.n_parts,), -1, device=numbers.device)
+        renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
+        keys = renumbered[self.numbers]
+        chosen = keys >= 0
+        whole, n = self.whole, self.whole.n
+        columns = whole.score[..., chosen], whole.positives[..., chosen], n if n is None else n[..., chosen]
+        sample = RankedSample(*columns, whole.from_logits, copies=whole.copies)
+        return SampledPartition(sample, keys[chosen], len(numbers))
+
+    def replicate(self, counts: Tensor) -> RankedSample:
+        """Return the sample of replicates, `(r, ..., M)`, in which each part occurs `counts` times, `(r, G)`."""
+        whole, wide = self.whole, wide_dtype(self.keys.device)
+        copies = counts.to(wide)[:, self._by_sample(self.numbers)]
+        n = copies if whole.n is None else copies * whole.n
+        score = whole.score.expand(n.shape).masked_fill(n == 0, torch.nan)  # samples without a copy are ignored
+        return RankedSample(score, copies * whole.positives.to(wide), n, whole.from_logits)
+
+    def residuals(self, upper: Tensor | None) -> Tensor:
+        """Return weights and residuals of every part in runs of sorted samples; see `Partition.residuals`."""
+        assert upper is not None  # cells of a ranked sample are runs
+        n_cells, n_parts = upper.shape[-1], self._n_used
+        index = self._by_sample(self.numbers) * n_cells + _cell_of(self.whole, upper)
+        sums = cell_sums(index, _weight_and_residual(self.whole), n_parts * n_cells)
+        return sums.reshape(*sums.shape[:-1], n_parts, n_cells).movedim(-3, -2)
+
+    @property
+    def _n_used(self) -> int:
+        if self.n_parts is not None:
+            return self.n_parts
+        return int(self.numbers.max()) + 1 if self.numbers.numel() else 1
+
+    def _by_sample(self, column: Tensor) -> Tensor:
+        """Return a column `(*B, M)` with the class and label axes of the samples, `(*B, *S, M)`."""
+        shape = self.whole.score.shape
+        return column.reshape(*column.shape[:-1], *[1] * (len(shape) - column.dim()), column.shape[-1]).expand(shape)
+
+    def _by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
+        """Yield indices `(g,)` of parts of similar size, and their samples `(g, *S, m)`, padded to the same length m.
+
+        The sizes differ by less than a factor of 2, which limits the padding. The indices are in [0, B * G) for all
+        batch elements.
+        """
+        score, positives, n, keys = self._flat
+        n_total = math.prod(self.keys.shape[:-1]) * (self.n_parts or 0)
+        order = torch.argsort(keys, stable=True)
+        sizes = torch.bincount(keys, minlength=n_total)
+        begins = sizes.cumsum(0) - sizes
+        # Size class k contains parts with 2^(k-1) to 2^k - 1 samples. Class 0 contains the empty parts.
+        classes = sizes.to(torch.float64).frexp().exponent
+        for size_class in sorted(set(classes.tolist())):
+            numbers = (classes == size_class).nonzero().squeeze(-1)
+            longest = int(sizes[numbers].max())
+            offsets = torch.arange(longest, device=order.device)
+            absent = offsets >= sizes[numbers].unsqueeze(-1)
+            rows = order[(begins[numbers].unsqueeze(-1) + offsets).masked_fill(absent, 0)] if longest else offsets
+            rows = rows.expand(len(numbers), longest)
+            absent = absent.reshape(len(numbers), *[1] * (score.dim() - 1), longest)
+
+            def padded(column: Tensor, rows: Tensor, absent: Tensor, filling: float) -> Tensor:
+                return column[..., rows].movedim(-2, 0).masked_fill(absent, filling)
+
+            counts = None if n is None else padded(n, rows, absent, 0)
+            columns = padded(score, rows, absent, torch.nan), padded(positives, rows, absent, 0), counts
+            yield numbers, RankedSample(*columns, self.whole.from_logits, copies=self.whole.copies)
+
+    @property
+    def _flat(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Scores, positives and counts `(*S, B * M)`, and the joint index of batch element and part `(B * M,)`."""
+        n_batch = self.keys.dim() - 1
+
+        def flat(column: Tensor) -> Tensor:
+            column = column.expand_as(self.whole.score)
+            return column.movedim(tuple(range(n_batch)), tuple(range(-1 - n_batch, -1))).flatten(-1 - n_batch)
+
+        batches = self.numbers.flatten(0, -2) if n_batch else self.numbers.unsqueeze(0)
+        first = torch.arange(len(batches), device=batches.device).unsqueeze(-1) * (self.n_parts or 0)
+        n = None if self.whole.n is None else flat(self.whole.n)
+        return flat(self.whole.score), flat(self.whole.positives), n, (batches + first).flatten()
+
+
+AnyPartition = Partition[Any] | SampledPartition
+
+
+def _cell_of(sample: RankedSample, upper: Tensor) -> Tensor:
+    """Return the cell of each element `(..., M)`, found by its score."""
+    score = sample.score.detach().nan_to_num(torch.inf, posinf=torch.inf, neginf=-torch.inf).contiguous()
+    cell = torch.searchsorted(upper.to(score.dtype).contiguous(), score)
+    return cell.clamp(max=upper.shape[-1] - 1)
+
+
+def _weight_and_residual(sample: RankedSample) -> Tensor:
+    """Return the weight, and the sum of outcomes minus confidences, of each element `(..., 2, M)`."""
+    wide = wide_dtype(sample.score.device)
+    score = sample.score.detach().to(wide)
+    confidence = score.sigmoid() if sample.from_logits else score
+    n = torch.ones_like(confidence) if sample.n is None else sample.n.to(wide)
+    columns = torch.stack((n, sample.positives.detach().to(wide) - n * confidence), -2)
+    return columns.masked_fill(score.isnan().unsqueeze(-2), 0)
+
+
+def _is_number(keys: Tensor, n_parts: int) -> Tensor:  # noqa: ARG001
+    return keys
+
+
+@dataclass(frozen=True)
+class SumsByPart(Generic[S]):
+    """Accumulator that computes the sums of another accumulator separately for each part, `(G, ..., F, K)`.
+
+    `Predictions.groups` contains the key of the part of each sample.
+    """
+
+    accumulator: Any  # of a single part: a `SumsAccumulator` with a method `cells` or `of_groups`
+    n_parts: int
+    number_of: Callable[[Tensor, int], Tensor] = _is_number  # maps keys to numbers in [0, G); a function of a module
+
+    @property
+    def with_noise(self) -> bool:
+        """Whether the sums for the noise floor are included."""
+        return has_noise_flag(self.accumulator)
+
+    def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
+        """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
+        return (self.n_parts, *self.accumulator.shape(task, num_classes))
+
+    def from_predictions(self, p: Predictions) -> Sums:
+        """Return the sums `(G, ..., F, K)` of all parts."""
+        assert p.groups is not None  # set by `in_groups` or `in_clusters`
+        accumulator, numbers = self.accumulator, self.number_of(p.groups, self.n_parts)
+        if hasattr(accumulator, "of_groups"):  # faster, because it does not store the summands of every event
+            found: Sums = accumulator.of_groups(p, numbers, self.n_parts)
+            return found
+        cells = accumulator.cells(p)
+        part = _of_events(p, numbers, cells.index)
+        sums = cell_sums(part * cells.n_cells + cells.index, cells.columns, self.n_parts * cells.n_cells)
+        sums = sums.reshape(*sums.shape[:-1], self.n_parts, cells.n_cells).movedim(-2, 0)
+        if not self.with_noise:
+            return Sums(sums)
+        events = None if p.has_labels else reduce_to_events(p, accumulator.mode)
+        return Sums(sums, noise_flag=noise_flag_of(p, sums, events, part, self.n_parts))
+
+    def wrap(self, sums: Tensor) -> Partition[S]:
+        """Convert a tensor `(G, ..., F, K)` to a `Partition`."""
+        return Partition(sums, self.accumulator)
+
+    def n_events(self, p: Predictions) -> int:
+        """Return the number of events in a batch."""
+        n: int = self.accumulator.n_events(p)
+        return n
+
+
+def _of_events(p: Predictions, numbers: Tensor, index: Tensor) -> Tensor:
+    """Return the number of the part of every event, broadcastable to the cell indices `index`.
+
+    A sample may have several events on the last axis, and `index` may have an additional class axis.
+    """
+    numbers = numbers.unsqueeze(-2) if index.dim() > numbers.dim() else numbers
+    events_per_sample = index.shape[-1] // max(1, numbers.shape[-1])
+    return numbers if events_per_sample == 1 else torch.repeat_interleave(numbers, events_per_sample, -1)
+
+
+class SumsOfClusters(NamedTuple):
+    """State of sums per cluster."""
+
+    sums: Tensor  # see `SumState`
+    identifiers: list[Tensor]  # int64 (n,) for each chunk; see `core.clusters.distinct`
+
+
+@dataclass(frozen=True)
+class ClusterState(SumState[Any]):
+    """Operations on a state of sums by cluster, and of at most 100,001 distinct identifiers of the clusters.
+
+    The identifiers take 8 bytes each. They count the clusters exactly, although sums of clusters are merged.
+    """
+
+    names: ClassVar[tuple[str, ...]] = SumsOfClusters._fields
+    has_payload: ClassVar[bool] = True
+
+    def empty(self) -> Any:
+        """Return the state without data."""
+        return SumsOfClusters(super().empty(), [])
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Return a state with the given parts, in the order of `names`."""
+        return SumsOfClusters(*parts)
+
+    def parts(self, state: Any) -> Any:
+        """Return the parts of a state to save: the state itself, which is a tuple."""
+        return state
+
+    def from_predictions(self, p: Predictions) -> Any:
+        """Return the state for one batch, whose `groups` contain the identifiers of clusters."""
+        return SumsOfClusters(super().from_predictions(p), [distinct_in(p)])
+
+    def add(self, state: Any, more: Any) -> Any:
+        """Return the sum of two states, on the device of the first."""
+        identifiers = [*state.identifiers, *(x.to(state.sums.device) for x in more.identifiers)]
+        return SumsOfClusters(super().add(state.sums, more.sums), _joined(identifiers))
+
+    def detach(self, state: Any) -> Any:
+        """Return the state without its autograd graph."""
+        return state._replace(sums=state.sums.detach())
+
+    def n_ignored(self, state: Any) -> Tensor:
+        """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
+        return super().n_ignored(state.sums)
+
+    def statistic(self, state: Any) -> Any:
+        """Return a `Partition` with the number of distinct clusters."""
+        return replace(super().statistic(state.sums), n_distinct=sum(map(number_of, _joined(state.identifiers))))
+
+    def check(self, parts: Sequence[Any], like: Any) -> Any:
+        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
+        sums, identifiers = parts
+        if (checked := super().check([sums], like.sums)) is None or not isinstance(identifiers, list | tuple):
+            return None
+        if not all(isinstance(x, Tensor) and (x.dim(), x.dtype) == (1, torch.int64) for x in identifiers):
+            return None
+        return SumsOfClusters(checked, _joined([x.to(checked.device, copy=True) for x in identifiers]))
+
+    def announce(self, state: Any) -> Tensor:
+        """Return the numbers that a rank sends first: the sums, and the number of identifiers."""
+        n = sum(map(len, _joined(state.identifiers)))
+        return torch.cat((super().announce(state.sums), state.sums.new_tensor([n])))
+
+    def payload(self, state: Any) -> Tensor:
+        """Return the bytes of the identifiers for an all-gather, uint8 `(n,)`."""
+        empty = torch.zeros(0, dtype=torch.uint8, device=state.sums.device)
+        return torch.cat([empty, *(x.view(torch.uint8) for x in _joined(state.identifiers))])
+
+    def payload_size(self, announced: Tensor) -> int:
+        """Return the length of the `payload` of the rank that sent `announced`."""
+        return 8 * int(announced[-1])
+
+    def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Any:
+        """Return the merged state of all ranks."""
+        # Clone, because a view with another dtype must be aligned to its item size.
+        identifiers = [payload.clone().view(torch.int64) for payload in payloads]
+        return SumsOfClusters(super().merged([one[:-1] for one in announced], payloads), _joined(identifiers))
+
+
+def _joined(identifiers: Sequence[Tensor]) -> list[Tensor]:
+    """Return the distinct identifiers of all chunks as one chunk; an empty list without chunks."""
+    return [distinct(torch.cat(list(identifiers)))] if len(identifiers) > 1 else list(identifiers)
+
+
+class NamedSums(NamedTuple):
+    """State of sums for G named parts. The name of an unnamed part is its number."""
+
+    names: tuple[str, ...]
+    sums: Tensor  # `BinStats.sums` of all parts `(G, ..., F, B)`
+    noise_flag: Tensor  # `BinStats.noise_flag` of all parts `(G, ...)`
+
+
+@dataclass(frozen=True)
+class NamedPartState:
+    """Operations on the sums over bins of named parts, such as groups. Parts with equal names are added."""
+
+    accumulator: Any  # of the bins of one part, with sums of noise
+    shape: tuple[int, ...]  # shape of `BinStats.sums` for one part
+
+    def empty(self, names: Sequence[str] = ()) -> NamedSums:
+        """Return sums of 0 for the parts `names`."""
+        most = min(MAX_NAMED, _MAX_SUMS // math.prod(self.shape))
+        if len(names) > most:
+            raise ValueError(
+                f"`groups` must contain at most {most:,} different groups for a report, got {len(names):,} or more. "
+                "Use coarser groups, or torchcalib.ByGroup, which has no limit."
+            )
+        sums = torch.zeros(len(names), *self.shape, dtype=torch.float64)
+        return NamedSums(tuple(names), sums, sums.new_zeros(sums.shape[:-2]))
+
+    def from_groups(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> NamedSums:
+        """Return the sums of a batch `p`, for the groups that occur in it.
+
+        `groups` contains a number for each sample, or -1 for no group. It is ignored for rows of weight 0. `names` are
+        indexed by these numbers; None uses the numbers as names.
+        """
+        check_names(names)
+        numbers = groups.flatten().long()
+        if p.weights is not None:  # ignore the group of a row with weight 0 for all labels
+            absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
+            numbers = numbers.masked_fill(absent, NO_GROUP)
+        check_group_range(numbers, 2**63 - 1 if names is None else len(names))
+        present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
+        present_names = [str(k) if names is None else names[k] for k in present.tolist()]
+        batch = self.empty(list(dict.fromkeys(present_names)))
+        if not present_names:
+            return batch
+        places = {name: k for k, name in enumerate(batch.names)}
+        index = torch.tensor([places[name] for name in present_names], device=numbers.device)
+        numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
+        by_part: SumsByPart[BinStats] = SumsByPart(self.accumulator, len(places))
+        bins = by_part.from_predictions(in_groups(p, numbers, len(places)))
+        assert bins.noise_flag is not None  # not None, because the accumulator sums the noise
+        return NamedSums(batch.names, bins.sums.detach().to(batch.sums), bins.noise_flag.to(batch.noise_flag))
+
+    def add(self, state: NamedSums, more: NamedSums) -> NamedSums:
+        """Return the sum of two states: parts of `state`, followed by the other parts of `more`."""
+        total = self.empty(list(dict.fromkeys([*state.names, *more.names])))
+        places = {name: k for k, name in enumerate(total.names)}
+        for part in (state, more):
+            index = torch.tensor([places[name] for name in part.names], dtype=torch.int64)
+            total.sums.index_add_(0, index, part.sums)
+            total.noise_flag.index_add_(0, index, part.noise_flag)
+        return total
+
+    def statistic(self, state: NamedSums) -> BinStats:
+        """Return the bins of all parts `(G, ..., B)`, in the order of `state.names`."""
+        found: BinStats = self.accumulator.wrap(with_noise_row(state.sums, state.noise_flag))
+        return found
+
+    def parts(self, state: NamedSums) -> list[Any]:
+        """Return the parts of a state to save."""
+        return [list(state.names), state.sums, state.noise_flag]
+
+    def check(self, parts: Sequence[Any], like: NamedSums) -> NamedSums | None:
+        """Return a saved state, or None if its parts are not valid."""
+        names, *tensors = parts
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return None
+        check_names(names)
+        shapes = [(len(names), *part.shape[1:]) for part in like[1:]]
+        if len(set(names)) < len(names) or len(tensors) != len(shapes):
+            return None
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or tuple(tensor.shape) != shape:
+                return None
+        self.empty(names)  # raises an error for too many groups
+        return NamedSums(tuple(names), *tensors)
+
+
+class SamplesByPart(NamedTuple):
+    """Metric state that consists of samples with keys of parts; see `core.state.Samples`."""
+
+    scores: list[Tensor]
+    outcomes: list[Tensor]
+    weights: list[Tensor]
+    keys: list[Tensor]  # (*B, n) for each chunk of n samples, without class or label axes
+    n_ignored: Tensor
+
+
+@dataclass(frozen=True)
+class SampledPartState(SampleState):
+    """Operations on a state of stored samples with numbers of parts (4 bytes each), or identifiers of clusters (8)."""
+
+    batch_shape: tuple[int, ...]  # sizes of the batch axes
+    n_parts: int | None  # number of parts G; None: any integer identifies a cluster
+    names: ClassVar[tuple[str, ...]] = SamplesByPart._fields
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.int64 if self.n_parts is None else torch.int32
+
+    @property
+    def _more_dtypes(self) -> tuple[tuple[torch.dtype, ...], ...]:  # type: ignore[override]  # depends on the keys
+        return ((self._dtype,),)
+
+    def join(self, parts: Sequence[Any]) -> SamplesByPart:
+        """Combine the parts of a state into a `SamplesByPart` tuple."""
+        return SamplesByPart(*parts)
+
+    def _chunk(self, p: Predictions) -> list[Tensor]:
+        assert p.groups is not None  # set by `in_groups` or `in_clusters`
+        return [*super()._chunk(p), p.groups.to(self._dtype).reshape(*self.batch_shape, p.samples[-1])]
+
+    def statistic(self, state: SamplesByPart) -> SampledPartition:
+        """Concatenate the chunks of a state, and return all samples with their keys."""
+        score, outcome, n, keys = self._whole(state)
+        return SampledPartition(self._sample(score, outcome, n), keys, self.n_parts)
+
+    def check(self, parts: Sequence[Any], like: SamplesByPart) -> SamplesByPart | None:
+        """Return a copy of a saved state, or None if its shapes or numbers are invalid."""
+        state: SamplesByPart | None = super().check(parts, like)
+        for score, keys in [] if state is None else zip(state.scores, state.keys, strict=True):
+            if keys.shape != (*self.batch_shape, score.shape[-1]):
+                return None
+            if self.n_parts is not None and not bool(((keys >= 0) & (keys < self.n_parts)).all()):
+                return None
+        return state
+
+    def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+        return [*super()._columns(row), (self._dtype, (*self.batch_shape, int(row[0])))]
