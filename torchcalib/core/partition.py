@@ -134,7 +134,7 @@ class SampledPartition:
         part are NaN.
         """
         assert self.n_parts is not None  # parts are numbered
-        found = [(numbers, function(sample)) for numbers, sample in self._by_size()]
+        found = [(numbers, function(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in found])
         order = torch.cat([numbers for numbers, _ in found])
         values = torch.zeros_like(values).index_copy(0, order, values)
@@ -180,7 +180,7 @@ class SampledPartition:
         shape = self.whole.score.shape
         return column.reshape(*column.shape[:-1], *[1] * (len(shape) - column.dim()), column.shape[-1]).expand(shape)
 
-    def _by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
+    def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
         """Yield indices `(g,)` of parts of similar size, and their samples `(g, *S, m)`, padded to the same length m.
 
         The sizes differ by less than a factor of 2, which limits the padding. The indices are in [0, B * G) for all
@@ -276,7 +276,7 @@ class SumsByPart(Generic[S]):
             found: Sums = accumulator.of_groups(p, numbers, self.n_parts)
             return found
         cells = accumulator.cells(p)
-        part = _of_events(p, numbers, cells.index)
+        part = _of_events(numbers, cells.index)
         sums = cell_sums(part * cells.n_cells + cells.index, cells.columns, self.n_parts * cells.n_cells)
         sums = sums.reshape(*sums.shape[:-1], self.n_parts, cells.n_cells).movedim(-2, 0)
         if not self.with_noise:
@@ -294,7 +294,7 @@ class SumsByPart(Generic[S]):
         return n
 
 
-def _of_events(p: Predictions, numbers: Tensor, index: Tensor) -> Tensor:
+def _of_events(numbers: Tensor, index: Tensor) -> Tensor:
     """Return the number of the part of every event, broadcastable to the cell indices `index`.
 
     A sample may have several events on the last axis, and `index` may have an additional class axis.
