@@ -144,18 +144,16 @@ class ReportBuilder(Builder):
         are_whole = are_counts(p.weights if p.weighted else None)
         batch: dict[str, Any] = {}
         for name, kind in kinds.items():
-            if name == _GROUPS:
+            if isinstance(kind, NamedPartState):
                 if groups is not None:
                     numbers, names = numbered_groups(groups, group_names, preds.device)
                     numbers = per_sample("groups", numbers, preds)
                     check_groups(numbers, preds.device, samples)
                     batch[name] = kind.from_groups(p, numbers, names)
-            elif (are_whole or not isinstance(kind, SampleOrSketchState)) and (
-                clusters is not None or not name.endswith(_BY_CLUSTER)
-            ):
+            elif (are_whole or not is_ranked(kind)) and (clusters is not None or not isinstance(kind, ClusterState)):
                 batch[name] = kind.detach(kind.from_predictions(p))
         buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
-        states, axis = _sum(kinds, self._states, batch), self._format.resolved(preds, target).axis
+        states, axis = self._sum(kinds, self._states, batch), self._format.resolved(preds, target).axis
         input_format = input_format.following(preds, target)
         # An interrupted update changes nothing: no call of the package follows.
         self._kinds, self._states, self._buffer, self._evidence = kinds, states, buffer, evidence
@@ -225,7 +223,7 @@ class ReportBuilder(Builder):
         """
         found: dict[str, AnyPartition] = {}
         for name, kind in self._kinds.items():
-            if not name.endswith(_BY_CLUSTER):
+            if not isinstance(kind, ClusterState):
                 continue
             merged: Partition[Any] = self._statistic(name)
             if p is not None and p.groups is not None:
@@ -329,7 +327,7 @@ class ReportBuilder(Builder):
         check_distinct(self._parts, other._parts)
         if other._states:
             kinds = self._kinds or other._kinds
-            states, buffer = _sum(kinds, self._states, other._states), self._buffer + other._buffer
+            states, buffer = self._sum(kinds, self._states, other._states), self._buffer + other._buffer
             self._kinds, self._states, self._buffer, self._axis = kinds, states, buffer, other._axis
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
         if (axis := other._format.likely_axis) is not None:
@@ -457,8 +455,8 @@ class ReportBuilder(Builder):
         builder._axis = saved_value(state, "class_axis", int)
         builder._format = with_saved_axis(builder._format, state)
         kinds = builder._kinds_of(builder._format)
-        by_cluster = {name for name in kinds if name.endswith(_BY_CLUSTER)}
-        ranked = {name for name, kind in kinds.items() if isinstance(kind, SampleOrSketchState)}
+        by_cluster = {name for name, kind in kinds.items() if isinstance(kind, ClusterState)}
+        ranked = {name for name, kind in kinds.items() if is_ranked(kind)}
         required = kinds.keys() - {_GROUPS} - by_cluster - ranked
         if not required <= saved.keys() <= kinds.keys() or by_cluster & saved.keys() not in (set(), by_cluster):
             raise ValueError(
@@ -471,6 +469,12 @@ class ReportBuilder(Builder):
         if builder._is_buffered:
             builder._buffer = PredictionBuffer(builder._format).loaded(saved_value(state, "predictions", dict))
         return builder
+
+    def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+        """Add states by name. Ranked samples are dropped unless both mappings contain them."""
+        if not states:
+            return dict(more)
+        return {name: kinds[name].add(state, more[name]) for name, state in states.items() if name in more}
 
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
         """Return the operations on all states, by name. Sums of more than 1 GiB raise a ValueError."""
@@ -530,11 +534,9 @@ def _agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:
     return next(iter(given), None)
 
 
-def _sum(kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Add states by name. Ranked samples are dropped unless both mappings contain them."""
-    if not states:
-        return dict(more)
-    return {name: kinds[name].add(state, more[name]) for name, state in states.items() if name in more}
+def is_ranked(kind: Any) -> bool:
+    """Return whether a state consists of ranked samples, which fractional weights do not allow."""
+    return isinstance(kind, SampleState | SampleOrSketchState)
 
 
 def _loaded(name: str, kind: Any, parts: Any) -> Any:

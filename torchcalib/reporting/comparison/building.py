@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Self
@@ -25,18 +26,25 @@ from torchcalib.core.arguments import (
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
-from torchcalib.core.mistakes import Evidence, no_samples
-from torchcalib.core.predictions import Predictions
-from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
+from torchcalib.core.mistakes import no_samples
+from torchcalib.core.sample_or_sketch import are_labels
+from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.saved import saved_value
-from torchcalib.reporting.building import check_distinct, with_saved_axis
-from torchcalib.reporting.catalogue import check_size, names_of
+from torchcalib.reporting.building import check_distinct
+from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
-from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
+from torchcalib.reporting.comparison.system import (
+    MAX_KEPT,
+    MAX_RANKED,
+    RANKED_REPLICATES,
+    Draws,
+    SystemBuilder,
+    words_of,
+)
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions, num_classes_of
+from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
 from torchcalib.reporting.saving import Builder
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
@@ -220,13 +228,9 @@ class ComparisonBuilder(Builder):
         for value in declared.values():
             check_flag("from_logits", value)
         self._options = ReportOptions.from_arguments(task, options, is_comparison=True)
-        # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
-        shared = replace(self._options.input_format, nan_policy="raise")
-        self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}
         self._n_replicates, self._seed = n_replicates, seed
-        self._are_confidences = self._options.are_confidences
-        self._evidence = {name: Evidence() for name in self._names}
-        self._systems: dict[str, System] = {}
+        # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
+        self._systems = {name: self._system(declared[name]) for name in self._names}
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
         self._has_clusters: bool | None = None  # None before the first batch
@@ -247,7 +251,7 @@ class ComparisonBuilder(Builder):
         """
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         targets = target if isinstance(target, Mapping) else dict.fromkeys(self._names, target)
-        if targets is target and (not self._are_confidences or set(targets) != set(self._names)):
+        if targets is target and (not self._options.are_confidences or set(targets) != set(self._names)):
             raise ValueError(
                 "`target` must be shared by all systems, or contain the name of each for the task 'confidence', got "
                 f"{first_of(targets) or 'none'}. Pass one tensor."
@@ -256,35 +260,20 @@ class ComparisonBuilder(Builder):
         n_dropped = 0
         if self._options.input_format.nan_policy == "drop":
             weights, n_dropped = self._without_missing_rows(preds, targets, weights)
-        read: dict[str, Predictions] = {}
-        evidence = {name: replace(each) for name, each in self._evidence.items()}
-        for name in self._names:
-            with _naming_system(name):
-                read[name] = self._formats[name].read(
-                    preds[name], targets[name], weights, batch_shape=(), evidence=evidence[name]
-                )
-        first, input_format = preds[self._names[0]], self._formats[self._names[0]]
-        target = targets[self._names[0]]
-        samples = input_format.samples_of(first, target)
+        first, input_format = preds[self._names[0]], self._systems[self._names[0]].input_format
+        samples = input_format.samples_of(first, targets[self._names[0]])
         n_rows = samples[0] if samples else 1
         if clusters is None:
             words = words_of(self._seed, torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device))
         else:
             words = cluster_words(of_samples(identifiers(clusters, first.device), (n_rows,)))
-        if not self._systems:
-            num_classes = num_classes_of(input_format, first, target)
-            check_name_count(self._options.class_names, num_classes or 2)
-            check_size(input_format.read_as, num_classes or 2, self._options.n_bins)
-            how = {**self._options.bins, "are_confidences": self._are_confidences}
-            self._systems = {name: System.like(p, **how) for name, p in read.items()}
-            self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
-        self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
-        counts = are_counts(weights)
-        for name, p in read.items():
-            self._systems[name].add(p, words, counts)
-        self._evidence = evidence
+        systems = {name: copy(system) for name, system in self._systems.items()}
+        for name, system in systems.items():
+            with _naming_system(name):
+                system.update(preds[name], targets[name], weights=weights, clusters=words)
+        self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
-        self._are_counts &= counts
+        self._are_counts &= are_counts(weights)
         self._has_clusters = clusters is not None
         self._parts = self._parts or {uuid4().hex: ""}
 
@@ -292,7 +281,7 @@ class ComparisonBuilder(Builder):
     def settings(self) -> dict[str, Any]:
         """All arguments of the builder, as a dict of plain Python values."""
         shared = {name: value for name, value in self._options.to_dict().items() if name not in ONLY_REPORTS}
-        declared = {name: each.from_logits for name, each in self._formats.items()}
+        declared = {name: each.input_format.from_logits for name, each in self._systems.items()}
         draws = {"n_replicates": self._n_replicates, "seed": self._seed}
         return {"names": list(self._names), **shared, "from_logits": declared, **draws}
 
@@ -308,14 +297,14 @@ class ComparisonBuilder(Builder):
                 is then unchanged.
         """
         mine, theirs = self.settings, other.settings
-        if self._systems and other._systems:
+        if self._n_rows and other._n_rows:
             mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
         if differing := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
             raise ValueError(
                 f"`other` must have the same {differing[0]}, got {shown(theirs[differing[0]])} instead of "
                 f"{shown(mine[differing[0]])}. Create all parts with the same arguments."
             )
-        if not other._systems:
+        if not other._n_rows:
             return
         if False in (self._has_clusters, other._has_clusters):
             raise ValueError(
@@ -323,13 +312,10 @@ class ComparisonBuilder(Builder):
                 "example the numbers of the rows."
             )
         check_distinct(self._parts, other._parts)
-        if not self._systems:
-            self._formats = other._formats
-            self._systems = {name: self._empty_system(system.from_logits) for name, system in other._systems.items()}
-        elif (axis := other._formats[self._names[0]].likely_axis) is not None:
-            self._formats = {name: each.preferring(axis) for name, each in self._formats.items()}
-        for name, system in self._systems.items():
-            system.add_parts(other._systems[name].parts())
+        systems = {name: copy(system) for name, system in self._systems.items()}
+        for name, system in systems.items():
+            system.merge(other._systems[name])
+        self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
         self._are_counts &= other._are_counts
         self._has_clusters, self._parts = True, self._parts | other._parts
@@ -338,14 +324,12 @@ class ComparisonBuilder(Builder):
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
         return {
             "settings": self.settings,
-            "num_classes": self._num_classes,
-            "likely_axis": self._formats[self._names[0]].likely_axis,
             "n_rows": self._n_rows,
             "n_dropped": self._n_dropped,
             "are_counts": self._are_counts,
             "has_clusters": bool(self._has_clusters),
             "parts": dict(sorted(self._parts.items())),
-            "systems": {name: system.parts() for name, system in self._systems.items()},
+            "systems": {name: system.state() for name, system in self._systems.items()} if self._n_rows else {},
         }
 
     @classmethod
@@ -356,17 +340,13 @@ class ComparisonBuilder(Builder):
         saved = saved_value(state, "systems", dict)
         if not saved:
             return builder
-        if builder._options.input_format.task != "binary":
-            num_classes = saved_value(state, "num_classes", int)
-            builder._formats = {name: replace(each, num_classes=num_classes) for name, each in builder._formats.items()}
-        builder._formats = {name: with_saved_axis(each, state) for name, each in builder._formats.items()}
-        check_size(builder._options.task, builder._num_classes or 2, builder._options.n_bins)
         if saved.keys() != set(builder._names):
             raise ValueError(f"`systems` must have the keys {first_of(builder._names)}, got {first_of(saved)}.")
-        for name in builder._names:
-            parts = saved_value(saved, name, dict)
-            builder._systems[name] = builder._empty_system(saved_value(parts, "from_logits", bool))
-            builder._systems[name].add_parts(parts)
+        systems = {name: SystemBuilder.of_state(saved_value(saved, name, dict)) for name in builder._names}
+        classes = {system.input_format.num_classes for system in systems.values()}
+        if len(classes) > 1 or any(systems[name].settings != builder._systems[name].settings for name in systems):
+            raise ValueError("`systems` must have the settings of the comparison, got others. The file is corrupt.")
+        builder._systems = systems
         builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
         builder._are_counts = saved_value(state, "are_counts", bool)
         builder._has_clusters = saved_value(state, "has_clusters", bool)
@@ -374,24 +354,21 @@ class ComparisonBuilder(Builder):
 
     @property
     def _num_classes(self) -> int | None:
-        return self._formats[self._names[0]].num_classes
+        return self._systems[self._names[0]].input_format.num_classes
 
-    def _empty_system(self, from_logits: bool) -> System:
-        task = self._options.task
-        num_classes = 2 if task == "binary" else self._num_classes or 2
-        how = {**self._options.bins, "are_confidences": self._are_confidences}
-        return System(task, num_classes, from_logits, torch.device("cpu"), **how)
+    def _system(self, from_logits: bool) -> SystemBuilder:
+        settings = {**self._options.to_dict(), "from_logits": from_logits, "nan_policy": "raise"}
+        return SystemBuilder(**{**settings, "with_calibration": False, "with_intervals": False})
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
         systems = self._systems
-        first = next(iter(systems.values())).data(True) if systems else None
-        if first is None or not first.n > 0:
+        if not self._n_rows or not (first := systems[self._names[0]].data(True)).n > 0:
             raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
-        for system in systems.values() if first.n > MAX_COPIES else ():
-            system.ranks = {}
-        has_labels = all(system.has_labels for system in systems.values())
+        if first.n > MAX_COPIES:
+            systems = {name: system.without_ranks() for name, system in systems.items()}
+        has_labels = all(are_labels(each.whole) for system in systems.values() for each in system.ranks.values())
         baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
         draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
         lines, replicates = [], {}
@@ -402,7 +379,7 @@ class ComparisonBuilder(Builder):
             replicates[name] = system.replicates(draws, data, has_clusters)
         notes, clusters, n_clusters = self._notes(baseline, has_labels), {}, None
         if has_clusters:
-            sizes = [each.clusters.sizes for each in baseline.sums.values() if len(each.sums) > 1]
+            sizes = [each.sizes for each in baseline.sums.values() if len(each.sums) > 1]
             n_clusters = min(map(least_of_batch, map(effective_number, sizes)))
             clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
             notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
@@ -410,7 +387,7 @@ class ComparisonBuilder(Builder):
         better = {each.key: way for each in first.catalogue.members if (way := each.declaration.better) is not None}
         compared = compared_lines(by_system, better, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
-        if (only := first.only_class_in_words) and not self._are_confidences:
+        if (only := first.only_class_in_words) and not self._options.are_confidences:
             notes.insert(has_clusters, f"All targets are {only}. Check that `target` is the right array.")
             sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
         scores = replicates[self._names[0]].bootstrap.get("brier")  # None for one group, which has no replicates
@@ -427,7 +404,7 @@ class ComparisonBuilder(Builder):
             sentences=sentences,
             settings={
                 **self._options.bins,
-                "from_logits": {name: each.from_logits for name, each in self._formats.items()},
+                "from_logits": self.settings["from_logits"],
                 "ignore_index": input_format.ignore_index,
                 "n_replicates": self._n_replicates,
                 "level": LEVEL,
@@ -438,7 +415,7 @@ class ComparisonBuilder(Builder):
             notes=tuple(notes),
             class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
-        return comparison_of_confidences(comparison) if self._are_confidences else comparison
+        return comparison_of_confidences(comparison) if self._options.are_confidences else comparison
 
     def _check(self, preds: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None) -> None:
         if set(preds) != set(self._names):
@@ -450,7 +427,8 @@ class ComparisonBuilder(Builder):
             check_has_values("preds", each)
         for name in self._names:
             with _naming_system(name):
-                self._formats[name].resolved(preds[name], targets[name]).check(preds[name], targets[name], weights)
+                input_format = self._systems[name].input_format.resolved(preds[name], targets[name])
+                input_format.check(preds[name], targets[name], weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
                 f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
@@ -463,7 +441,7 @@ class ComparisonBuilder(Builder):
         """Return weights that are 0 for rows with a missing prediction or target, and the number of dropped rows."""
 
         def missing_of(name: str) -> Tensor:
-            input_format = self._formats[name].resolved(preds[name], targets[name])
+            input_format = self._systems[name].input_format.resolved(preds[name], targets[name])
             rows = input_format.missing_in(preds[name], targets[name])
             return rows.any(input_format.axis) if input_format.task == "multilabel" else rows
 
@@ -472,7 +450,7 @@ class ComparisonBuilder(Builder):
             return (~missing).long(), int(missing.sum())
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
-    def _notes(self, system: System, has_labels: bool) -> list[str]:
+    def _notes(self, system: SystemBuilder, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
         ranked = [each for each in system.catalogue.ranked if each.declaration.name != _OMITTED]
         names = names_of(ranked)

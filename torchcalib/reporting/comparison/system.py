@@ -27,32 +27,30 @@ Reference:
     1982).
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
+from math import prod
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.groups import in_groups
-from torchcalib.core.partition import Partition, SampledPartition, SampledPartState
-from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.partition import AnyPartition, Partition, SampledPartition, SampledPartState, SumsByPart
+from torchcalib.core.predictions import replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sample_or_sketch import are_labels, check_values
+from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, OrderedSample
-from torchcalib.io.errors import first_of, shown
-from torchcalib.io.saved import saved_value
 from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import order_of
-from torchcalib.reporting.catalogue import Member, catalogue_of, values
+from torchcalib.reporting.building import ReportBuilder, is_ranked
+from torchcalib.reporting.catalogue import Catalogue, Member, check_size, values
 from torchcalib.reporting.comparison.differences import SystemReplicates
 from torchcalib.reporting.lines import Data
 
@@ -75,6 +73,7 @@ _TARGET_SIZE = 2**20  # intended number of sums over all groups; at least `MIN_G
 _MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it there are no replicates
 
 _GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
+_BY_ROW = " by row"  # suffix of the names of sums of random groups of rows
 
 
 def words_of(seed: int, numbers: Tensor) -> Tensor:
@@ -110,254 +109,76 @@ class Draws:
         return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).in_replicates(self._replicates, torch.float64)
 
 
-class GroupedSums:
-    """Sums of an accumulator for each random group of rows.
+class SystemBuilder(ReportBuilder):
+    """The data of one system: sums of random groups of rows, bins of all rows with their noise, and ranked samples.
 
-    `shape` `(..., F, K)` is that of one group, for F summands and K cells (bins or classes). `add` changes `sums` in
-    place, because there can be many more groups than rows in a batch.
+    The `clusters` of `update` are a random integer for each row, from `words_of`. Samples are dropped for fractional
+    weights, and above `MAX_KEPT`.
     """
 
-    def __init__(self, accumulator: Any, task: Task, num_classes: int, device: torch.device) -> None:
-        shape: tuple[int, ...] = accumulator.shape(task, num_classes)
-        size = math.prod(shape)
-        n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // size))
-        n_groups = n_groups if n_groups * size <= _MAX_SIZE else 1
-        self._accumulator = accumulator
-        *lead, n_cells = shape
-        self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
-        # (G, ..., F, K); with a single group there are no replicates
-        self.sums = self._sums.movedim(-2, 0)
-        # Bins of all rows, with their noise
-        self._with_noise = replace(accumulator, with_noise=True) if isinstance(accumulator, EqualWidthBins) else None
-        self._bins: BinStats | None = None
-        if self._with_noise is not None:
-            sums = self._sums.new_zeros(self._with_noise.shape(task, num_classes))
-            self._bins = replace(self._with_noise.wrap(sums), noise_flag=sums.new_zeros(sums.shape[:-2]))
-
-    def add(self, p: Predictions, words: Tensor) -> None:
-        """Add a batch with the random integer of each row from `words_of`. A row can contain several samples."""
-        cells = self._accumulator.cells(p)
-        group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
-        place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
-        self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
-        if self._bins is not None and self._with_noise is not None:
-            self._bins = self._bins + self._with_noise.from_predictions(p)
-
-    def parts(self) -> list[Tensor]:
-        """Return the sums to save: those of all groups and, for bins, those of all rows with their noise flags."""
-        bins = self._bins
-        return [self._sums, *([] if bins is None or bins.noise_flag is None else [bins.sums, bins.noise_flag])]
-
-    def add_parts(self, parts: Sequence[Tensor]) -> None:
-        """Add the sums of other groups, in the same order as `parts`."""
-        self._sums += parts[0].to(self._sums)
-        if self._bins is not None:
-            bins, noise_flag = (part.to(self._sums) for part in parts[1:])
-            self._bins = self._bins + replace(self._bins, sums=bins, noise_flag=noise_flag)
-
-    def check(self, parts: Any) -> None:
-        """Raise ValueError unless saved `parts` have the dtypes and shapes of these."""
-        mine = [(part.dtype, part.shape) for part in self.parts()]
-        theirs = [(part.dtype, part.shape) for part in parts if isinstance(part, Tensor)]
-        if not isinstance(parts, list) or len(theirs) != len(parts) or theirs != mine:
-            raise ValueError(f"`sums` must have dtypes and shapes {mine}, got {theirs}. The file is corrupt.")
-
-    @property
-    def clusters(self) -> Partition[Any]:
-        """The groups as clusters of rows."""
-        return Partition(self.sums.contiguous(), self._accumulator)
-
-    @property
-    def whole(self) -> Any:
-        """Statistic of all rows; bins include the sums of their noise."""
-        return self.clusters.whole if self._bins is None else self._bins
-
-    @property
-    def occupied(self) -> Tensor:
-        """Numbers of the groups with data, int64 `(g,)`."""
-        return (self.clusters.sizes.reshape(len(self.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
-
-    def replicates(self, draws: Draws) -> Iterator[Any]:
-        """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
-        if len(self.sums) == 1:
-            return
-        groups = self.occupied
-        clusters = Partition(self.sums[groups], self._accumulator)
-        for weights in torch.split(draws.weights(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
-            yield clusters.replicate(weights)
-
-    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[BinStats]:
-        """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
-
-        R is reduced for many bins, but is at least 199. Scores have no null replicates: calibration does not determine
-        them.
-        """
-        b = self._bins
-        if b is None or len(self.sums) == 1:
-            return
-        groups = self.occupied
-        n_replicates = min(len(draws), max(RANKED_REPLICATES, MAX_NULL_SUMS // b.n.numel()))
-        factors = (draws.signs if flips else draws.weights)(groups)[:n_replicates]
-        sums = self.sums[groups]
-        table = (sums[..., 2, :] - sums[..., 1, :]).flatten(1)  # outcomes minus confidences in each bin
-        parts = torch.split(factors, replicates_at_once(max(table.shape)))
-        residuals = torch.cat([part.to(table) @ table for part in parts]).reshape(len(factors), *b.n.shape)
-        if flips:
-            yield BinCells.from_bins(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
-        else:
-            yield bins_of_calibrated(b, residuals, draws.seed)
-
-
-class GroupedRanks:
-    """Ranked samples, with the random group of each row."""
-
-    def __init__(self, accumulator: ExactSample, task: Task, num_classes: int, from_logits: bool) -> None:
-        lead = accumulator.leading_shape(task, num_classes)
-        self._kind = SampledPartState(accumulator, lead, from_logits, (), MAX_GROUPS)
-        self._state = self._kind.empty()
-
-    def add(self, p: Predictions) -> None:
-        """Add a batch whose rows have groups."""
-        self.add_state(self._kind.detach(self._kind.from_predictions(p)))
-
-    def add_state(self, more: Any) -> None:
-        """Add the samples of another state."""
-        self._state = self._kind.add(self._state, more) if self._state.scores else more
-
-    def parts(self) -> list[Any]:
-        """Return the parts of the samples to save."""
-        return list(self._kind.parts(self._state))
-
-    def checked(self, parts: Any) -> Any:
-        """Return a state from saved parts; raise ValueError if they are not valid."""
-        is_complete = isinstance(parts, list) and len(parts) == len(self._kind.names)
-        state = self._kind.check(parts, self._kind.empty()) if is_complete else None
-        if state is None:
-            raise ValueError(
-                f"`ranks` must contain the {', '.join(self._kind.names)} of samples, got {shown(parts)}. The file is "
-                "corrupt: save the comparison again."
-            )
-        check_values(self._kind.statistic(state).whole)
-        return state
-
-    @property
-    def size(self) -> int:
-        """Number of stored samples (multi-label: samples times labels)."""
-        return sum(scores.numel() for scores in self._state.scores)
-
-    @property
-    def sample(self) -> SampledPartition:
-        """All samples with their groups."""
-        return self._kind.statistic(self._state)
-
-    def replicates(self, draws: Draws) -> Iterator[RankedSample]:
-        """Yield the ranked samples of at most 199 bootstrap replicates, in chunks of r replicates `(r, ..., N)`."""
-        sample = self.sample
-        groups, index = sample.keys.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        clusters = SampledPartition(sample.whole, index, len(groups))
-        weights = draws.weights(groups)[:RANKED_REPLICATES]
-        for some in torch.split(weights, replicates_at_once(sample.whole.score.numel())):
-            yield OrderedSample.from_sample(clusters.replicate(some))  # sorted once for all metrics
-
-    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[RankedSample]:
-        """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
-
-        `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
-        """
-        sample = self.sample
-        order = order_of(sample.whole.score)
-        ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
-        if flips:
-            groups, index = sample.keys.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-            signs = draws.signs(groups)[:RANKED_REPLICATES]
-            return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
-        rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
-        return samples_of_calibrated(ordered, rows, draws.seed, min(RANKED_REPLICATES, len(draws)))
-
-
-class System:
-    """Accumulated sums and ranked samples of one system, for each random group of rows, by name of the statistic.
-
-    `num_classes` is 2 for a binary task. `ranks` is empty for too many samples and for fractional weights.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        num_classes: int,
-        from_logits: bool,
-        device: torch.device,
-        *,
-        n_bins: int,
-        right: bool,
-        are_confidences: bool,
-    ) -> None:
-        self.from_logits = from_logits
-        self.catalogue = catalogue_of(task, n_bins, right, are_confidences=are_confidences, with_noise=False)
-        self.sums: dict[str, GroupedSums] = {}
-        self.ranks: dict[str, GroupedRanks] = {}
-        for name, accumulator in self.catalogue.accumulators.items():
+    def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
+        task, num_classes = input_format.read_as, input_format.num_classes
+        check_size(task, num_classes or 2, self._options.n_bins)
+        kinds: dict[str, Any] = {}
+        for name, accumulator in self._catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
-                self.ranks[name] = GroupedRanks(accumulator, task, num_classes, from_logits)
-            else:
-                self.sums[name] = GroupedSums(accumulator, task, num_classes, device)
+                lead = accumulator.leading_shape(task, num_classes)
+                kinds[name] = SampledPartState(accumulator, lead, input_format.from_logits, (), None)
+                continue
+            in_groups = name
+            if isinstance(accumulator, EqualWidthBins):
+                accumulator = replace(accumulator, with_ecd=False)
+                kinds[name] = SumState(accumulator, accumulator.shape(task, num_classes))
+                accumulator, in_groups = replace(accumulator, with_noise=False), name + _BY_ROW
+            shape = accumulator.shape(task, num_classes)
+            n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // prod(shape)))
+            n_groups = n_groups if n_groups * prod(shape) <= _MAX_SIZE else 1
+            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, group_of), (n_groups, *shape))
+        return kinds
 
-    @classmethod
-    def like(cls, p: Predictions, **options: Any) -> Self:
-        """Return an empty system with the task, number of classes and device of a batch."""
-        num_classes = p.samples[0] if p.task == "multilabel" else p.num_classes
-        return cls(p.task, num_classes, p.from_logits, p.input_preds.device, **options)
+    def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+        added = super()._sum(kinds, states, more)
+        sizes = {name: sum(x.numel() for x in added[name].scores) for name in added if is_ranked(kinds[name])}
+        return {name: state for name, state in added.items() if sizes.get(name, 0) <= MAX_KEPT}
 
-    def parts(self) -> dict[str, Any]:
-        """Return the sums and ranked samples to save, by name of the statistic, and `from_logits`."""
-        kinds: tuple[Mapping[str, Any], ...] = (self.sums, self.ranks)
-        sums, ranks = ({name: each.parts() for name, each in kind.items()} for kind in kinds)
-        return {"from_logits": self.from_logits, "sums": sums, "ranks": ranks}
+    @property
+    def input_format(self) -> InputFormat:
+        """Format of the predictions, with the number of classes after the first batch."""
+        return self._format
 
-    def add_parts(self, parts: Mapping[str, Any]) -> None:
-        """Add the sums and ranked samples of another system, from its `parts`, after a check of all of them."""
-        sums, ranks = saved_value(parts, "sums", dict), saved_value(parts, "ranks", dict)
-        if sums.keys() != self.sums.keys() or (ranks and self.ranks and ranks.keys() != self.ranks.keys()):
-            raise ValueError(f"`sums` must have the keys {first_of(self.sums)}, got {first_of(sums)}.")
-        for name, each in self.sums.items():
-            each.check(sums[name])
-        self.ranks = self.ranks if ranks else {}
-        states = {name: each.checked(ranks[name]) for name, each in self.ranks.items()}
-        for name, each in self.sums.items():
-            each.add_parts(sums[name])
-        for name, state in states.items():
-            self.ranks[name].add_state(state)
-        if self.size > MAX_KEPT:
-            self.ranks = {}
+    @property
+    def catalogue(self) -> Catalogue:
+        """The metrics of a comparison."""
+        return self._catalogue
 
-    def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
-        """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""
-        for sums in self.sums.values():
-            sums.add(p, words)
-        if not are_counts:
-            self.ranks = {}
-        if self.ranks:
-            groups = group_of(words, MAX_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
-            p = in_groups(p, groups, MAX_GROUPS, validate_args=False)
-        for ranks in self.ranks.values():
-            ranks.add(p)
-        if self.size > MAX_KEPT:
-            self.ranks = {}
+    @property
+    def sums(self) -> dict[str, Partition[Any]]:
+        """Sums of random groups of rows, by name of the statistic. With a single group there are no replicates."""
+        found = {name.removesuffix(_BY_ROW): self._statistic(name) for name in self._states}
+        return {name: each for name, each in found.items() if isinstance(each, Partition)}
+
+    @property
+    def ranks(self) -> dict[str, SampledPartition]:
+        """Ranked samples with the random integer of each row, by name; empty for too many, and fractional weights."""
+        return {name: self._statistic(name) for name in self._states if is_ranked(self._kinds[name])}
 
     @property
     def size(self) -> int:
         """Number of stored samples (multi-label: samples times labels), the maximum over modes."""
-        return max((ranks.size for ranks in self.ranks.values()), default=0)
+        return max((each.n_values for each in self.ranks.values()), default=0)
 
-    @property
-    def has_labels(self) -> bool:
-        """True if all outcomes in the ranked samples are 0 or 1."""
-        return all(are_labels(ranks.sample.whole) for ranks in self.ranks.values())
+    def without_ranks(self) -> Self:
+        """Return a copy without ranked samples."""
+        other = copy(self)
+        other._states = {name: state for name, state in self._states.items() if not is_ranked(self._kinds[name])}
+        return other
 
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
-        statistics: dict[str, Any] = {name: sums.whole for name, sums in self.sums.items()}
-        statistics |= {name: ranks.sample.whole for name, ranks in self.ranks.items()}
+        self._dropped()
+        statistics: dict[str, Any] = {}
+        for name, part in {**self.sums, **self.ranks}.items():
+            statistics[name] = self._statistic(name) if name + _BY_ROW in self._states else part.whole
         return Data(self.catalogue, statistics, has_labels)
 
     @torch.no_grad()
@@ -366,29 +187,91 @@ class System:
 
         R is at most 199 for metrics of ranked samples. With clusters, there is a second set of null replicates.
         """
+        ranks = self.ranks
+        parts: dict[str, AnyPartition] = {name: each for name, each in self.sums.items() if len(each.sums) > 1}
+        parts |= ranks if self.size <= MAX_RANKED else {}
+
+        def of(members: list[Member], replicates: Callable[[str], Iterator[Any]]) -> dict[str, Tensor]:
+            """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
+            found: dict[str, list[Tensor]] = defaultdict(list)
+            for name in parts:
+                sharing = [each for each in members if each.statistic == name]
+                for statistic in replicates(name) if sharing else ():
+                    for key, column in values(sharing, {name: statistic}).items():
+                        found[key].append(column.cpu())
+            return {key: torch.cat(columns) for key, columns in found.items()}
+
+        def null_replicates(name: str, flips: bool) -> Iterator[Any]:
+            part = parts[name]
+            if isinstance(part, SampledPartition):
+                return null_samples(part, draws, flips)
+            # Calibration does not determine scores: only bins have null replicates.
+            return null_bins(part, data.statistics[name], draws, flips)
+
         # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
         members = [each for each in data.members if not each.settings.get("debiased")]
         if not data.weights_are_copies:  # simulated outcomes of copies would be independent
-            members = [each for each in members if not each.is_error or each.statistic in self.sums]
+            members = [each for each in members if not each.is_error or each.statistic not in ranks]
         errors = [each for each in members if each.is_error]
-        bootstrap = self._values(members, lambda part: part.replicates(draws))
-        null = [self._values(errors, lambda part: part.null_replicates(draws, flips=False))]
+        null = [of(errors, lambda name: null_replicates(name, flips=False))]
         if has_clusters:
-            null.append(self._values(errors, lambda part: part.null_replicates(draws, flips=True)))
-        return SystemReplicates(bootstrap, null)
+            null.append(of(errors, lambda name: null_replicates(name, flips=True)))
+        return SystemReplicates(of(members, lambda name: bootstrap_of(parts[name], draws)), null)
 
-    def _values(
-        self, members: list[Member], replicates: Callable[[GroupedSums | GroupedRanks], Iterator[Any]]
-    ) -> dict[str, Tensor]:
-        """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-        parts: dict[str, GroupedSums | GroupedRanks] = {**self.sums, **(self.ranks if self.size <= MAX_RANKED else {})}
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        for name, part in parts.items():
-            sharing = [each for each in members if each.statistic == name]
-            for statistic in replicates(part) if sharing else ():
-                for key, column in values(sharing, {name: statistic}).items():
-                    found[key].append(column.cpu())
-        return {key: torch.cat(columns) for key, columns in found.items()}
+
+def _occupied(part: Partition[Any]) -> Tensor:
+    """Return the numbers of the groups with data, int64 `(g,)`."""
+    return (part.sizes.reshape(len(part.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
+
+
+def bootstrap_of(part: AnyPartition, draws: Draws) -> Iterator[Any]:
+    """Yield the statistic of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory.
+
+    Ranked samples have at most 199 replicates.
+    """
+    if isinstance(part, Partition):
+        groups = _occupied(part)
+        part, n_values = part.restricted(groups), max(len(groups), part.sums[0].numel())
+        for some in torch.split(draws.weights(groups), replicates_at_once(n_values)):
+            yield part.replicate(some)
+        return
+    groups, index = group_of(part.keys, MAX_GROUPS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    part = SampledPartition(part.whole, index, len(groups))
+    for some in torch.split(draws.weights(groups)[:RANKED_REPLICATES], replicates_at_once(part.n_values)):
+        yield OrderedSample.from_sample(part.replicate(some))  # sorted once for all metrics
+
+
+def null_bins(part: Partition[Any], bins: BinStats, draws: Draws, flips: bool) -> Iterator[BinStats]:
+    """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
+
+    R is reduced for many bins, but is at least 199.
+    """
+    groups = _occupied(part)
+    n_replicates = min(len(draws), max(RANKED_REPLICATES, MAX_NULL_SUMS // bins.n.numel()))
+    factors = (draws.signs if flips else draws.weights)(groups)[:n_replicates]
+    sums = part.sums[groups]
+    table = (sums[..., 2, :] - sums[..., 1, :]).flatten(1)  # outcomes minus confidences in each bin
+    parts = torch.split(factors, replicates_at_once(max(table.shape)))
+    residuals = torch.cat([some.to(table) @ table for some in parts]).reshape(len(factors), *bins.n.shape)
+    if flips:
+        yield BinCells.from_bins(bins).with_gaps(residuals / bins.n.masked_fill(bins.n == 0, 1))
+    else:
+        yield bins_of_calibrated(bins, residuals, draws.seed)
+
+
+def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[RankedSample]:
+    """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
+
+    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
+    """
+    order = order_of(part.whole.score)
+    ordered = OrderedSample.from_sample(part.whole)  # the same stable order
+    if flips:
+        groups, index = group_of(part.keys, MAX_GROUPS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        signs = draws.signs(groups)[:RANKED_REPLICATES]
+        return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
+    rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
+    return samples_of_calibrated(ordered, rows, draws.seed, min(RANKED_REPLICATES, len(draws)))
 
 
 UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
