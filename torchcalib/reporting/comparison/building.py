@@ -25,7 +25,7 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
+from torchcalib.core.clusters import effective_number, identifiers, least_of_batch, of_samples
 from torchcalib.core.mistakes import no_samples
 from torchcalib.core.sample_or_sketch import are_labels
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
@@ -41,7 +41,6 @@ from torchcalib.reporting.comparison.system import (
     RANKED_REPLICATES,
     Draws,
     SystemBuilder,
-    words_of,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
@@ -98,8 +97,8 @@ def compare(
     0. Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of
     the comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms.
 
-    Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
-    are assigned to at most 8,192 random groups, which are resampled instead. For class-wise errors of 1,000 classes
+    Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, more
+    than 1,024 rows are assigned to 1,024 groups, which are resampled instead. For class-wise errors of 1,000 classes
     there are 128 groups. `notes` lists intervals that are less accurate because of few groups.
 
     Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
@@ -263,14 +262,13 @@ class ComparisonBuilder(Builder):
         first, input_format = preds[self._names[0]], self._systems[self._names[0]].input_format
         samples = input_format.samples_of(first, targets[self._names[0]])
         n_rows = samples[0] if samples else 1
-        if clusters is None:
-            words = words_of(self._seed, torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device))
-        else:
-            words = cluster_words(of_samples(identifiers(clusters, first.device), (n_rows,)))
+        keys = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
+        if clusters is not None:
+            keys = of_samples(identifiers(clusters, first.device), (n_rows,))
         systems = {name: copy(system) for name, system in self._systems.items()}
         for name, system in systems.items():
             with _naming_system(name):
-                system.update(preds[name], targets[name], weights=weights, clusters=words)
+                system.update(preds[name], targets[name], weights=weights, clusters=keys)
         self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= are_counts(weights)

@@ -1,11 +1,12 @@
 """Accumulated statistics of one system of a comparison, and their replicates, in bounded memory.
 
-Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
-more groups than rows, this is the bootstrap of single rows. Fewer groups estimate the same variance. Each replicate is
-computed from the weighted sum of the group sums.
+Each row is assigned to a group by a hash of its number, and each replicate weights the groups by Poisson variables of
+mean 1. Up to 1,024 rows have a group each, which is the bootstrap of single rows. Groups of several rows estimate the
+same variance, with a relative standard error of 1 / sqrt(2 G) for the width of an interval: 2% for 1,024 groups. Each
+replicate is computed from the weighted sum of the group sums.
 
-Groups and weights depend only on the seed and the row number, and not on the batch size. All systems therefore have the
-same replicates, and common errors cancel in their differences.
+Groups depend only on the number of the row, and weights on the seed and the group, not on the batch size. All systems
+therefore have the same replicates, and common errors cancel in their differences.
 
 Null replicates are the errors of each system if it were calibrated, with the dependence between the systems.
 The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
@@ -37,6 +38,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers, num_clusters_for
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.partition import AnyPartition, Partition, SampledPartition, SampledPartState, SumsByPart
@@ -66,24 +68,10 @@ RANKED_REPLICATES = 199
 MAX_NULL_SUMS = 2**22
 """Intended maximum number of simulated sums over bins, in all null replicates of one system."""
 
-MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
-"""Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
+_MAX_SIZE = 2**23
+"""Maximum number of sums over all groups of a statistic (64 MB). Above it there are no replicates."""
 
-_TARGET_SIZE = 2**20  # intended number of sums over all groups; at least `MIN_GROUPS` groups may need more
-_MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it there are no replicates
-
-_GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
-_BY_ROW = " by row"  # suffix of the names of sums of random groups of rows
-
-
-def words_of(seed: int, numbers: Tensor) -> Tensor:
-    """Return a random integer in [0, 2^32) for each row `(n,)`, from the number of the row."""
-    return random_words(seed, torch.full((1,), _GROUP_STREAM, device=numbers.device), numbers)[0]
-
-
-def group_of(words: Tensor, n_groups: int) -> Tensor:
-    """Map random integers `words` in [0, 2^32) to group numbers in [0, n_groups), int64."""
-    return (words * n_groups) >> 32
+_BY_ROW = " by row"  # suffix of the names of sums of groups of rows
 
 
 class Draws:
@@ -112,8 +100,8 @@ class Draws:
 class SystemBuilder(ReportBuilder):
     """The data of one system: sums of random groups of rows, bins of all rows with their noise, and ranked samples.
 
-    The `clusters` of `update` are a random integer for each row, from `words_of`. Samples are dropped for fractional
-    weights, and above `MAX_KEPT`.
+    The `clusters` of `update` are the numbers of the rows, or the clusters of dependent rows. Samples are dropped for
+    fractional weights, and above `MAX_KEPT`.
     """
 
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
@@ -131,9 +119,9 @@ class SystemBuilder(ReportBuilder):
                 kinds[name] = SumState(accumulator, accumulator.shape(task, num_classes))
                 accumulator, in_groups = replace(accumulator, with_noise=False), name + _BY_ROW
             shape = accumulator.shape(task, num_classes)
-            n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // prod(shape)))
+            n_groups = num_clusters_for(shape)
             n_groups = n_groups if n_groups * prod(shape) <= _MAX_SIZE else 1
-            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, group_of), (n_groups, *shape))
+            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, cluster_numbers), (n_groups, *shape))
         return kinds
 
     def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +147,7 @@ class SystemBuilder(ReportBuilder):
 
     @property
     def ranks(self) -> dict[str, SampledPartition]:
-        """Ranked samples with the random integer of each row, by name; empty for too many, and fractional weights."""
+        """Ranked samples with the key of each row, by name; empty for too many, and fractional weights."""
         return {name: self._statistic(name) for name in self._states if is_ranked(self._kinds[name])}
 
     @property
@@ -235,7 +223,7 @@ def bootstrap_of(part: AnyPartition, draws: Draws) -> Iterator[Any]:
         for some in torch.split(draws.weights(groups), replicates_at_once(n_values)):
             yield part.replicate(some)
         return
-    groups, index = group_of(part.keys, MAX_GROUPS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    groups, index = cluster_numbers(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     part = SampledPartition(part.whole, index, len(groups))
     for some in torch.split(draws.weights(groups)[:RANKED_REPLICATES], replicates_at_once(part.n_values)):
         yield OrderedSample.from_sample(part.replicate(some))  # sorted once for all metrics
@@ -267,7 +255,7 @@ def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[
     order = order_of(part.whole.score)
     ordered = OrderedSample.from_sample(part.whole)  # the same stable order
     if flips:
-        groups, index = group_of(part.keys, MAX_GROUPS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        groups, index = cluster_numbers(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         signs = draws.signs(groups)[:RANKED_REPLICATES]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
     rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
