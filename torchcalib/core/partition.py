@@ -507,7 +507,7 @@ class SampledPartState(SampleState):
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         assert p.groups is not None  # set by `in_groups` or `in_clusters`
-        return [*super()._chunk(p), p.groups.to(self._dtype).reshape(*self.batch_shape, p.samples[-1])]
+        return [*super()._chunk(p), p.groups.to(self._dtype, copy=True).reshape(*self.batch_shape, p.samples[-1])]
 
     def statistic(self, state: SamplesByPart) -> SampledPartition:
         """Concatenate the chunks of a state, and return all samples with their keys."""

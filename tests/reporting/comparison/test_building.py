@@ -13,6 +13,7 @@ from scipy.stats import foldnorm
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core.clusters import cluster_numbers
 from torchcalib.inference.resampling import Interval
 from torchcalib.io.saved import saved_bytes
 from torchcalib.plots import DARK, difference_plot, to_svg
@@ -44,15 +45,15 @@ def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, monkeypatch):
-    monkeypatch.setattr(system, "MAX_GROUPS", 64)  # fewer groups than rows
-    monkeypatch.setattr(system, "MIN_GROUPS", 64)
-    for part in (system.GroupedSums, system.GroupedRanks):  # for null replicates see test_differences.py
-        monkeypatch.setattr(part, "null_replicates", lambda *_, **__: ())
+    monkeypatch.setattr(system, "num_clusters_for", lambda _: 64)  # fewer groups than rows
+    monkeypatch.setattr(system, "MAX_CLUSTERS", 64)
+    for name in ("null_bins", "null_samples"):  # see test_differences.py
+        monkeypatch.setattr(system, name, lambda *_, **__: ())
     logits, target = systems(task)
     own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
     options = {"task": task, "from_logits": True}
     compared = tc.compare(logits, target, seed=5, weights=own if weighted else None, **options, **FEW)
-    group = system.group_of(system.words_of(5, torch.arange(120)), 64)
+    group = cluster_numbers(torch.arange(120), 64)
     counts = system.Draws(5, 39, torch.device("cpu")).weights(torch.arange(64))
     functions = {"nll": F.nll, "nbs": partial(F.brier_score, normalize="prior")}
     functions |= {f"{name}/{MODES[task][0]}": getattr(F, name) for name in ("ece", "esce", "ks")} | SELECTIVE
@@ -165,7 +166,7 @@ def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     for limits, given, key, has_interval, words in (
         ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
         ({"_MAX_SIZE": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
-        ({"_TARGET_SIZE": 10, "MIN_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
+        ({"num_clusters_for": lambda _: 20}, {}, "ece/classwise", True, "width is about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
@@ -232,22 +233,27 @@ def test_damaged_states_of_a_comparison_raise_an_error():
     content = builder.state_bytes()
     state = torch.load(io.BytesIO(content), weights_only=True)
     system_of = state["systems"]["sure"]
-    name = next(iter(system_of["ranks"]))
-    sums, ranks = next(iter(system_of["sums"])), system_of["ranks"][name]
+    states = system_of["states"]
+    sums, ranks = next(iter(states)), next(name for name in states if name.startswith("sample"))
     for changes in (
         {"format": "torchcalib report state"},
         {"settings": {**state["settings"], "n_bins": 16}},
         {"settings": {**state["settings"], "n_bins": 10**9}},
         {"n_rows": "1"},
-        {"likely_axis": 2},
         {"has_clusters": 1},
         {"parts": []},
         {"systems": {"sure": system_of}},
-        {"systems": {**state["systems"], "sure": {**system_of, "sums": {}}}},
-        {"systems": {**state["systems"], "sure": {**system_of, "from_logits": None}}},
-        {"systems": {**state["systems"], "sure": {**system_of, "sums": {**system_of["sums"], sums: [torch.ones(1)]}}}},
-        {"systems": {**state["systems"], "sure": {**system_of, "ranks": {**system_of["ranks"], name: ranks[:-1]}}}},
-        {"systems": {**state["systems"], "sure": {**system_of, "ranks": {**system_of["ranks"], name: 3}}}},
+        *(
+            {"systems": {**state["systems"], "sure": {**system_of, **changes}}}
+            for changes in (
+                {"likely_axis": 2},
+                {"settings": {**system_of["settings"], "from_logits": False}},
+                {"states": {}},
+                {"states": {**states, sums: [torch.ones(1)]}},
+                {"states": {**states, ranks: states[ranks][:-1]}},
+                {"states": {**states, ranks: 3}},
+            )
+        ),
     ):
         with pytest.raises(ValueError, match="`content` must be a complete comparison state, got"):
             ComparisonBuilder.from_bytes(saved_bytes({**state, **changes}))

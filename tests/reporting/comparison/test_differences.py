@@ -23,7 +23,7 @@ from torchcalib.plots.canvas import LIGHT
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
 from torchcalib.reporting.comparison.system import (
     UNIFORM_STREAMS,
-    System,
+    SystemBuilder,
     bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
@@ -258,14 +258,14 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
     logits, target = systems("binary", 200)
     clusters = torch.arange(200) % 40
     found = {}
-    original = System.replicates
+    original = SystemBuilder.replicates
     for name, used in {"both": slice(None), "rows": slice(1), "signs": slice(1, 2)}.items():
 
         def replicates(*arguments, used=used):
             every = original(*arguments)
             return replace(every, null=every.null[used])
 
-        monkeypatch.setattr(System, "replicates", replicates)
+        monkeypatch.setattr(SystemBuilder, "replicates", replicates)
         comparison = tc.compare(logits, target, task="binary", from_logits=True, clusters=clusters, n_replicates=199)
         found[name] = comparison["ece/positive"].differences["noisy"]
         assert_consistent(comparison)

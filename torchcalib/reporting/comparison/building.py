@@ -342,8 +342,10 @@ class ComparisonBuilder(Builder):
             raise ValueError(f"`systems` must have the keys {first_of(builder._names)}, got {first_of(saved)}.")
         systems = {name: SystemBuilder.of_state(saved_value(saved, name, dict)) for name in builder._names}
         classes = {system.input_format.num_classes for system in systems.values()}
-        if len(classes) > 1 or any(systems[name].settings != builder._systems[name].settings for name in systems):
-            raise ValueError("`systems` must have the settings of the comparison, got others. The file is corrupt.")
+        expected = {name: system.settings for name, system in builder._systems.items()}
+        is_complete = all(system.sums for system in systems.values()) and len(classes) == 1
+        if not is_complete or {name: system.settings for name, system in systems.items()} != expected:
+            raise ValueError("`systems` must have rows and the settings of the comparison. The file is corrupt.")
         builder._systems = systems
         builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
         builder._are_counts = saved_value(state, "are_counts", bool)
