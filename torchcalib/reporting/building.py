@@ -227,7 +227,8 @@ class ReportBuilder(Builder):
                 continue
             merged: Partition[Any] = self._statistic(name)
             if p is not None and p.groups is not None:
-                numbers = numbered(p.groups, num_clusters_for(kind.shape[1:], _MAX_CLUSTERS))
+                of_all = self._kinds[name.removesuffix(_BY_CLUSTER)]
+                numbers = numbered(p.groups, num_clusters_for(of_all.shape, _MAX_CLUSTERS))
                 n = int(numbers.max()) + 1
                 by_number: SumState[Any] = SumState(SumsByPart(merged.accumulator, n), (n, *kind.shape[1:]))
                 state = by_number.from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))
@@ -492,10 +493,12 @@ class ReportBuilder(Builder):
             kinds[name] = SumState(accumulator, shape)
             if isinstance(accumulator, EqualWidthBins):
                 kinds.setdefault(_GROUPS, NamedPartState(accumulator, shape))  # the bins of the main mode
-                by_cluster: SumsByPart[Any] = SumsByPart(accumulator, num_clusters_for(shape), cluster_numbers)
-                is_main = kinds[_GROUPS].accumulator is accumulator
-                if is_main or by_cluster.n_parts * prod(shape) <= _MAX_CLUSTER_SUMS:
-                    kinds[name + _BY_CLUSTER] = ClusterState(by_cluster, (by_cluster.n_parts, *shape))
+                is_main, n_clusters = kinds[_GROUPS].accumulator is accumulator, num_clusters_for(shape)
+                if is_main or n_clusters * prod(shape) <= _MAX_CLUSTER_SUMS:
+                    # Tests of clusters need only weights and residuals.
+                    residuals = replace(accumulator, with_noise=False, with_ecd=False)
+                    shape = (n_clusters, *residuals.shape(task, num_classes))
+                    kinds[name + _BY_CLUSTER] = ClusterState(SumsByPart(residuals, n_clusters, cluster_numbers), shape)
         return kinds
 
 

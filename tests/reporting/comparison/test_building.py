@@ -240,7 +240,7 @@ def test_damaged_states_of_a_comparison_raise_an_error():
         {"settings": {**state["settings"], "n_bins": 16}},
         {"settings": {**state["settings"], "n_bins": 10**9}},
         {"n_rows": "1"},
-        {"has_clusters": 1},
+        {"clusters": torch.ones(3)},
         {"parts": []},
         {"systems": {"sure": system_of}},
         *(

@@ -25,13 +25,14 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import effective_number, identifiers, least_of_batch, of_samples
+from torchcalib.core.clusters import distinct, effective_number, identifiers, least_of_batch, number_of, of_samples
 from torchcalib.core.mistakes import no_samples
 from torchcalib.core.sample_or_sketch import are_labels
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
+from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.io.saved import saved_value
+from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.reporting.building import check_distinct
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
@@ -232,7 +233,7 @@ class ComparisonBuilder(Builder):
         self._systems = {name: self._system(declared[name]) for name in self._names}
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
-        self._has_clusters: bool | None = None  # None before the first batch
+        self._clusters: Tensor | None = None  # distinct identifiers of the clusters; None without clusters
 
     @torch.no_grad()
     def update(
@@ -262,9 +263,11 @@ class ComparisonBuilder(Builder):
         first, input_format = preds[self._names[0]], self._systems[self._names[0]].input_format
         samples = input_format.samples_of(first, targets[self._names[0]])
         n_rows = samples[0] if samples else 1
-        keys = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
+        keys, found = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device), self._clusters
         if clusters is not None:
             keys = of_samples(identifiers(clusters, first.device), (n_rows,))
+            with_weight = slice(None) if weights is None else (weights != 0).reshape(n_rows, -1).any(-1)
+            found = distinct(torch.cat([*(() if found is None else (found,)), keys[with_weight]]))
         systems = {name: copy(system) for name, system in self._systems.items()}
         for name, system in systems.items():
             with _naming_system(name):
@@ -272,7 +275,7 @@ class ComparisonBuilder(Builder):
         self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= are_counts(weights)
-        self._has_clusters = clusters is not None
+        self._clusters = found
         self._parts = self._parts or {uuid4().hex: ""}
 
     @property
@@ -316,7 +319,8 @@ class ComparisonBuilder(Builder):
         self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
         self._are_counts &= other._are_counts
-        self._has_clusters, self._parts = True, self._parts | other._parts
+        clusters = [each for each in (self._clusters, other._clusters) if each is not None]
+        self._clusters, self._parts = distinct(torch.cat(clusters)), self._parts | other._parts
 
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
@@ -325,7 +329,7 @@ class ComparisonBuilder(Builder):
             "n_rows": self._n_rows,
             "n_dropped": self._n_dropped,
             "are_counts": self._are_counts,
-            "has_clusters": bool(self._has_clusters),
+            "clusters": self._clusters,
             "parts": dict(sorted(self._parts.items())),
             "systems": {name: system.state() for name, system in self._systems.items()} if self._n_rows else {},
         }
@@ -349,8 +353,14 @@ class ComparisonBuilder(Builder):
         builder._systems = systems
         builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
         builder._are_counts = saved_value(state, "are_counts", bool)
-        builder._has_clusters = saved_value(state, "has_clusters", bool)
+        if state["clusters"] is not None:
+            builder._clusters = saved_tensor(state, "clusters", torch.int64, (None,))
         return builder
+
+    @property
+    def _has_clusters(self) -> bool | None:
+        """Whether rows have clusters; None before the first batch."""
+        return self._clusters is not None if self._n_rows else None
 
     @property
     def _num_classes(self) -> int | None:
@@ -369,7 +379,7 @@ class ComparisonBuilder(Builder):
         if first.n > MAX_COPIES:
             systems = {name: system.without_ranks() for name, system in systems.items()}
         has_labels = all(are_labels(each.whole) for system in systems.values() for each in system.ranks.values())
-        baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
+        baseline, has_clusters = systems[self._names[0]], self._clusters is not None
         draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
         lines, replicates = [], {}
         for name in in_parts(systems, str):
@@ -378,11 +388,13 @@ class ComparisonBuilder(Builder):
             lines.append([line for line in data.lines() if line.name != _OMITTED])
             replicates[name] = system.replicates(draws, data, has_clusters)
         notes, clusters, n_clusters = self._notes(baseline, has_labels), {}, None
-        if has_clusters:
+        if self._clusters is not None:
             sizes = [each.sizes for each in baseline.sums.values() if len(each.sums) > 1]
             n_clusters = min(map(least_of_batch, map(effective_number, sizes)))
-            clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
-            notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
+            clusters["clusters"] = number_of(self._clusters)
+            n_merged = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
+            words = clusters_in_words("independent clusters of rows", clusters["clusters"], n_merged)
+            notes.insert(0, f"Replicates resample {words}.")
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
         better = {each.key: way for each in first.catalogue.members if (way := each.declaration.better) is not None}
         compared = compared_lines(by_system, better, replicates, n_clusters)
