@@ -165,7 +165,8 @@ class SystemBuilder(ReportBuilder):
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
         self._dropped()
         statistics: dict[str, Any] = {}
-        for name, part in {**self.sums, **self.ranks}.items():
+        parts: dict[str, AnyPartition] = {**self.sums, **self.ranks}
+        for name, part in parts.items():
             statistics[name] = self._statistic(name) if name + _BY_ROW in self._states else part.whole
         return Data(self.catalogue, statistics, has_labels)
 
