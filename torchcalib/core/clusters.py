@@ -23,6 +23,7 @@ sqrt(2 / 1024), 4%.
 MAX_DISTINCT = 100_000
 """Largest number of clusters that are counted exactly. A larger number is represented by `MAX_DISTINCT` + 1."""
 
+_BITS = 22  # of the 32 bits of a hash that are not used for a number below 1,024
 _FEW_ROWS = 2**12  # up to this number, runs of equal clusters are not worth searching
 _ABSENT = 2**63 - 1  # identifier that stands for no cluster, on devices where tensors are not shortened
 
@@ -69,13 +70,14 @@ def cluster_numbers(clusters: Tensor, n_clusters: int) -> Tensor:
         # Adjacent rows of a cluster, such as the pixels of an image, are hashed once.
         runs, lengths = torch.unique_consecutive(clusters.reshape(-1), return_counts=True)
         if 2 * len(runs) < clusters.numel():
-            numbers = np.repeat(_numbers(runs, n_clusters).numpy(), lengths.numpy())
+            numbers = np.repeat(number_of_word(cluster_words(runs), n_clusters).numpy(), lengths.numpy())
             return torch.from_numpy(numbers).reshape(clusters.shape)
-    return _numbers(clusters, n_clusters)
+    return number_of_word(cluster_words(clusters), n_clusters)
 
 
-def _numbers(clusters: Tensor, n_clusters: int) -> Tensor:
-    return ((cluster_words(clusters) * MAX_CLUSTERS) >> 32) * n_clusters // MAX_CLUSTERS
+def number_of_word(words: Tensor, n_clusters: int) -> Tensor:
+    """Return a number in [0, `n_clusters`) for each hash of `cluster_words`, int64."""
+    return (words >> _BITS) * n_clusters // MAX_CLUSTERS
 
 
 def cluster_words(clusters: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     n_cells = shape[-1]
     confidence = events.confidence
     on_cpu = confidence.device.type == "cpu"
-    countable = countable and on_cpu
+    # With fewer events than cells, counting them in all cells takes longer than adding each to its own.
+    countable = countable and on_cpu and confidence.shape[-1] >= n_cells
     if countable and events.groups is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
         return _sums_of_matrix(confidence.T, events.outcome.T, bins, shape)
     sums = torch.zeros(len(confidence), *shape, dtype=wide_dtype(confidence.device), device=confidence.device)

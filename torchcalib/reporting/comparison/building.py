@@ -25,7 +25,15 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import distinct, effective_number, identifiers, least_of_batch, number_of, of_samples
+from torchcalib.core.clusters import (
+    cluster_words,
+    distinct,
+    effective_number,
+    identifiers,
+    least_of_batch,
+    number_of,
+    of_samples,
+)
 from torchcalib.core.mistakes import no_samples
 from torchcalib.core.sample_or_sketch import are_labels
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
@@ -268,10 +276,11 @@ class ComparisonBuilder(Builder):
             keys = of_samples(identifiers(clusters, first.device), (n_rows,))
             with_weight = slice(None) if weights is None else (weights != 0).reshape(n_rows, -1).any(-1)
             found = distinct(torch.cat([*(() if found is None else (found,)), keys[with_weight]]))
+        words = cluster_words(keys)
         systems = {name: copy(system) for name, system in self._systems.items()}
         for name, system in systems.items():
             with _naming_system(name):
-                system.update(preds[name], targets[name], weights=weights, clusters=keys)
+                system.update(preds[name], targets[name], weights=weights, clusters=words)
         self._systems = systems
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= are_counts(weights)

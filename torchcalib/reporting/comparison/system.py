@@ -38,7 +38,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers, num_clusters_for
+from torchcalib.core.clusters import MAX_CLUSTERS, num_clusters_for, number_of_word
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.partition import AnyPartition, Partition, SampledPartition, SampledPartState, SumsByPart
@@ -100,8 +100,8 @@ class Draws:
 class SystemBuilder(ReportBuilder):
     """The data of one system: sums of random groups of rows, bins of all rows with their noise, and ranked samples.
 
-    The `clusters` of `update` are the numbers of the rows, or the clusters of dependent rows. Samples are dropped for
-    fractional weights, and above `MAX_KEPT`.
+    The `clusters` of `update` are `cluster_words` of the numbers of the rows, or of the clusters of dependent rows.
+    Samples are dropped for fractional weights, and above `MAX_KEPT`.
     """
 
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class SystemBuilder(ReportBuilder):
             shape = accumulator.shape(task, num_classes)
             n_groups = num_clusters_for(shape)
             n_groups = n_groups if n_groups * prod(shape) <= _MAX_SIZE else 1
-            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, cluster_numbers), (n_groups, *shape))
+            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, number_of_word), (n_groups, *shape))
         return kinds
 
     def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class SystemBuilder(ReportBuilder):
 
     @property
     def ranks(self) -> dict[str, SampledPartition]:
-        """Ranked samples with the key of each row, by name; empty for too many, and fractional weights."""
+        """Ranked samples with the hash of each row, by name; empty for too many, and fractional weights."""
         return {name: self._statistic(name) for name in self._states if is_ranked(self._kinds[name])}
 
     @property
@@ -224,7 +224,7 @@ def bootstrap_of(part: AnyPartition, draws: Draws) -> Iterator[Any]:
         for some in torch.split(draws.weights(groups), replicates_at_once(n_values)):
             yield part.replicate(some)
         return
-    groups, index = cluster_numbers(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    groups, index = number_of_word(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     part = SampledPartition(part.whole, index, len(groups))
     for some in torch.split(draws.weights(groups)[:RANKED_REPLICATES], replicates_at_once(part.n_values)):
         yield OrderedSample.from_sample(part.replicate(some))  # sorted once for all metrics
@@ -256,7 +256,7 @@ def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[
     order = order_of(part.whole.score)
     ordered = OrderedSample.from_sample(part.whole)  # the same stable order
     if flips:
-        groups, index = cluster_numbers(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        groups, index = number_of_word(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         signs = draws.signs(groups)[:RANKED_REPLICATES]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
     rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
