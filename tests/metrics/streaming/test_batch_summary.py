@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.core import batch_summary
+from torchcalib.core import events
 from torchcalib.functional import estimator
 from torchcalib.metrics import base
 
@@ -71,10 +71,10 @@ def test_other_input_is_converted():
         (torch.complex(preds.detach(), preds.detach()).conj().imag, target),  # negated memory
     ]
     for values, labels in others:
-        assert batch_summary.summary_of(how, values, labels, "entropy") is None
+        assert events.summary_of(how, values, labels, "entropy") is None
     for options in ({"ignore_index": 0}, {"nan_policy": "drop"}, {"positive_classes": [1]}):
         how = tc.ECE(task="multiclass", from_logits=True, **options).input_format
-        assert batch_summary.summary_of(how, preds.detach(), target, "entropy") is None
+        assert events.summary_of(how, preds.detach(), target, "entropy") is None
     with torch.no_grad():
         found = torch.func.vmap(lambda x: tc.functional.ece(x, target, task="multiclass", from_logits=True))(
             preds.detach().expand(2, -1, -1)

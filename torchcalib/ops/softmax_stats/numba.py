@@ -605,7 +605,7 @@ def _fill_outcomes_and_totals(scores, tops, target, outcomes, totals):
 def summary(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Any, Any, list[float]] | None:
-    """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
+    """Return confidences, outcomes and totals, as in `core.events`; None if a row or a label is invalid."""
     n, n_classes = values.shape
     if values.size < 2 * LOGITS_PER_RANGE:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
