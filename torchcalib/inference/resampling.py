@@ -350,7 +350,7 @@ def bootstrap(
     with torch.no_grad():
         value = metric(preds, target, task=task, weights=weights, **options)
         found = []
-        dtype = torch.int64 if p.copies else None  # integers, so that the metric counts them as samples
+        dtype = torch.int32 if p.copies else None  # integers, so that the metric counts them as samples
         for counts in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1], dtype):
             drawn = counts.reshape(len(counts), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
             drawn = drawn if weights is None else drawn * weights
