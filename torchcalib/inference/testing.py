@@ -383,7 +383,8 @@ class _Intervals:
         t, (gap_low, gap_high) = self._of_clusters
         if kind == "mean_gap":
             return gap_low, gap_high
-        ends = replicated_interval(kind, cells, noise_floor, *self._noise, self.level, t / self.z)
+        gaps, shares = self._noise
+        ends = replicated_interval(kind, cells, noise_floor, gaps, shares, self.level, t / self.z)
         # The union with the interval of independent rows; no error is below the absolute mean gap.
         return low.minimum(ends[0]), torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
 
@@ -396,10 +397,11 @@ class _Intervals:
         return t, ErrorIntervals(widened, t).mean_gap
 
     @once
-    def _noise(self) -> tuple[Tensor, ...]:
+    def _noise(self) -> tuple[Tensor, Tensor]:
         """Replicates of the noise of clusters; see `SignFlips.noise`."""
         assert self.flips is not None
-        return tuple(x.squeeze(-2) for x in self.flips.noise())
+        gaps, shares = self.flips.noise()
+        return gaps.squeeze(-2), shares.squeeze(-2)
 
 
 def _evidence(
