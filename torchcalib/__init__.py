@@ -6,6 +6,5 @@ contain the same objects in the order of the documentation, and their types. `lo
 """
 
 from torchcalib._lazy import names_of_stub
-from torchcalib._version import __version__ as __version__
 
 __all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -4,7 +4,8 @@ import torch
 from helpers.kernels import NUMBA
 
 from torchcalib.ops.isotonic import block_ends, block_starts
-from torchcalib.ops.sorting import order_of, run_index, run_sums, sorted_columns, tie_begins
+from torchcalib.ops.segments import run_index, run_sums
+from torchcalib.ops.sorting import order_of, sorted_columns, tie_begins
 
 PAVA_BACKENDS = ["python", "rounds", *NUMBA]
 PAVA_BC_BACKENDS = ["python", *NUMBA]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads
 
-from torchcalib.ops import equal_mass, sorting
+from torchcalib.ops import equal_mass, segments, sorting
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.labelled import sort_labelled
 
@@ -28,7 +28,7 @@ def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, leve
             in_order, labels, size = sort_labelled(score, label)
             cuts = torch.arange(1, n_bins + 1) * size.unsqueeze(-1) // n_bins
             assert torch.equal(ends, sorting.end_of_ties(in_order, cuts))
-            expected = [ends.diff(prepend=torch.zeros(3, 1)), *(sorting.run_sums(x, ends) for x in (in_order, labels))]
+            expected = [ends.diff(prepend=torch.zeros(3, 1)), *(segments.run_sums(x, ends) for x in (in_order, labels))]
             torch.testing.assert_close(sums, torch.stack(expected, -2).to(F64), rtol=1e-14, atol=0)
 
 

@@ -1,11 +1,11 @@
-"""Sums over cells and over weighted rows, compared with loops over samples."""
+"""Sums over cells, runs and weighted rows, compared with loops over samples."""
 
 import math
 
 import pytest
 import torch
 
-from torchcalib.ops.segments import cell_sums, weighted_sums
+from torchcalib.ops.segments import cell_sums, run_sums, weighted_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -33,3 +33,21 @@ def test_weighted_sums_with_infinite_entries_equal_slow_loop():
     for row, found in zip(weights.tolist(), weighted_sums(weights, table).tolist(), strict=True):
         for k, column in enumerate(table.T.tolist()):
             assert found[k] == sum(w * x for w, x in zip(row, column, strict=True) if w)
+
+
+def test_run_sums_equal_a_loop_with_and_without_gradient():
+    """Runs of any length, including empty runs. An infinite element behind the last run is in no sum."""
+    x = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0, 8] = torch.inf
+    ends = torch.tensor([[0, 3, 3, 8], [2, 9, 9, 9]])
+    expected = [
+        [row[a:b].sum() for a, b in zip([0, *e], e, strict=False)] for row, e in zip(x, ends.tolist(), strict=True)
+    ]
+    expected = torch.tensor(expected, dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    for found in (run_sums(x, ends), run_sums(leaf, ends), torch.vmap(run_sums)(x, ends)):
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-15)
+    x = x.nan_to_num(posinf=0)
+    assert torch.autograd.gradcheck(
+        lambda x: run_sums(x, ends), x.requires_grad_(), check_forward_ad=True, check_batched_grad=True
+    )

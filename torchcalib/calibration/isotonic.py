@@ -15,8 +15,8 @@ from torchcalib.ops.isotonic import augmented_means, block_ends
 from torchcalib.ops.labelled import sort_labelled
 from torchcalib.ops.logs import inside, safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
-from torchcalib.ops.segments import with_same_batch
-from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
+from torchcalib.ops.segments import run_sums, with_same_batch
+from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 
 class IsotonicCalibration(OneAgainstRest):

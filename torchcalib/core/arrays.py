@@ -9,12 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import check_order, class_columns, ignored, shown_classes
 from torchcalib.io.errors import first_of, shown
 from torchcalib.io.names import outcome_names, percent_in
-from torchcalib.io.reader import Text
-from torchcalib.io.text import class_indices, class_positions
 
 _SHARED = frozenset(map(np.dtype, (np.float32, np.float64, np.int64)))
 """Dtypes of arrays whose memory a tensor shares."""
@@ -195,7 +191,11 @@ def rows_in_cells(preds: Any) -> Any:
     first = values[0] if isinstance(values, list) and values else None
     if isinstance(first, Mapping):
         return values
-    if not isinstance(first, str) or vector_in(first) is None:
+    if not isinstance(first, str):
+        return preds
+    from torchcalib.io.cells import vector_in
+
+    if vector_in(first) is None:
         return preds
     rows = list(map(vector_in, values))
     if None in rows:
@@ -223,6 +223,8 @@ def class_table(name: str, data: Any, labels: Any = None, wanted: Sequence[str] 
     values = as_array_tensor(name, data)
     if not columns:
         return values, ()
+    from torchcalib.io.columns import check_order, class_columns
+
     texts = None if labels is None or isinstance(labels, Tensor) or column_names(labels) else _objects(labels)
     known = () if texts is None else {str(text).strip() for text in texts.flat if isinstance(text, str)}
     found = class_columns(columns, known, wanted)
@@ -245,8 +247,11 @@ def label_tensor(values: Any, classes: Sequence[str], device: torch.device, igno
     labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         target = as_tensor("target", values, device)
-        named = shown_classes(classes) if target.dim() == 1 or target.shape[1:] == (1,) else ()
-        return _named_labels(target, classes, ignore_index) if named and not target.is_meta else target
+        is_column = target.dim() == 1 or target.shape[1:] == (1,)
+        return _named_labels(target, classes, ignore_index) if classes and is_column and not target.is_meta else target
+    from torchcalib.io.reader import Text
+    from torchcalib.io.text import class_indices
+
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
     if row is not None:
         raise ValueError(
@@ -268,6 +273,11 @@ def label_tensor(values: Any, classes: Sequence[str], device: torch.device, igno
 
 def _named_labels(target: Tensor, classes: Sequence[str], ignore_index: int | None) -> Tensor:
     """Return the positions of the classes that whole labels name; other numbers are unchanged."""
+    from torchcalib.io.columns import ignored, shown_classes
+    from torchcalib.io.text import class_positions
+
+    if not shown_classes(classes):
+        return target
     if target.is_floating_point() and bool((target != target.round())[~target.isnan()].any()):
         return target
     found = class_positions(target, classes, "`target`", ignore_index)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch_summary import BatchSummary
-from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
+from torchcalib.core.events import BatchSummary, Events, Mode, n_events, reduce_to_events
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
@@ -124,7 +123,7 @@ class EqualWidthBins(EventSums[BinStats]):
 
     @property
     def only_confidences(self) -> bool:
-        """Whether events need no statistics of rows except confidence and top class; see `batch_summary.detail_of`."""
+        """Whether events need no statistics of rows except confidence and top class; see `events.detail_of`."""
         return not self.with_ecd
 
     def cell(self, confidence: Tensor) -> Tensor:

@@ -15,16 +15,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.core.arguments import check_choice, check_count, check_flag, check_result
-from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import equal_width_edges
-from torchcalib.ops.sorting import end_of_ties, order_of, run_sums
+from torchcalib.ops.segments import equal_width_edges, run_sums
 
 if TYPE_CHECKING:
     from torchcalib.core.bins import BinTable, TCETable
+    from torchcalib.core.ranked import RankedSample, SortedSample
 
 Ties = Literal["pool", "split"]
 Variant = Literal["code", "paper"]
@@ -49,7 +48,7 @@ class RankedBins(BinStats):
     """Sums over the bins of a sorted sample, together with the sample."""
 
     # Function that returns the sorted sample. It is called once, when `sample` is first used.
-    sort_sample: Callable[[], SortedSample]
+    sort_sample: "Callable[[], SortedSample]"
     # int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
     # `ends[b]`. A batch element with fewer than B bins has empty bins at the end.
     ends: Tensor
@@ -58,7 +57,7 @@ class RankedBins(BinStats):
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
 
     @once
-    def sample(self) -> SortedSample:
+    def sample(self) -> "SortedSample":
         """Elements in ascending order of their scores."""
         return self.sort_sample()
 
@@ -227,8 +226,10 @@ class Binning:
         """Whether the bins are isotonic blocks, which depend on the outcomes and require labels."""
         return self.bins in ("pava", "pava_bc")
 
-    def from_sample(self, sample: RankedSample) -> RankedBins:
+    def from_sample(self, sample: "RankedSample") -> RankedBins:
         """Sort a sample by score, and return the sums over its bins."""
+        from torchcalib.ops.sorting import end_of_ties, order_of
+
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and value_if_available((sample.n > 1).any()):
             raise ValueError(
@@ -278,7 +279,7 @@ class Binning:
             return constant(self.bins, like.dtype, like.device)
         return equal_width_edges(self.n_bins, like)
 
-    def _isotonic_ends(self, ordered: SortedSample) -> Tensor:
+    def _isotonic_ends(self, ordered: "SortedSample") -> Tensor:
         from torchcalib.ops import isotonic
 
         begins = torch.ones_like(ordered.begins) if self.ties == "split" else ordered.begins
@@ -291,7 +292,7 @@ class Binning:
             "pava_bc", begins, positives, n, n_min=self.n_min, n_max=self.n_max, variant=self.variant
         )
 
-    def _sums(self, ordered: SortedSample, ends: Tensor) -> Tensor:
+    def _sums(self, ordered: "SortedSample", ends: Tensor) -> Tensor:
         wide = wide_dtype(ends.device)
         if ordered.n is None:
             n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).to(wide)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.core.batch_summary import BatchSummary
+from torchcalib.core.events import BatchSummary
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import SumsAccumulator, has_noise_flag, with_noise_row

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch_summary import BatchSummary
-from torchcalib.core.events import Events, Mode
+from torchcalib.core.events import BatchSummary, Events, Mode
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import source_of

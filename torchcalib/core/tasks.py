@@ -26,9 +26,7 @@ from torchcalib.core.arrays import (
 from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
-from torchcalib.io.columns import agree, check_same_words, shown_classes
 from torchcalib.io.errors import first_of, shown, warn
-from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
 from torchcalib.ops.host_values import value_if_available
 
@@ -61,6 +59,8 @@ def prepare(
     `are_logits_by_values`. `positive_classes` count as y=1 in multi-class predictions. Values that are not numbers
     raise TypeError, and unknown classes or ambiguous shapes ValueError.
     """
+    from torchcalib.io.columns import shown_classes
+
     names = () if class_names is None else checked_names(class_names)
     if from_logits is None:
         meanings = {are_logits(name) for name in column_names(preds)}
@@ -129,6 +129,8 @@ def as_tensors(
 
 def _columns_of_classes(target: Any, classes: Sequence[str]) -> Tensor:
     """Return targets with a column for each class, in the order of the predictions."""
+    from torchcalib.io.columns import agree
+
     values, own = class_table("target", target, wanted=classes)
     if agree(own, classes):
         return values
@@ -245,6 +247,8 @@ def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
             "Pass the labels of the same rows."
         )
     if predicted.dtype.kind in "OUST" or true.dtype.kind in "OUST":
+        from torchcalib.io.columns import check_same_words
+
         predicted, true = predicted.astype(str), true.astype(str)
         check_same_words(set(predicted.tolist()), set(true.tolist()), "`pred`")
     found: np.ndarray[Any, Any] = (predicted == true).astype(np.int64)
@@ -253,6 +257,8 @@ def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:
 
 def checked_names(class_names: Iterable[str | int]) -> tuple[str, ...]:
     """Return class names as a tuple of text. Raise an error unless they are distinct texts or whole numbers."""
+    from torchcalib.io.limits import MAX_NAME
+
     names = class_names if isinstance(class_names, str) else tuple(class_names)
     if isinstance(names, str) or not all(isinstance(name, str) or is_int(name) for name in names):
         raise TypeError(f"`class_names` must be a list of strings, got {shown(names)}. Write str(name) for each.")

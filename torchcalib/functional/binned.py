@@ -17,7 +17,6 @@ from torchcalib.core.event_sums import AllClassBins, EqualWidthBins
 from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins, RankedBins, Ties
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
@@ -26,15 +25,16 @@ from torchcalib.io.errors import shown
 from torchcalib.ops.logs import root
 from torchcalib.ops.segments import equal_width_edges
 
-if TYPE_CHECKING:  # only tables and calibration tests import these modules: values do not need them
+if TYPE_CHECKING:  # modules of samples, tables and calibration tests, which values over equal-width bins do not need
     from torchcalib.core.bins import BinTable
+    from torchcalib.core.ranked import RankedSample
     from torchcalib.inference.intervals import IntervalKind
     from torchcalib.inference.simulation import LabelRows
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
 
 
 @dataclass(frozen=True, eq=False)
-class BinnedEstimator(Estimator[BinStats | RankedSample]):
+class BinnedEstimator(Estimator["BinStats | RankedSample"]):
     """Estimator of a calibration error over bins, with `binning` as the rule that assigns samples to bins."""
 
     binning: Binning
@@ -44,22 +44,26 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
     interval: "IntervalKind | None" = None  # formula of the interval of the test; None for no interval
     test_formula: Callable[[BinStats], Tensor] | None = None  # the statistic of the test, if it is not the value
 
-    def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
+    def values(
+        self, statistic: "BinStats | RankedSample", formula: Callable[[BinStats], Tensor] | None = None
+    ) -> Tensor:
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
         from_bins = formula or self.formula
-        if isinstance(statistic, RankedSample):
-            return by_pieces(lambda sample: from_bins(self.binning.from_sample(sample)), statistic)
-        return from_bins(statistic)
+        if isinstance(statistic, BinStats):
+            return from_bins(statistic)
+        from torchcalib.core.ranked import by_pieces
 
-    def table(self, statistic: BinStats | RankedSample) -> "BinTable":
+        return by_pieces(lambda sample: from_bins(self.binning.from_sample(sample)), statistic)
+
+    def table(self, statistic: "BinStats | RankedSample") -> "BinTable":
         """Return the table of bins for accumulated sums or samples."""
-        if isinstance(statistic, RankedSample):
+        if not isinstance(statistic, BinStats):
             return self.ranked_bins(statistic).table()
         from torchcalib.core.bins import BinTable
 
         return BinTable.from_bins(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
-    def ranked_bins(self, sample: RankedSample) -> RankedBins:
+    def ranked_bins(self, sample: "RankedSample") -> RankedBins:
         """Return the bins of a sample with their entropic calibration difference (ECD).
 
         The ECD of several classes does not follow from the top label. A stream does not store it.
@@ -82,7 +86,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         return equal_width_rows(p, bins) if is_average and isinstance(bins, EqualWidthBins) else None
 
     def test_from(
-        self, statistic: BinStats | RankedSample, *, rows: "Sequence[LabelRows] | None" = None, **how: Any
+        self, statistic: "BinStats | RankedSample", *, rows: "Sequence[LabelRows] | None" = None, **how: Any
     ) -> "CalibrationTest":
         """Compute the calibration test from sums or samples with extra batch axes; see `label_rows` for `rows`."""
         from torchcalib.inference.simulation import LabelRows
@@ -90,7 +94,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
 
         cancels = self.input_format.read_as == "multiclass"
         invalid = None
-        if isinstance(statistic, RankedSample):
+        if not isinstance(statistic, BinStats):
             invalid = statistic.has_invalid_rows
             if self.averages and cancels:
                 rows = LabelRows.from_sample(statistic)
@@ -116,9 +120,10 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         """Return a copy of this estimator for a streaming metric; see `torchcalib.metrics.errors.BinnedMetric`."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
-        if isinstance(made.accumulator, LogitCells):
-            made = replace(made, accumulator=replace(made.accumulator, with_squares=self.debiased))
         if not isinstance(made.accumulator, EqualWidthBins):
+            if resolution is not None:
+                cells: Any = made.accumulator
+                made = replace(made, accumulator=replace(cells, with_squares=self.debiased))
             if with_ecd and not self._has_event_ecd:
                 raise ValueError(
                     "`with_ecd` must be False for the top label of several classes, got True. Use bins of equal width."
@@ -153,9 +158,15 @@ def binned(
     its calibration test.
     """
     is_additive = binning.bins == "equal_width" and not from_sample
-    equal_width = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
+    accumulator: Callable[[Mode], Any]
+    if is_additive:
+        accumulator = partial(EqualWidthBins, n_bins=binning.n_bins, right=binning.right, with_noise=debiased)
+    else:
+        from torchcalib.core.ranked import ExactSample
+
+        accumulator = ExactSample
     estimator = BinnedEstimator.of_events(
-        equal_width if is_additive else ExactSample,
+        accumulator,
         partial(formula, debiased=True) if debiased else formula,
         task,
         mode,
@@ -185,6 +196,7 @@ error_over_bins = partial(
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[LabelRows] | None":
     """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
+    from torchcalib.core.ranked import RankedSample
     from torchcalib.inference.simulation import LabelRows
 
     events = accumulator.events(p)

@@ -30,17 +30,16 @@ from torchcalib.core.arguments import (
     with_task,
 )
 from torchcalib.core.arrays import are_plain
-from torchcalib.core.batch_summary import detail_of, summary_of, takes_summary
-from torchcalib.core.events import Mode, TopK, resolve_mode
+from torchcalib.core.events import Mode, TopK, detail_of, resolve_mode, summary_of, takes_summary
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
-from torchcalib.core.ranked import ExactSample, LogitCells, RankedSample, by_pieces
-from torchcalib.core.sums import SumsAccumulator
+from torchcalib.core.sums import Sums, SumsAccumulator
 from torchcalib.core.tasks import as_tensors, infer_task, with_tensors
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
 if TYPE_CHECKING:
+    from torchcalib.core.ranked import ExactSample
     from torchcalib.core.state import SampleState, SumState
     from torchcalib.inference.testing import CalibrationTest
 
@@ -90,7 +89,7 @@ class Estimator(Generic[S]):
 
     input_format: InputFormat  # Checks and converts tensors to `Predictions`
     # Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`
-    accumulator: SumsAccumulator[S] | ExactSample
+    accumulator: "SumsAccumulator[S] | ExactSample"
     # Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element
     formula: Callable[[Any], Tensor]
     averages: bool  # Whether values are averaged over classes or labels, the last batch axis
@@ -179,12 +178,16 @@ class Estimator(Generic[S]):
         if not self.averages:
             return values
         # Batch axes of samples `(..., N)` or sums `(..., F, K)`. The class or label axis is the last one.
-        batch_axes = statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
+        batch_axes = statistic.sums.dim() - 2 if isinstance(statistic, Sums) else statistic.score.dim() - 1
         return values.mean(batch_axes - 1)
 
     def values(self, statistic: Any) -> Tensor:
         """Return the metric value `(...)` per batch element and per class or label, without averaging over classes."""
-        return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
+        if isinstance(statistic, Sums):
+            return self.formula(statistic)
+        from torchcalib.core.ranked import by_pieces
+
+        return by_pieces(self.formula, statistic)
 
     def test_from(self, statistic: S, **how: Any) -> "CalibrationTest":
         """Return the calibration test, with one entry per batch element, for accumulated sums or samples.
@@ -200,6 +203,7 @@ class Estimator(Generic[S]):
 
     def state_kind(self, batch_shape: tuple[int, ...] = ()) -> "SumState[Any] | SampleState":
         """Return the operations on the state of a stream, for an estimator from `streamed`."""
+        from torchcalib.core.ranked import ExactSample
         from torchcalib.core.state import SampleState, SumState
 
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
@@ -214,8 +218,11 @@ class Estimator(Generic[S]):
         `resolution` is the number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
         """
         accumulator: Any = self.accumulator
-        if resolution is not None and isinstance(accumulator, ExactSample):
-            accumulator = LogitCells(accumulator.mode, resolution, self.input_format.from_logits)
+        if resolution is not None:
+            from torchcalib.core.ranked import ExactSample, LogitCells
+
+            if isinstance(accumulator, ExactSample):
+                accumulator = LogitCells(accumulator.mode, resolution, self.input_format.from_logits)
         return replace(self, input_format=replace(self.input_format, num_classes=num_classes), accumulator=accumulator)
 
 

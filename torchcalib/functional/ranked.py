@@ -34,7 +34,7 @@ from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.loess import loess
 from torchcalib.ops.logs import binary_log_probs, xmul
-from torchcalib.ops.sorting import run_index
+from torchcalib.ops.segments import run_index
 
 _ISOTONIC = Binning("pava")
 

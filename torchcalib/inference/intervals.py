@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells
-from torchcalib.ops.bisection import bisect_each
+from torchcalib.ops.bisection import bisect_each, bisect_in_parts
 from torchcalib.ops.host_values import constant, once
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
@@ -177,7 +177,7 @@ class _Search:
         self.multiple = _not_rejected(self.moments, limits, z, lower=0.0, upper=_LARGEST_MULTIPLE)
 
     def moments(self, multiple: Tensor, directions: Tensor | None = None) -> Moments:
-        """Return the moments of the sum at both multiples t `(2, g)` of the observed gaps, or of other gaps."""
+        """Return the moments of the sum at both multiples t `(..., 2, g)` of the observed gaps, or of other gaps."""
         cells, t = self.cells, multiple.unsqueeze(-1)
         gaps = cells.within_bounds(t * (self.directions if directions is None else directions))
         variance = torch.lerp(self.calibrated, self.observed, t.clamp(max=1))
@@ -353,7 +353,8 @@ def _not_rejected(
     quantiles = torch.stack((z, -z)).reshape(2, -1)  # for the lower and the upper end
 
     def is_below(parameter: Tensor) -> Tensor:
-        upper_quantile, lower_quantile = moments(parameter).quantile(quantiles)
-        return torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]))
+        upper_quantile, lower_quantile = moments(parameter).quantile(quantiles).unbind(-2)
+        return torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]), -2)
 
-    return bisect_each(is_below, torch.full_like(limits, lower), torch.full_like(limits, upper), _N_BISECTIONS)[0]
+    ends = torch.full_like(limits, lower), torch.full_like(limits, upper)
+    return bisect_in_parts(is_below, *ends, _N_BISECTIONS)[0]

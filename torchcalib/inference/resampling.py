@@ -96,10 +96,11 @@ class Weights:
             weights = (2 * (random_words(self.seed, streams, self.units) >> 31) - 1).to(dtype)
         return weights if self.place is None else weights[:, self.place].masked_fill(self.place < 0, 0)
 
-    def chunks(self, n_replicates: int, elements: int) -> Iterator[Tensor]:
+    def chunks(self, n_replicates: int, elements: int, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
         """Yield the weights `(r, N)` of R replicates, a few at a time if each needs `elements` values in memory."""
         replicates = torch.arange(n_replicates, device=self.units.device)
-        yield from map(self.in_replicates, torch.split(replicates, replicates_at_once(elements)))
+        for some in torch.split(replicates, replicates_at_once(elements)):
+            yield self.in_replicates(some, dtype)
 
 
 def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> tuple[Weights, float | None]:
@@ -349,9 +350,8 @@ def bootstrap(
     with torch.no_grad():
         value = metric(preds, target, task=task, weights=weights, **options)
         found = []
-        for counts in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1]):
-            if p.copies:  # so that the metric counts them as samples
-                counts = counts.long()
+        dtype = torch.int32 if p.copies else None  # integers, so that the metric counts them as samples
+        for counts in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1], dtype):
             drawn = counts.reshape(len(counts), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
             drawn = drawn if weights is None else drawn * weights
             found.append(metric(preds, target, task=task, weights=drawn, **options))

@@ -21,7 +21,8 @@ from torchcalib.ops.count_moments import deviation_quantiles, effective_weight
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.host_values import once
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.sorting import end_of_ties, run_index, run_sums, sorted_columns
+from torchcalib.ops.segments import run_index, run_sums
+from torchcalib.ops.sorting import end_of_ties, sorted_columns
 
 Metric = Callable[[Any], Tensor]
 """Function that computes values `(...)` from a statistic."""

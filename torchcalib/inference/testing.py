@@ -29,6 +29,7 @@ from torchcalib.inference.simulation import (
     Simulation,
     replicated,
 )
+from torchcalib.ops.host_values import once
 
 Statistic = BinStats | RankedSample
 
@@ -369,26 +370,39 @@ class _Intervals:
 
     def __init__(self, cells: BinCells, level: float, flips: SignFlips | None, mean: ClusteredMean | None) -> None:
         self.cells, self.level, self.flips, self.mean = cells, level, flips, mean
+        self.computed: dict[str, Any] = {}
         self.z = normal_quantile(level, cells.n)
         self.of_independent_rows = ErrorIntervals(cells, self.z)
 
     def ends(self, kind: IntervalKind, noise_floor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return both ends, each `(g)`; `values` are replicates of the error for independent rows, `(R, g)`."""
-        cells, flips, mean = self.cells, self.flips, self.mean
+        cells = self.cells
         error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
         low, high = self.of_independent_rows.ends(kind, noise_floor, error_of_floor)
-        if flips is None or mean is None:
+        if self.flips is None:
             return low, high
-        # Clusters: the quantile of Student's t-distribution, and noise that is larger by the design effect.
-        t = mean.t_quantile(self.level).squeeze(-1)
-        widened = cells.with_noise_times(mean.design_effect.squeeze(-1).clamp(min=1))
-        gap_low, gap_high = ErrorIntervals(widened, t).mean_gap
+        t, (gap_low, gap_high) = self._of_clusters
         if kind == "mean_gap":
             return gap_low, gap_high
-        gaps, shares = (x.squeeze(-2) for x in flips.noise())
+        gaps, shares = self._noise
         ends = replicated_interval(kind, cells, noise_floor, gaps, shares, self.level, t / self.z)
         # The union with the interval of independent rows; no error is below the absolute mean gap.
         return low.minimum(ends[0]), torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
+
+    @once
+    def _of_clusters(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Quantile of Student's t-distribution, and the interval of the mean gap with it and with widened noise."""
+        assert self.mean is not None
+        t = self.mean.t_quantile(self.level).squeeze(-1)
+        widened = self.cells.with_noise_times(self.mean.design_effect.squeeze(-1).clamp(min=1))
+        return t, ErrorIntervals(widened, t).mean_gap
+
+    @once
+    def _noise(self) -> tuple[Tensor, Tensor]:
+        """Replicates of the noise of clusters; see `SignFlips.noise`."""
+        assert self.flips is not None
+        gaps, shares = self.flips.noise()
+        return gaps.squeeze(-2), shares.squeeze(-2)
 
 
 def _evidence(

@@ -23,7 +23,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.batch_summary import summary_of
+from torchcalib.core.events import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions

@@ -16,7 +16,7 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.core.batch_summary import BatchSummary, detail_of, summary_of
+from torchcalib.core.events import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import as_tensors

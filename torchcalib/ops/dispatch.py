@@ -86,7 +86,7 @@ _CHOICES: dict[Op, _Choice] = {
     # "numba" checks the values and computes the scores of a block while it is in the cache.
     "binary_scores": _Choice("binary_scores", ("numba", "torch"), ("torch",), saves=15),
     # "numba" keeps a word in registers, while operations on arrays read and write it ten to twenty times.
-    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=5, plain="", of_predictions=False),
+    "random": _Choice("counter_rng", ("numba", "torch"), ("torch",), saves=10, plain="", of_predictions=False),
 }
 _INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 

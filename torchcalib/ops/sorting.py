@@ -1,11 +1,9 @@
-"""Sort samples by score, and sum over runs of consecutive samples."""
+"""Sort samples by score."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.operation import is_plain, operation
+from torchcalib.ops.operation import operation
 
 # torch uses radix sort for a single row of integers, and a slower comparison sort for several rows.
 # For rows of at least this length, one call per row is faster than one call for the batch.
@@ -72,39 +70,3 @@ def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
     """Move run ends `(..., B)` to the end of their group of equal scores, for sorted scores `(..., M)`."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
     return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
-
-
-def run_index(ends: Tensor, length: int) -> Tensor:
-    """Return the index of the run of each element, `(..., length)`, for run ends `(..., B)`; B after the last run."""
-    # Count the runs that end at or before the element. A cumulative count is faster than a search.
-    counts = torch.zeros((*ends.shape[:-1], length + 1), dtype=ends.dtype, device=ends.device)
-    return counts.scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
-
-
-def run_sums(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum `x` `(..., M)` over runs of consecutive elements, `(..., B)` of dtype `wide_dtype`; 0 for an empty run.
-
-    Run b is `x[ends[b - 1]:ends[b]]`, and run 0 is `x[:ends[0]]`. `ends` `(..., B)` do not decrease and are at most M.
-
-    Gradient: in `x`, in forward and reverse mode, of any order.
-    """
-    if x.device.type == "cpu" and is_plain(x, ends):
-        return _run_sums_numpy(x, ends)
-    # Elements after the last run can be infinite, and are summed in an additional run.
-    wide = wide_dtype(x.device)
-    sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
-    return sums.scatter_add(-1, run_index(ends, x.shape[-1]), x.to(wide))[..., :-1]
-
-
-def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
-    """Compute `run_sums` by one call of `np.add.reduceat`, without empty runs, whose result would not be 0."""
-    # `reduceat` sums from each index to the next one, or returns the element at the index if they are equal. So only
-    # runs that are not empty are passed.
-    values, stops = [t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends)]
-    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # last run: elements after `stops`
-    not_empty = np.diff(begins, append=x.shape[-1]) > 0
-    places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]
-    sums = np.zeros(begins.shape)
-    if places.size:
-        sums[not_empty] = np.add.reduceat(values.ravel(), places, dtype=sums.dtype)
-    return torch.from_numpy(sums[:, :-1].reshape(ends.shape))

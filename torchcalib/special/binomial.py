@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.host_values import constant, value_if_available
-from torchcalib.ops.sorting import run_index
+from torchcalib.ops.segments import run_index
 from torchcalib.special.beta import (
     deviation,
     in_pieces,

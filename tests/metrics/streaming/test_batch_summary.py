@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.core import batch_summary
+from torchcalib.core import events
 from torchcalib.functional import estimator
 from torchcalib.metrics import base
 
@@ -59,6 +59,22 @@ def test_functions_equal_those_of_converted_batches(task, from_logits, monkeypat
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_values_of_16_bits_are_not_converted_at_once(dtype, from_logits, monkeypatch):
+    loops = pytest.importorskip("torchcalib.ops.softmax_stats.numba", exc_type=ImportError)
+    monkeypatch.setattr(events, "source_of", lambda *_: loops)
+    logits, target = torch.randn(1_100, 1_000, generator=torch.Generator().manual_seed(0)), torch.arange(1_100) % 1_000
+    preds = (logits if from_logits else logits.softmax(-1)).to(dtype)
+    how = tc.ECE(task="multiclass", from_logits=from_logits).input_format
+    found = events.summary_of(how, preds, target, "entropy")
+    monkeypatch.setattr(events, "_MAX_CONVERTED", preds.numel())
+    expected = events.summary_of(how, preds, target, "entropy")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    target[5] = 1_000
+    assert events.summary_of(how, preds, target, "entropy") is None
+
+
 def test_other_input_is_converted():
     preds, target = batch("multiclass", from_logits=True, dtype=torch.float32)
     how = tc.ECE(task="multiclass", from_logits=True).input_format
@@ -71,10 +87,10 @@ def test_other_input_is_converted():
         (torch.complex(preds.detach(), preds.detach()).conj().imag, target),  # negated memory
     ]
     for values, labels in others:
-        assert batch_summary.summary_of(how, values, labels, "entropy") is None
+        assert events.summary_of(how, values, labels, "entropy") is None
     for options in ({"ignore_index": 0}, {"nan_policy": "drop"}, {"positive_classes": [1]}):
         how = tc.ECE(task="multiclass", from_logits=True, **options).input_format
-        assert batch_summary.summary_of(how, preds.detach(), target, "entropy") is None
+        assert events.summary_of(how, preds.detach(), target, "entropy") is None
     with torch.no_grad():
         found = torch.func.vmap(lambda x: tc.functional.ece(x, target, task="multiclass", from_logits=True))(
             preds.detach().expand(2, -1, -1)

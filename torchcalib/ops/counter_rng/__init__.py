@@ -97,33 +97,32 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
 def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tensor) -> None:
     """Fill `counts` `(R, N)` with the number of bounds that do not exceed each random word."""
 
-    def count_below(words: Tensor) -> Tensor:
+    def fill(words: Tensor, into: Tensor) -> None:
         if words.device.type == "cpu":
-            return torch.bucketize(words, torch.tensor(bounds), right=True)
-        below = torch.zeros_like(words, dtype=torch.uint8)  # no table, because a copy to a GPU would synchronise
-        for bound in bounds:
-            below += words >= bound
-        return below
+            into.copy_(torch.bucketize(words, torch.tensor(bounds), right=True))
+            return
+        into.zero_()
+        for bound in bounds:  # no table, because a copy to a GPU would synchronise
+            into += words >= bound
 
-    _in_batches(count_below, keys, counters, counts)
+    _in_batches(fill, keys, counters, counts)
 
 
 def count_draws(keys: Tensor, counts: Tensor) -> None:
     """Fill `counts` `(R, n)` with the numbers of occurrences in n draws; see `multinomial_counts`."""
     n = counts.shape[1]
 
-    def count(words: Tensor) -> Tensor:
+    def fill(words: Tensor, into: Tensor) -> None:
         # floor(u n / 2^32) for a word u: an index in [0, n) whose probability differs from 1/n by less than 2^-32.
         drawn = words.mul_(n).bitwise_right_shift_(32)
         # Sums of ones are exact, so on a GPU they do not depend on the order of atomic additions.
-        one = torch.ones_like(drawn, dtype=counts.dtype)
-        return torch.zeros_like(one).scatter_add_(1, drawn, one)
+        into.zero_().scatter_add_(1, drawn, torch.ones_like(drawn, dtype=into.dtype))
 
-    _in_batches(count, keys, torch.arange(n, device=keys.device), counts)
+    _in_batches(fill, keys, torch.arange(n, device=keys.device), counts)
 
 
-def _in_batches(convert: Callable[[Tensor], Tensor], keys: Tensor, counters: Tensor, counts: Tensor) -> None:
-    """Fill `counts` `(R, N)` with `convert` of the random words of R keys; on the CPU, of a few keys at a time."""
+def _in_batches(fill: Callable[[Tensor, Tensor], None], keys: Tensor, counters: Tensor, counts: Tensor) -> None:
+    """Call `fill` with the random words of R keys and `counts` `(R, N)`; on the CPU, for a few keys at a time."""
     batch_size = max(1, _IN_CACHE // max(1, len(counters))) if keys.device.type == "cpu" else max(1, len(keys))
     for batch, into in zip(torch.split(keys, batch_size), torch.split(counts, batch_size), strict=True):
-        into.copy_(convert(words(batch, counters)))
+        fill(words(batch, counters), into)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.labelled import label_keys
-from torchcalib.ops.sorting import run_sums
+from torchcalib.ops.segments import run_sums
 
 _MAX_COUNT = 2**31  # the compiled loops store counts in 32 bits
 _MAX_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning

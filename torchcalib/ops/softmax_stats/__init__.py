@@ -5,7 +5,7 @@ temporary tensor of the size of the input. The gradient takes one more pass.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats.formula import Detail, row_formula
-from torchcalib.ops.softmax_stats.logit_sums import Sums
+
+if TYPE_CHECKING:
+    from torchcalib.ops.softmax_stats.logit_sums import Sums
 
 __all__ = ["Detail", "Rows", "matrices", "rows", "sums"]
 
@@ -106,12 +108,14 @@ def _gradient(
 _rows = fused(_forward, row_formula, _gradient)
 
 
-def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> Sums:
+def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> "Sums":
     """Return sums over parts of the classes of `alpha` * `logits` `(n, C)`, each `(P, n)`, to merge with other parts.
 
     A label outside [0, C) belongs to other classes. Logits are float32 or float64, without gradient. `alpha` is a
     number in `wide_dtype`.
     """
+    from torchcalib.ops.softmax_stats.logit_sums import Sums
+
     found, top = source_of("rows", logits.device.type, logits.dtype, logits.numel(), backend).sums(logits, alpha)
     known = (label >= 0) & (label < logits.shape[-1])
     own = logits.gather(-1, label.masked_fill(~known, 0).unsqueeze(-1)).squeeze(-1).masked_fill_(~known, torch.nan)

@@ -48,7 +48,9 @@ def forward(
 def summary(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Any, Any, list[float]] | None:
-    """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
+    """Return confidences, outcomes and totals, as in `core.events`; None for invalid rows or labels, and tensors."""
+    if isinstance(values, Tensor):  # of 16 bits, which `forward` converts in pieces
+        return None
     scores, top = cpu.of_array(values, target, from_logits, tolerance, detail)
     outcomes = (top == target).view(np.uint8)
     totals = [*scores.sum(-1).tolist(), np.count_nonzero(outcomes)]

@@ -605,15 +605,15 @@ def _fill_outcomes_and_totals(scores, tops, target, outcomes, totals):
 def summary(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
 ) -> tuple[Any, Any, list[float]] | None:
-    """Return confidences, outcomes and totals, as in `core.batch_summary`; None if a row or a label is invalid."""
+    """Return confidences, outcomes and totals, as in `core.events`; None if a row or a label is invalid."""
     n, n_classes = values.shape
-    if values.size < 2 * LOGITS_PER_RANGE:  # one thread, and no tensors, whose creation takes longer than the loop
+    if n * n_classes < 2 * LOGITS_PER_RANGE:  # one thread, and no tensors, whose creation takes longer than the loop
         rows, tops = np.empty((4, n)), np.empty(n, np.int64)
         loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
         options = () if from_logits else (tolerance, detail == "entropy")
         loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
     else:
-        scores, top = forward(torch.from_numpy(values), torch.from_numpy(target), from_logits, tolerance, detail)
+        scores, top = forward(torch.as_tensor(values), torch.from_numpy(target), from_logits, tolerance, detail)
         rows, tops = scores.numpy(), top.numpy()
     if detail == "label":
         total = rows[0].sum()
