@@ -64,7 +64,7 @@ OUTCOMES = (
     *(("fail", "pass"), ("failed", "passed"), ("negative", "positive"), ("neg", "pos"), ("0", "1")),
 )
 """Texts for the outcomes 0 and 1 of a binary target, in lower case."""
-INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
+INDEX = ("", "index", "id", "idx", "unnamed:_0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
 SYNONYMS = {
@@ -90,8 +90,14 @@ SYNONYMS = {
 }
 """Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 
+_WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
+
+
+def key_of(name: str) -> str:
+    """Return a name in lower case with underscores between words, as in `true_label` for "True Label" or trueLabel."""
+    return re.sub(r"[\s\-.]+", "_", _WORD_STARTS.sub("_", name.strip().removeprefix("#").lstrip())).lower()
 
 
 def numbered(name: str) -> tuple[str, int] | None:
@@ -109,10 +115,10 @@ def are_logits(key: str) -> bool | None:
     A compound name, such as `resnet_prob` or `p_resnet`, is classified by its words.
     """
     parts = numbered(key)
-    key = (parts[0] if parts else key).lower()
+    key = key_of(parts[0] if parts else key)
     if key in LOGITS or key in PROBS:
         return key in LOGITS
-    words = set(re.split(r"[_.:\- ]+", key))
+    words = set(re.split(r"[_:]+", key))
     logits, probs = bool(words & {*LOGITS, "log"}), bool(words & set(PROBS))
     return logits if logits or probs else None
 

@@ -33,6 +33,7 @@ from torchcalib.io.names import (
     Task,
     ambiguity,
     are_logits,
+    key_of,
     numbered,
     outcome_names,
     percent_in,
@@ -408,7 +409,7 @@ def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None
 
 
 def _key(reader: Reader, name: str) -> str:
-    """Return the stem of numbered columns, or the array name in lower case."""
+    """Return the stem of numbered columns, or the key of the array."""
     key = reader.arrays[name].key
     parts = numbered(key)
     return parts[0] if parts else key
@@ -431,7 +432,7 @@ def _named(
         return [name for key in ROLES[role].names for name in by_key[key]]
     if given in reader.arrays:
         return [given]
-    key = given.strip().lower().removesuffix(".npy")
+    key = key_of(given.removesuffix(".npy"))
     return by_key[key] or [_selected(reader, role, given, labels, class_names)]
 
 
@@ -619,7 +620,7 @@ def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bo
     """Return whether predictions are logits by their name; None for an ambiguous name."""
     preds = reader.arrays[roles["preds"]]
     names = preds.columns if preds.columns and not preds.stem else (preds.key,)
-    meanings = {False if name.lower() in OF_PREDICTED else are_logits(name) for name in names}
+    meanings = {False if key_of(name) in OF_PREDICTED else are_logits(name) for name in names}
     if meanings == {True, False}:
         raise InputError(
             f"`{preds.name}` in `{reader.label}` must be logits or probabilities, got names of both. Choose other "

@@ -29,8 +29,9 @@ from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
-from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
+from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
+from torchcalib.io.names import key_of
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
@@ -283,8 +284,8 @@ def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iter
         n, right = (sum(total) for total in ([each.n for each in found], [each.n_right for each in found]))
         if n < _SURE or right < n:
             continue
-        others = {normal(name) for name in log.found if name != log.target} & {*ANSWERS.gold}
-        if others or normal(log.target) in ANSWERS.chosen:
+        others = {key_of(name) for name in log.found if name != log.target} & {*ANSWERS.gold}
+        if others or key_of(log.target) in ANSWERS.chosen:
             raise InputError(
                 f"`{log.path}` must have right answers that differ from those of the model, got the field "
                 f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcalib.io.cells import scores_in
 from torchcalib.io.columns import numbers_of
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
@@ -33,10 +34,9 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
-from torchcalib.io.logs.objects import RowGroup, parsed, whole_file
+from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST
 
-_OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
 _UNMATCHED = "answer without a right answer in the second file"
@@ -342,23 +342,13 @@ class Decisions(Lines):
         if self.roles.probs is None:
             return {option: row[name] for option, name in self.roles.columns.items() if name in row}
         given = row.get(self.roles.probs)
-        if isinstance(given, str) and len(given) <= _MOST_TEXT:
-            given = parsed(given)
-        if isinstance(given, Mapping):
-            return {str(option): p for option, p in given.items()}
-        if isinstance(given, list) and given and all(isinstance(each, Mapping) for each in given):
-            keys = ("probability", "prob", "p", "logprob")
-            found = [
-                (next((x[k] for k in _OPTION if k in x), None), next((x[k] for k in keys if k in x), None))
-                for x in given
-            ]
-            return {} if any(None in pair for pair in found) else {str(option): p for option, p in found}
-        if isinstance(given, list):
+        found = None if isinstance(given, str) and len(given) > _MOST_TEXT else scores_in(given)
+        if isinstance(found, list):
             texts = None if self.roles.choices is None else row.get(self.roles.choices)
-            if isinstance(texts, list) and len({*map(str, texts)}) == len(given):
-                return dict(zip(map(str, texts), given, strict=True))
-            return {chr(ord("A") + k): p for k, p in enumerate(given[:26])}
-        return {}
+            if isinstance(texts, list) and len({*map(str, texts)}) == len(found):
+                return dict(zip(map(str, texts), found, strict=True))
+            return {chr(ord("A") + k): p for k, p in enumerate(found[:26])}
+        return found or {}
 
     def _options_of_all(
         self, rows: Sequence[Mapping[str, Any]], gold: Sequence[Any]

@@ -16,9 +16,10 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Array, Block, Columns
-from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, normal, number_of
+from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
 from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
+from torchcalib.io.names import key_of
 
 _GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
@@ -234,8 +235,8 @@ class RowLog(Log):
     def __init__(self, source: Source, options: LogOptions) -> None:
         super().__init__(source, options)
         if options.by is not None:
-            names = {normal(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}
-            by = options.by if options.by in names.values() else names.get(normal(options.by))
+            names = {key_of(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}
+            by = options.by if options.by in names.values() else names.get(key_of(options.by))
             if by is None:
                 raise InputError(
                     f"`by` must be a field of `{self.path}`, got {shown(options.by)}. Fields are "

@@ -9,9 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from torchcalib.io.cells import scores_in
 from torchcalib.io.columns import is_derived, split
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.names import CONFIDENCES, CORRECT, LOG_PROBS, OF_PREDICTED, PREDICTED, PROBS, TARGET_TIERS
+from torchcalib.io.names import (
+    CONFIDENCES,
+    CORRECT,
+    LOG_PROBS,
+    NEUTRAL,
+    OF_PREDICTED,
+    PREDICTED,
+    PROBS,
+    TARGET_TIERS,
+    key_of,
+)
 
 Row = Mapping[str, Any]
 
@@ -164,11 +175,6 @@ def correctness(value: Any) -> float:
     return number if number in (0.0, 1.0) else math.nan
 
 
-def normal(name: str) -> str:
-    """Return the name of a field in lower case with underscores."""
-    return re.sub(r"[\s\-.]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())).lower()
-
-
 def first(row: Row, names: Sequence[str]) -> Any:
     """Return the value of the first field that has one; None without any."""
     return next((value for name in names if (value := row.get(name)) is not None), None)
@@ -220,7 +226,7 @@ class Roles:
     @cached_property
     def has_forecasts(self) -> bool:
         """Whether the confidence is the probability of an event, and not of an answer."""
-        return self.correct is not None and normal(self.correct) in FORECASTS
+        return self.correct is not None and key_of(self.correct) in FORECASTS
 
 
 def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold: bool = False) -> Roles:
@@ -235,7 +241,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     Raises:
         InputError: for a name that is no field, and for columns of probabilities with other values.
     """
-    fields = {name: normal(name) for row in rows for name in row if isinstance(name, str)}
+    fields = {name: key_of(name) for row in rows for name in row if isinstance(name, str)}
     by_name = {each: name for name, each in reversed(fields.items())}
     given = {
         role: _named(name, by_name, role, label) for role, name in named.items() if not (has_gold and role == "gold")
@@ -260,11 +266,12 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     search("correct", others, lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
     search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
     search("question", ANSWERS.question)
+    search("probs", NEUTRAL, _have_labels)
     search("chosen", ANSWERS.chosen, _are_scalars)
     search("probs", ANSWERS.probs, _have_options)
     are_options = {"p_true"} if "p_false" in by_name else set()
     search("confidence", [each for each in ANSWERS.confidence if each not in are_options], _are_scalars)
-    if "confidence" not in found and "chosen" in found and normal(found.get("correct", "")) in FORECASTS:
+    if "confidence" not in found and "chosen" in found and key_of(found.get("correct", "")) in FORECASTS:
         found["confidence"] = found.pop("chosen")  # the prediction of an event
     others = [
         name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken
@@ -283,7 +290,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     if "probs" not in found:
         golds = {str(value) for value in values(found["gold"])} if "gold" in found else set()
         columns, are_logs = _columns([name for name in fields if name not in taken], rows, golds, label)
-    elif "log" in normal(found["probs"]):
+    elif "log" in key_of(found["probs"]):
         are_logs = True
     if "gold" not in found and columns and not has_gold:  # a table without names of columns that pandas wrote
         numbers = [name for name in fields if name.isdecimal() and {*map(str, values(name))} <= columns.keys()]
@@ -316,7 +323,7 @@ def looked_for(roles: Roles) -> str:
 
 
 def _named(name: str, by_name: dict[str, str], role: str, label: str) -> str:
-    found = name if name in by_name.values() else by_name.get(normal(name))
+    found = name if name in by_name.values() else by_name.get(key_of(name))
     if found is None:
         raise InputError(
             f"`{ARGUMENTS.get(role, role)}` must be a field of `{label}`, got {shown(name)}. Fields are "
@@ -346,6 +353,12 @@ def _have_options(values: Sequence[Any]) -> bool:
         isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
         for value in values
     )
+
+
+def _have_labels(values: Sequence[Any]) -> bool:
+    """Return whether all values are lists of objects with a label and a score, or their texts."""
+    are_lists = bool(values) and all(isinstance(each, list) or str(each).lstrip()[:1] == "[" for each in values)
+    return are_lists and all(isinstance(scores_in(each), dict) for each in values)
 
 
 def _may_be_system(name: str, values: Sequence[Any]) -> bool:
@@ -413,7 +426,7 @@ def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, st
             stems.setdefault(match[1].lower(), {})[match[2]] = name
         elif (parts := split(name)) and parts[0] in _STEMS:
             stem, option = parts
-            if option in golds or not is_derived(normal(option)):
+            if option in golds or not is_derived(key_of(option)):
                 stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
         elif match := _SUFFIX.fullmatch(name.strip()):
             stems.setdefault(f"{match[2] or ''}suffix", {})[match[1].upper()] = name

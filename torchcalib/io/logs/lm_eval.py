@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchcalib.io.cells import parsed
 from torchcalib.io.logs.answers import (
     MOST_LOG_PROB,
     NEITHER,
@@ -25,7 +26,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import LM_EVAL, correctness, first
-from torchcalib.io.logs.objects import RowGroup, floats_of, parsed
+from torchcalib.io.logs.objects import RowGroup, floats_of
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
