@@ -15,10 +15,10 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchcalib.io.columns import ignored, numbers_of, positions, split
+from torchcalib.io.columns import check_gold, ignored, numbers_of, positions, split
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import PROBS, TARGET_TIERS, TARGETS, Task, are_logits_by_values, outcome_names
+from torchcalib.io.names import PROBS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk for metrics. Class-wise bins need about 40 bytes for each float32 prediction."""
-
-_MIN_ROWS = 20  # smallest number of rows in which answers of the model are recognised
 
 Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
@@ -215,10 +213,8 @@ def open_predictions(
     elif preds is None and opened.task == "binary" and source.pred is None:
         _check_event(source.preds, target_found.name, filled[0].label)
     opened = replace(opened, ignored_label=ignore_index)
-    others = {array.key for array in filled[0].arrays.values() if array.name != target_found.name}
-    is_doubtful = target_found.key in TARGET_TIERS[-1] or others & {*TARGETS}
-    if target is None and opened.task == "multiclass" and is_doubtful:
-        _check_gold(opened)
+    if target is None and opened.task != "multilabel" and (source.pred or not source.are_confidences):
+        _check_choices(opened)
     return opened
 
 
@@ -234,21 +230,24 @@ def _check_event(preds: str, target: str, label: str) -> None:
         )
 
 
-def _check_gold(files: PredictionFiles) -> None:
-    """Raise if targets are the model's own answers in all of many rows.
-
-    They have a general name, such as `answer`, or another array has a name of targets.
-    """
-    n = 0
+def _check_choices(files: PredictionFiles) -> None:
+    """Raise if targets are the choices of the model in all rows; see `check_gold`."""
+    source, n = files.source, 0
+    half = 0.0 if source.from_logits else 0.5
     for rows in files.chunks(PIECE_BYTES):
-        if rows.target.shape != rows.preds.shape[:-1] or bool((rows.preds.argmax(-1) != rows.target).any()):
+        if source.pred:
+            is_choice = rows.target == 1
+        elif files.task == "binary":
+            is_choice = (rows.preds > half) == (rows.target == 1)
+        elif rows.target.shape == rows.preds.shape[:-1]:
+            is_choice = rows.preds.argmax(-1) == rows.target
+        else:
             return
-        n += len(rows)
-    if n >= _MIN_ROWS:
-        raise InputError(
-            f"`{files.source.target}` in `{files.readers[0].label}` must be the true class, got the class with the "
-            f"largest prediction in all {n} rows. Name the column of true classes: target='NAME'."
-        )
+        if not bool(is_choice.all()):
+            return
+        n += is_choice.numel()
+    choice = f"the predicted label `{source.pred}`" if source.pred else "the class with the largest prediction"
+    check_gold(source.target, files.readers[0].label, n, n, choice)
 
 
 def _from_values(files: PredictionFiles) -> bool:

@@ -269,7 +269,7 @@ class Decisions(Lines):
             right = self.right_option(gold, names, place)
             answer.right = () if right is None else (right,)
             if right is None and options:
-                self.counts[_UNNAMED] += 1
+                self.count_unnamed(gold, names, _UNNAMED)
         chosen, text, confidence = (
             None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
         )
@@ -384,6 +384,8 @@ class Decisions(Lines):
         for key in {*zip(gold, map(type, gold), options, strict=True)}:
             right = self.right_option(key[0], key[2], "a row")
             indices[key] = NONE if right is None else right
+            if right is None and self.unnamed is None:
+                self.unnamed = key[0], key[2]
         return np.array(list(map(indices.__getitem__, zip(gold, map(type, gold), options, strict=True))))
 
 

@@ -109,6 +109,7 @@ class Log(ABC):
         self.target = ""  # field of the right answers, if no caller named it
         self.found: tuple[str, ...] = ()  # all fields, if names of callers are possible
         self.has_outcomes = True  # whether a field calls answers right or wrong
+        self.unnamed: tuple[Any, Sequence[str]] | None = None  # first right answer that is no option, and the options
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):
             if given and name not in self.takes:
                 name = "gold" if name == "gold" else name if name == "by" else next(iter(options.fields))
@@ -206,6 +207,11 @@ class Log(ABC):
         """Count an answer that is neither right nor wrong."""
         if math.isnan(answer.correct):
             self.counts[reason] += 1
+
+    def count_unnamed(self, gold: Any, options: Sequence[str], reason: str = UNNAMED) -> None:
+        """Count a right answer that is no option."""
+        self.counts[reason] += 1
+        self.unnamed = self.unnamed or (gold, options)
 
     def candidates(self, token: Mapping[str, Any], place: str) -> list[tuple[str, float]]:
         """Return the logged candidates for a token, with their log-probabilities."""

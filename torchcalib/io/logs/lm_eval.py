@@ -100,6 +100,8 @@ class LmEval(RowLog):
         chosen = np.flatnonzero(is_largest) - starts
         correct = all_correctness(found.outcomes)
         right = _right_of_all(found.targets, texts, sizes, chosen, correct)
+        if (right == NONE).all():
+            self.unnamed = found.targets[0], texts[: sizes[0]]
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
@@ -143,7 +145,7 @@ class LmEval(RowLog):
         chosen = scores.index(max(scores))
         answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
         if not answer.right:
-            self.counts[UNNAMED] += 1
+            self.count_unnamed(row[LM_EVAL.gold[0]], texts)
         elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
 
