@@ -277,8 +277,8 @@ def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
         n = sum(each.n_answers for each in whole)
         raise InputError(
             f"`{log.path}` must have right answers with a probability, got none in {n:,} rows: the first is "
-            f"{shown(gold)}, and its options are {quoted(options)}. Write the text, the letter or the index (from 0) of an "
-            "option."
+            f"{shown(gold)}, and its options are {quoted(options)}. Write the text, the letter or the index (from 0) "
+            "of an option."
         )
     for source, event, choice in (
         ("probabilities", "chosen", "the most probable option"),
