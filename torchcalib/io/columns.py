@@ -203,8 +203,8 @@ def check_gold(target: str, where: str, n: int, n_right: int, choice: str) -> No
     """
     if n_right == n >= _SURE:
         raise InputError(
-            f"`{target}` in `{where}` must be the right answer, got {choice} in all {n:,} rows. It may be the answer of "
-            f"the model. Name the right answer: target='NAME', also if it is `{target}`."
+            f"`{target}` in `{where}` must be the right answer, got {choice} in all {n:,} rows. It may be the "
+            f"answer of the model. Name the right answer: target='NAME', also if it is `{target}`."
         )
 
 
