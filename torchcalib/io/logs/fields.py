@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import is_derived, split
+from torchcalib.io.columns import class_columns, groups_of
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -130,7 +130,6 @@ MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
 _STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
-_LETTER = re.compile(r"(log_?prob|logp|probability|probs?|p)((?-i:[A-Z]))", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -367,36 +366,41 @@ def _may_be_system(name: str, values: Sequence[Any]) -> bool:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: str) -> tuple[dict[str, str], bool]:
-    """Return the column with the probability of each option, and whether these are log-probabilities."""
-    letters = {name.strip().upper(): name for name in names if len(name.strip()) == 1 and name.strip().isalpha()}
+    """Return the column with the probability of each option, and whether these are log-probabilities.
+
+    Options are classes by the rules of `io.columns`, letters, or columns whose sums are 1.
+    """
+    numbers = {name: values for name in names if (values := _numbers(rows, name))}
+    candidates: list[tuple[dict[str, str], bool | None]] = []  # None if only values show whether they are logarithms
+    for stem, columns in groups_of(numbers, golds).items():
+        if stem in _STEMS:
+            named = class_columns(columns, golds)
+            options = (name.upper() if len(name) == 1 else name for name in named.classes)
+            candidates.append((dict(zip(options, named.columns, strict=True)), stem.startswith("log")))
+    suffixed = [(match, name) for name in numbers if (match := _SUFFIX.fullmatch(name.strip()))]
+    candidates += [
+        ({match[1].upper(): name for match, name in suffixed if bool(match[2]) == is_log}, is_log)
+        for is_log in (False, True)
+    ]
+    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1 and name.strip().isalpha()}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
+    candidates.append(({letter: letters[letter] for letter in run}, None))
+    candidates.append((_of_sum_1(numbers, len(rows), golds), None))
     problem = ""
-    in_turn = (
-        *_stems(names, golds),
-        ({letter: letters[letter] for letter in run}, None),
-        (_of_sum_1(names, rows, golds), None),
-    )
-    for found, is_logarithm in in_turn:
-        numbers = {option: _numbers(rows, name) for option, name in found.items()}
-        if len(found) < 2 or any(values is None for values in numbers.values()):
+    for found, is_logarithm in candidates:
+        if len(found) < 2:
             continue
-        known = [value for values in numbers.values() for value in values or ()]
-        if all(value <= 0 for value in known) and is_logarithm is not False:
+        if is_logarithm is not False and all(value <= 0 for name in found.values() for value in numbers[name]):
             return found, True
-        outside = {option for option, each in numbers.items() if not all(0 <= value <= 1 for value in each or ())}
+        outside = {option for option, name in found.items() if not all(0 <= value <= 1 for value in numbers[name])}
         if outside and is_logarithm is False and golds & found.keys():  # some are probabilities, and others may be not
-            found, outside = (
-                {each: name for each, name in found.items() if each not in outside - golds},
-                outside & golds,
-            )
+            found = {option: name for option, name in found.items() if option not in outside - golds}
+            outside &= golds
         if len(found) > 1 and not outside and not is_logarithm:
             return found, False
         if (outside and is_logarithm is False and golds & found.keys()) or _are_percentages(rows, found):
             name, value = next(
-                (name, value)
-                for option, name in found.items()
-                for value in numbers[option] or ()
-                if not 0 <= value <= 1
+                (name, value) for name in found.values() for value in numbers[name] if not 0 <= value <= 1
             )
             problem = problem or (
                 f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "
@@ -407,31 +411,14 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     return {}, False
 
 
-def _of_sum_1(names: Sequence[str], rows: Sequence[Row], golds: set[str]) -> dict[str, str]:
+def _of_sum_1(numbers: Mapping[str, list[float]], n: int, golds: set[str]) -> dict[str, str]:
     """Return the columns that are named after right answers, or all columns of fractions, if their rows sum to 1."""
-    numbers = {name: values for name in names if (values := _numbers(rows, name)) and len(values) == len(rows)}
-    fractions = [name for name, values in numbers.items() if all(0 <= value <= 1 for value in values)]
+    fractions = [name for name, each in numbers.items() if len(each) == n and all(0 <= value <= 1 for value in each)]
     for found in ([name for name in fractions if name in golds], fractions):
         sums = [math.fsum(each) for each in zip(*(numbers[name] for name in found), strict=True)]
         if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in sums):
             return {name: name for name in found}
     return {}
-
-
-def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, str], bool]]:
-    """Yield the columns whose names begin or end with the same word for a probability."""
-    stems: dict[str, dict[str, str]] = {}
-    for name in names:
-        if match := _LETTER.fullmatch(name.strip()):
-            stems.setdefault(match[1].lower(), {})[match[2]] = name
-        elif (parts := split(name)) and parts[0] in _STEMS:
-            stem, option = parts
-            if option in golds or not is_derived(key_of(option)):
-                stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
-        elif match := _SUFFIX.fullmatch(name.strip()):
-            stems.setdefault(f"{match[2] or ''}suffix", {})[match[1].upper()] = name
-    for stem, found in stems.items():
-        yield found, stem.startswith("log")
 
 
 def _numbers(rows: Sequence[Row], name: str) -> list[float] | None:
