@@ -237,22 +237,15 @@ def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int |
     return {label: index[text] for label, text in zip(found, texts, strict=True)}
 
 
-def groups_of(names: Iterable[str], labels: Collection[str] = ()) -> Mapping[str, list[str]]:
-    """Return columns of numbers by their stem: a known one, or any text before a number; "" for numbers only.
-
-    Derived columns are left out, unless labels have their names.
-    """
+def groups_of(names: Iterable[str]) -> Mapping[str, list[str]]:
+    """Return columns of numbers by their stem: a known one, or any text before a number; "" for numbers only."""
     found = defaultdict(list)
     for name in names:
         if parts := split(name):
             found[parts[0]].append(name)
         elif match := re.fullmatch(r"(.*?)[_.]?(\d{1,9})", name.strip(), re.DOTALL):
             found[match[1].lower()].append(name)
-    for stem, columns in found.items():
-        rests = {(split(name) or ("", name))[1]: name for name in columns}
-        if len(rests) == len(columns):  # readers refuse repeated classes
-            found[stem] = [rests[rest] for rest in classes_among(list(rests), labels)]
-    return {stem: columns for stem, columns in found.items() if len(columns) > 1}
+    return found
 
 
 def ignored(index: int | None, classes: Sequence[str]) -> int | None:

@@ -258,8 +258,7 @@ def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names
     if not array.columns or not array.stem or array.problem or not (labels or class_names):
         return name
     columns = (other.name for other in reader.arrays.values() if not other.columns and len(other.shape) == 1)
-    groups = groups_of(columns, {*labels, *class_names})
-    return reader.compose(groups.get(array.stem, array.columns), labels, class_names)
+    return reader.compose(groups_of(columns)[array.stem], labels, class_names)
 
 
 def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]) -> str:

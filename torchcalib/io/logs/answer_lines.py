@@ -380,13 +380,14 @@ class Decisions(Lines):
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
+        keys = list(zip(gold, map(type, gold), options, strict=True))
         indices = {}
-        for key in {*zip(gold, map(type, gold), options, strict=True)}:
+        for key in {*keys}:
             right = self.right_option(key[0], key[2], "a row")
             indices[key] = NONE if right is None else right
             if right is None and self.unnamed is None:
                 self.unnamed = key[0], key[2]
-        return np.array(list(map(indices.__getitem__, zip(gold, map(type, gold), options, strict=True))))
+        return np.array(list(map(indices.__getitem__, keys)))
 
 
 _MOST_TEXT = 2**16  # letters of a text with probabilities
@@ -426,7 +427,7 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str | None) -> list[Any]:
 
 def _between(values: Sequence[Any], largest: float) -> Array:
     """Return values in [0, largest] as float64."""
-    numbers = np.array(list(map(float, values)))
+    numbers = np.array(values, np.float64)
     if not ((numbers >= 0) & (numbers <= largest)).all():
         raise IrregularError
     return numbers

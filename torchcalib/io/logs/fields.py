@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import class_columns, groups_of
+from torchcalib.io.columns import class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -372,8 +372,8 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     """
     numbers = {name: values for name in names if (values := _numbers(rows, name))}
     candidates: list[tuple[dict[str, str], bool | None]] = []  # None if only values show whether they are logarithms
-    for stem, columns in groups_of(numbers, golds).items():
-        if stem in _STEMS:
+    for stem, columns in groups_of(numbers).items():
+        if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
             named = class_columns(columns, golds)
             options = (name.upper() if len(name) == 1 else name for name in named.classes)
             candidates.append((dict(zip(options, named.columns, strict=True)), stem.startswith("log")))
