@@ -150,14 +150,14 @@ def audit(
     Example:
         >>> import json, tempfile, torchcalib
         >>> from pathlib import Path
-        >>> p = [0.6, 0.8] * 15
+        >>> p = [0.4, 0.8] * 15
         >>> lines = [{"item_id": k, "gold": "yes", "probs": {"yes": p[k], "no": 1 - p[k]}} for k in range(30)]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "answers.jsonl")
         ...     _ = path.write_text("\n".join(map(json.dumps, lines)))
         ...     found = torchcalib.audit(path, with_calibration=False)
         >>> list(found), round(found["probabilities"].value("ece"), 3)
-        (['probabilities', 'probabilities/each'], 0.3)
+        (['probabilities', 'probabilities/each'], 0.4)
     """
     check_choice("scale", scale, (None, *SCALES))
     check_choice("as_published", as_published, (None, *BENCHMARKS))

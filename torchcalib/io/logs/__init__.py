@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, start_of
+from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, rows_in
 from torchcalib.io.logs.fields import ARGUMENTS, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
@@ -123,28 +124,22 @@ def _opened(source: Source, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
     path, rows = source.path, source.rows
     with reading(str(path), "log"):
-        start: Sequence[Mapping[str, Any]] = ()
         if rows is not None:
-            start = start_of(rows.groups(START))
+            objects = rows_in(rows.groups(START))
         elif path.suffix.lower() == ".eval":
-            start = [next((header for _, header in members_of(path, "header.json".__eq__)), {})]
+            objects = (header for _, header in members_of(path, "header.json".__eq__))
         elif path.suffix.lower() == ".json" and (whole := _whole_log(path)) is not None:
-            start = [whole]
+            objects = iter([whole])
         else:
-            start = start_of(lines_of(path, START))
-    first = start[0] if start else {}
-    names = {**options.fields}
-    for kind in LOGS[:-1]:
-        if kind.recognises(first):
-            return kind(source, options)
-    roles = roles_of(start, names, str(path), options.gold is not None)
+            objects = rows_in(lines_of(path, START))
+        first = next(objects, {})
+        for kind in LOGS[:-1]:
+            if kind.recognises(first):
+                return kind(source, options)
+        start = [first, *islice(objects, START - 1)]
+    roles = roles_of(start, options.fields, str(path), options.gold is not None)
     missing = looked_for(roles)
-    if (
-        start
-        and (roles.has_outcome or options.gold is not None)
-        and roles.has_confidence
-        and (not missing or options.gold is not None)
-    ):
+    if first and (not missing if options.gold is None else roles.has_confidence):
         return Decisions(source, options, roles)
     kinds = ", ".join(kind.kind for kind in LOGS[:-1])
     if not first:

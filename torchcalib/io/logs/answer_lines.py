@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -325,10 +325,10 @@ class Decisions(Lines):
             documents=documents,
             correct=correct,
             right=right,
-            sizes=np.array(list(map(len, options))),
+            sizes=np.fromiter(map(len, options), np.int64, len(options)),
             probs={"probabilities": probs} if options else {},
             stated={self._reported: _between(confidence, MOST)} if confidence else {},
-            texts=list(map(str, chosen)),
+            texts=list(map(str, chosen)) if self.with_contents else (),
             contents=[self._content_of(row, self._gold_of(row)) for row in rows] if self.with_contents else (),
             counts={
                 _UNNAMED: int(has_none.sum()) if gold and options else 0,
@@ -380,14 +380,16 @@ class Decisions(Lines):
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
-        keys = list(zip(gold, map(type, gold), options, strict=True))
+        same = options[0] if len({*options}) == 1 else None  # `None` in the keys takes less time to hash
+        keys = list(zip(gold, map(type, gold), options if same is None else repeat(None), strict=False))
         indices = {}
         for key in {*keys}:
-            right = self.right_option(key[0], key[2], "a row")
+            names = key[2] or same or ()
+            right = self.right_option(key[0], names, "a row")
             indices[key] = NONE if right is None else right
             if right is None and self.unnamed is None:
-                self.unnamed = key[0], key[2]
-        return np.array(list(map(indices.__getitem__, keys)))
+                self.unnamed = key[0], names
+        return np.fromiter(map(indices.__getitem__, keys), np.int64, len(keys))
 
 
 _MOST_TEXT = 2**16  # letters of a text with probabilities

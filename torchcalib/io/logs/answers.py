@@ -149,7 +149,9 @@ class Log(ABC):
         blocks: dict[str, Block] = {}
         with reading(str(self.path), "log"):
             for some in self.parts(min(size, _GROUP)):
-                block = blocks.setdefault(self.part, Block(with_texts, self.part))
+                block = blocks.get(self.part)
+                if block is None:
+                    block = blocks[self.part] = Block(with_texts, self.part)
                 block.add(some)
                 if block.is_full(size):
                     yield blocks.pop(self.part)
@@ -323,9 +325,14 @@ class IrregularError(ValueError):
     """Rows must be read one at a time."""
 
 
+def rows_in(groups: Iterable[RowGroup]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of groups."""
+    return (row for group in groups for _, row, _ in group.numbered())
+
+
 def start_of(groups: Iterable[RowGroup]) -> list[Mapping[str, Any]]:
     """Return the first rows."""
-    return [row for _, row, _ in islice((row for group in groups for row in group.numbered()), START)]
+    return list(islice(rows_in(groups), START))
 
 
 def is_table(path: Path) -> bool:
