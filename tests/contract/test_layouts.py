@@ -213,6 +213,7 @@ LAYOUTS = [
            {"true_label": [ANIMALS[k] for k in LABELS], "pred_label": [ANIMALS[k] for k in CHOICE], "pred_prob": TOP},
            RIGHT),
     single("predicted numbers", {"label": LABELS, "prediction": CHOICE, "confidence": TOP}, RIGHT),
+    single("numbers of labels and predictions", {"true_label": LABELS, "pred_label": CHOICE, "pred_prob": TOP}, RIGHT),
     single("predictions under given names", {"gold_one": LABELS, "chosen": CHOICE, "how_sure": TOP}, RIGHT,
            given={"preds": "how_sure", "target": "gold_one", "pred": "chosen"}),
     single("percentages", {"confidence": WHOLE, "correct": Y.tolist()},

@@ -20,7 +20,7 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from torchcalib.io.cells import LABEL_KEYS, SCORE_KEYS, scores_in
-from torchcalib.io.columns import class_columns, groups_of, split
+from torchcalib.io.columns import class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
@@ -441,6 +441,9 @@ def _with_composed(arrays: list[Array]) -> list[Array]:
             name[len(stem) :].strip("_.").isdecimal() for name in names
         ):
             continue  # other columns about the target
+        rests = [(split(name) or ("", name))[1] for name in names]
+        if not classes_among(rests):
+            continue  # columns about the prediction, such as `pred_label` and `pred_prob`
         found = class_columns(names)
         columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}
