@@ -137,10 +137,10 @@ CASES = {
     "JSON": multi({"probs": PROBS, "label": LABELS}, file="a.json", ends="at once"),
     "a pickle": fails({"probs": PROBS, "label": LABELS}, "never loaded", file="a.pkl"),
     "semicolons": multi({**PROB, "y": LABELS}, separator=";", ends="at once"),
-    "vertical bars": multi({**PROB, "y": LABELS}, separator="|", says="got vertical bars"),
+    "vertical bars": multi({**PROB, "y": LABELS}, separator="|", ends="at once"),
     "decimal commas": binary({"y": Y, "prob": [str(p).replace(".", ",") for p in P]}, separator=";", ends="at once"),
-    "tabs in .csv": multi({**PROB, "y": LABELS}, separator="\t", says="Rename it to .tsv"),
-    "commas in .tsv": multi({**PROB, "y": LABELS}, file="a.tsv", separator=",", says="Rename it to .csv"),
+    "tabs in .csv": multi({**PROB, "y": LABELS}, separator="\t", ends="at once"),
+    "commas in .tsv": multi({**PROB, "y": LABELS}, file="a.tsv", separator=",", ends="at once"),
     "no header": fails({str(v): [v] for v in (0.25, 1)}, "must begin with a line of column names"),
     "arrays": multi({"preds": PROBS, "targets": LABELS}, file="a.npz", ends="at once"),
     "a column of classes": multi({"probs": PROBS, "y": LABELS[:, None]}, file="a.npz", ends="at once"),
@@ -283,9 +283,6 @@ EDITS = {  # advice that changes the file
     "Divide percentages by 100": lambda case: changed(case, PREDS, lambda p: p / 100),
     "Divide them by their sum": divided,
     "Clip the probabilities to [0, 1]": lambda case: changed(case, PREDS, lambda p: p.clip(0, 1)),
-    "Rename it to .tsv": lambda case: replace(case, file="a.tsv"),
-    "Rename it to .csv": lambda case: replace(case, file="a.csv"),
-    "Write it with commas": lambda case: replace(case, separator=""),
 }
 FLAG, WITH_VALUE = (
     r"--(?:from-logits|from-probs|normalize)\b(?! only)",

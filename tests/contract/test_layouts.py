@@ -111,6 +111,10 @@ def by_class(rows):
     return [dict(zip(ANIMALS, row, strict=True)) for row in PROBS[rows].tolist()]
 
 
+PIPELINES = [
+    sorted(({"label": name, "score": p} for name, p in zip(ANIMALS, row, strict=True)), key=lambda each: -each["score"])
+    for row in PROBS.tolist()
+]
 LAYOUTS = [
     # columns named after classes
     classes("names", named_columns("prob_", ANIMALS), ANIMALS),
@@ -157,6 +161,11 @@ LAYOUTS = [
         "the answer of the model", list("ABCD"), "ABCD", more={"answer": ["ABCD"[k] for k in CHOICE]},
         target="correct_answer", given={"from_logits": False},
     ),
+    classes("capitals and spaces", named_columns("prob_", ANIMALS), ANIMALS, more={"label": ["cat"] * N},
+            target="True Label"),
+    classes("camel case", named_columns("predProba ", ANIMALS), ANIMALS, more={"label": ["cat"] * N},
+            target="trueLabel"),
+    classes("letters after the stem", [f"prob{letter}" for letter in "ABCD"], "ABCD", target="correctAnswer"),
     classes("two targets", named_columns("prob_", ANIMALS), ANIMALS, more={"label": ["cat"] * N}, target="y_true"),
     classes(
         "given names select", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_fox": TOP},
@@ -184,17 +193,27 @@ LAYOUTS = [
         },
         of_label(PROBS, LABELS),
     ),
+    single(
+        "pipelines of Hugging Face", {"scores": PIPELINES, "label": [ANIMALS[k] for k in LABELS]},
+        of_label(PROBS, LABELS),
+    ),
+    single(
+        "pipelines as text", {"predictions": list(map(str, PIPELINES)), "label": [ANIMALS[k] for k in LABELS]},
+        of_label(PROBS, LABELS),
+    ),
     # one probability
     single("binary", {"prob": P.tolist(), "label": Y.tolist()}),
     single("words", {"prob": P.tolist(), "label": [("no", "yes")[y] for y in Y]}),
     single("the positive class", {"prob_spam": P.tolist(), "label": [("ham", "spam")[y] for y in Y]}),
     single("a p-value", {"p_value": P[::-1].tolist(), "prob": P.tolist(), "label": Y.tolist()}),
     single("confidences", {"confidence": P.tolist(), "correct": Y.tolist()}),
+    single("capitals of confidences", {"Model Confidence": P.tolist(), "isCorrect": Y.tolist()}),
     single("a row number", {"id": list(range(N)), "confidence": P.tolist(), "correct": (Y == 1).tolist()}),
     single("predicted labels and their probabilities",
            {"true_label": [ANIMALS[k] for k in LABELS], "pred_label": [ANIMALS[k] for k in CHOICE], "pred_prob": TOP},
            RIGHT),
     single("predicted numbers", {"label": LABELS, "prediction": CHOICE, "confidence": TOP}, RIGHT),
+    single("numbers of labels and predictions", {"true_label": LABELS, "pred_label": CHOICE, "pred_prob": TOP}, RIGHT),
     single("predictions under given names", {"gold_one": LABELS, "chosen": CHOICE, "how_sure": TOP}, RIGHT,
            given={"preds": "how_sure", "target": "gold_one", "pred": "chosen"}),
     single("percentages", {"confidence": WHOLE, "correct": Y.tolist()},
@@ -215,8 +234,15 @@ LAYOUTS = [
     classes("numbers without columns", named_columns("prob_", [1, 2, 4]), [0, 1, 2], right="among the classes"),
     single("only the answer of the model",
            {**dict(zip("ABCD", PROBS.T.tolist(), strict=True)), "answer": ["ABCD"[k] for k in CHOICE]},
-           "must be the true class, got the class with the largest prediction in all 30 rows",
+           "must be the right answer, got the class with the largest prediction in all 30 rows",
            given={"from_logits": False}),
+    single("only the predictions of the model",
+           {**dict(zip(named_columns("prob_", ANIMALS), PROBS.T.tolist(), strict=True)), "label": CHOICE},
+           "`label` in .* must be the right answer, got the class with the largest prediction"),
+    single("predictions as targets", {"label": CHOICE, "pred_label": CHOICE, "pred_prob": TOP},
+           "`label` in .* must be the right answer, got the predicted label `pred_label` in all 30 rows"),
+    single("outcomes of the predictions", {"prob": P.tolist(), "y": (P > 0.5).astype(int).tolist()},
+           "`y` in .* must be the right answer"),
     single("the probability of 0", {"prob_0": P.tolist(), "label": Y.tolist()}, "the probability that `label` is 1"),
     single("predicted labels in capitals",
            {"label": [ANIMALS[k] for k in LABELS], "pred_label": [ANIMALS[k].upper() for k in CHOICE], "score": TOP},
@@ -249,7 +275,9 @@ def files(layout, folder):
     table = pd.DataFrame(layout.columns)
     table.to_csv(folder / "t.csv", index=False)
     table.to_csv(folder / "t.tsv", index=False, sep="\t")
-    table.to_csv(folder / "semicolons.csv", index=False, sep=";")
+    rows = table.to_csv(index=False, sep=";")
+    (folder / "comments.csv").write_text(f"# written by a program, seed 0\n# two lines\n{rows}")
+    table.to_csv(folder / "tabs.csv", index=False, sep="\t")
     table.to_json(folder / "t.jsonl", orient="records", lines=True, double_precision=15)
     table.to_json(folder / "t.json", orient="records", double_precision=15)
     rows = json.loads((folder / "t.json").read_text())

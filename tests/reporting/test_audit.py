@@ -166,7 +166,7 @@ def lines_of_probs(n, probs=(0.7, 0.3), **changes):
 )
 def test_degenerate_confidences_are_marked(tmp_path, rows, mark):
     rows = [{**row, "item_id": k} for k, row in enumerate(rows)]
-    each = audit(write_lines(tmp_path / "a.jsonl", rows), **QUICK)["probabilities"]
+    each = audit(write_lines(tmp_path / "a.jsonl", rows), target="gold", **QUICK)["probabilities"]
     assert any(re.search(mark, text) for text in each.marks)
     assert (each.report is None) == mark.startswith("Degenerate")
 

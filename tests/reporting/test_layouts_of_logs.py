@@ -71,6 +71,19 @@ OPTIONS = {
     ),
     "text": rows(lambda p, y, _: {"gold": LETTERS[y], "probs": json.dumps(p)}),
     "camel case": rows(lambda p, y, _: {"correctAnswer": LETTERS[y], "probs": columns(p)}),
+    "capitals and spaces": rows(lambda p, y, _: {"True Label": LETTERS[y], "label": "A", "probs": columns(p)}),
+    "pipelines of Hugging Face": rows(
+        lambda p, y, _: {
+            "label": TEXTS[y],
+            "scores": [{"label": x, "score": q} for x, q in by_probability(TEXTS, p).items()],
+        }
+    ),
+    "pipelines as text": rows(
+        lambda p, y, _: {
+            "label": TEXTS[y],
+            "prediction": str([{"label": x, "score": q} for x, q in by_probability(TEXTS, p).items()]),
+        }
+    ),
 }
 CONFIDENCES = {
     "outcomes": rows(lambda p, y, c: {"confidence": max(p), "correct": c == y}),
@@ -99,7 +112,8 @@ def entrances(found, folder):
     if not any(isinstance(value, list | dict) for value in found[0].values()):
         pd.DataFrame(found).to_csv(folder / "a.csv", index=False)
         yield folder / "a.csv"
-        pd.DataFrame(found).to_csv(folder / "b.csv", index=False, sep=";", decimal=",")
+        text = pd.DataFrame(found).to_csv(index=False, sep=";", decimal=",")
+        (folder / "b.csv").write_text(f"# model: small, seed: 1\n{text}")
         yield folder / "b.csv"
         pd.DataFrame(found).to_parquet(folder / "a.parquet")
         yield folder / "a.parquet"
@@ -134,13 +148,25 @@ def test_options_name_fields_that_no_list_knows():
 @pytest.mark.parametrize(
     ("layout", "error"),
     [
-        (rows(lambda p, _, c: {"answer": LETTERS[c], **columns(p)}), "`answer`, which is the most probable option in"),
+        (rows(lambda p, _, c: {"answer": LETTERS[c], **columns(p)}), "`answer` in .* got the most probable option in"),
         (
             rows(lambda p, y, _: {"answer": y, "probs": by_probability(TEXTS, p)}),
             "options in another order than before",
         ),
         (rows(lambda p, y, _: {"answer": y + 1, "probs": columns(p)}), r"from 0 to 3 \(0 for A\), got 4 in row"),
         (rows(lambda p, *_: {"probs": columns(p)}), "right answer .*target='NAME'"),
+        (
+            rows(lambda p, _, c: {"gold": LETTERS[c], "probs": columns(p)}),
+            "`gold` in .* got the most probable option in",
+        ),
+        (
+            rows(lambda p, _, c: {"gold": TEXTS[c], "pred": TEXTS[c], "confidence": max(p)}),
+            "`gold` in .* got the answer of the model in all 60 rows",
+        ),
+        (
+            rows(lambda p, *_: {"gold": "violet", "probs": columns(p, TEXTS)}),
+            "none in 60 rows: the first is 'violet', and its options are `red`, `blue`, `green`, `pink`",
+        ),
     ],
 )
 def test_misleading_layouts_raise_errors(layout, error):

@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 command: Command = arguments.declared
                 check_options(arguments)
                 paths = command.find(arguments)
+                arguments.is_part = ranks.n_ranks > 1
                 if ranks.n_ranks == 1:  # otherwise each rank opens its share of the files
                     command.open(arguments, paths)
                 if ranks.is_first:

@@ -33,6 +33,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
             ignore_index=arguments.ignore_index,
             nan_policy=arguments.nan_policy,
             normalize=arguments.normalize,
+            is_part=arguments.is_part,
         )
     return known[key]
 

@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,8 +15,31 @@ from torchcalib.io.paths import check_paths, expanded
 MODES = ("positive", "top_label", "classwise")
 """Kinds of confidence with a name; see `torchcalib.core.events.NamedMode`."""
 
-Add = Callable[[argparse.ArgumentParser], Any]
-"""Function that adds arguments to the parser of a command."""
+
+class Option:
+    """An argument of commands.
+
+    Args:
+        name: name on the command line; without hyphens, that of a positional argument.
+        metavar: word for the value in the help. Without it and other arguments, the option is a flag.
+        text: help.
+        group: options of the same group exclude each other.
+        **how: further arguments of `add_argument`.
+    """
+
+    def __init__(self, name: str, metavar: str | None, text: str, group: str = "", **how: Any) -> None:
+        how = how if metavar or how else {"action": "store_true"}
+        self.name, self.group = name, group
+        self.how = {**how, "help": text, **({"metavar": metavar} if metavar else {})}
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add options to the parser of a command."""
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group and option.group not in groups:
+            groups[option.group] = parser.add_mutually_exclusive_group()
+        groups.get(option.group, parser).add_argument(option.name, **option.how)
 
 
 def _words(names: Sequence[str]) -> str:
@@ -39,30 +62,9 @@ NAMES = f"""names that are found without options (case-insensitive):
 """Names of arrays and columns, for the help of commands."""
 
 
-def add_files(parser: argparse.ArgumentParser) -> None:
-    """Add the prediction files of one system."""
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of "
-        ".npy files; several files are shards of one data set; "
-        "a quoted pattern such as 'shards/*.npz' expands to all matches, sorted by name",
-    )
-
-
 def found_files(arguments: argparse.Namespace) -> tuple[Path, ...]:
     """Return the checked paths of the prediction files."""
     return check_paths(expanded(arguments.files))
-
-
-def add_preds(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the option that names the predictions; with `several`, those of each system."""
-    columns = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"
-    if several:
-        columns += "; repeat as [NAME=]COLUMNS to compare systems in a single file"
-    action = "append" if several else "store"
-    parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
 
 
 def is_file(out: str | None) -> bool:
@@ -82,8 +84,8 @@ def check_options(arguments: argparse.Namespace) -> None:
             raise ValueError(f"`--{name.replace('_', '-')}` must be at least 1, got {found}. Pass a positive number.")
 
 
-def _mode(text: str) -> str:
-    """Return the name of a mode, "top5" for `TopK(5)`."""
+def mode(text: str) -> str:
+    """Return the mode that a text names, "top5" for `TopK(5)`."""
     if ranked := re.fullmatch(r"top_?(?:k[=(]?)?([1-9]\d{0,8})\)?", text, re.IGNORECASE):
         return f"top{ranked[1]}"
     if text not in MODES:
@@ -105,111 +107,107 @@ def word(text: str) -> tuple[str, float]:
     return name, p
 
 
-def add_mode(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the kind of confidence."""
-    parser.add_argument(
-        "--mode",
-        type=_mode,
-        help="kind of confidence: positive, top_label, classwise, or top5 for the 5 most probable classes together "
-        "(default: the first one of the task)",
-    )
-
-
-def add_kind(parser: argparse.ArgumentParser) -> None:
-    """Add the options for logits or probabilities."""
-    logits = parser.add_mutually_exclusive_group()
-    logits.add_argument("--from-logits", action="store_true", help="predictions are logits (default: from the name)")
-    logits.add_argument(
-        "--from-probs", action="store_true", help="predictions are probabilities (default: from the name)"
-    )
-
-
-def add_input(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the options for the content of the files, which `torchcalib.cli.files.opened` passes to the readers."""
-    add_preds(parser, several)
-    parser.add_argument(
+FILES = Option(
+    "files",
+    "FILE",
+    ".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of .npy files; "
+    "several files are shards of one data set; a quoted pattern such as 'shards/*.npz' expands to all matches, sorted "
+    "by name",
+    nargs="+",
+)
+_COLUMNS = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"
+PREDS = Option("--preds", "NAME", f"{_COLUMNS} (default: found by name)")
+PREDS_OF_SYSTEMS = Option(
+    "--preds",
+    "NAME",
+    f"{_COLUMNS}; repeat as [NAME=]COLUMNS to compare systems in a single file (default: found by name)",
+    action="append",
+)
+KIND = (
+    Option("--from-logits", None, "predictions are logits (default: from the name)", "kind"),
+    Option("--from-probs", None, "predictions are probabilities (default: from the name)", "kind"),
+)
+CONTENT = (
+    Option(
         "--pred",
-        metavar="NAME",
-        help="key or column of the predicted labels, if predictions are their probabilities (default: found by name)",
-    )
-    for role, kind in (("target", "targets"), ("weights", "weights")):
-        parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
-    parser.add_argument(
+        "NAME",
+        "key or column of the predicted labels, if predictions are their probabilities (default: found by name)",
+    ),
+    Option("--target", "NAME", "key or column of the targets (default: found by name)"),
+    Option("--weights", "NAME", "key or column of the weights (default: found by name)"),
+    Option(
         "--class-names",
-        metavar="A,B,...",
-        help="class names in the order of the predictions; for one probability the negative class, then the positive "
-        "class (default: from column names or text targets)",
-    )
-    add_kind(parser)
-    parser.add_argument(
-        "--normalize", action="store_true", help="divide rounded multi-class probabilities by their sum"
-    )
-    parser.add_argument(
+        "A,B,...",
+        "class names in the order of the predictions; for one probability the negative class, then the positive class "
+        "(default: from column names or text targets)",
+    ),
+    *KIND,
+    Option("--normalize", None, "divide rounded multi-class probabilities by their sum"),
+    Option(
         "--task",
+        None,
+        "task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
         choices=(*TASKS, "confidence"),
-        help="task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
-    )
-    parser.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
-    parser.add_argument(
+    ),
+    Option("--ignore-index", "K", "drop rows with this target", type=int),
+    Option(
         "--nan-policy",
+        None,
+        "raise an error for rows with NaN, empty cells or invalid infinities, or drop and count such rows (default: "
+        "raise)",
         choices=("raise", "drop"),
         default="raise",
-        help="raise an error for rows with NaN, empty cells or invalid infinities, or drop and count such rows "
-        "(default: raise)",
+    ),
+)
+"""Content of files, which `torchcalib.cli.inputs.opened` passes to the readers, except for the predictions."""
+
+N_BINS = Option(
+    "--n-bins",
+    "B",
+    "number of equal-width bins, and of equal-mass bins for the adaptive calibration error (default: 15)",
+    type=int,
+    default=15,
+)
+BINS = (N_BINS, Option("--right", None, "use bins (a, b] instead of [a, b)"))
+CLUSTERS = Option(
+    "--clusters",
+    "NAME",
+    "key or column with the cluster of each row, integers or text, such as a patient, an image or a question; only "
+    "rows of different clusters are independent",
+)
+MODE = Option(
+    "--mode",
+    None,
+    "kind of confidence: positive, top_label, classwise, or top5 for the 5 most probable classes together (default: "
+    "the first one of the task)",
+    type=mode,
+)
+DIAGRAMS = Option("--diagrams", None, "add every diagram as PNG and SVG to the folder of --out")
+
+
+def out(name: str) -> Option:
+    """Return the option for files of results, whose page is `name`.html."""
+    return Option(
+        "--out", "PATH", f"write a file (.html, .json, .md, .tex), or a folder with {name}.html and {name}.json"
     )
 
 
-def add_bins(parser: argparse.ArgumentParser) -> None:
-    """Add the options for bins."""
-    parser.add_argument(
-        "--n-bins",
-        type=int,
-        default=15,
-        metavar="B",
-        help="number of equal-width bins, and of equal-mass bins for the adaptive calibration error (default: 15)",
-    )
-    parser.add_argument("--right", action="store_true", help="use bins (a, b] instead of [a, b)")
-
-
-def add_clusters(parser: argparse.ArgumentParser) -> None:
-    """Add the option for clusters of dependent rows."""
-    parser.add_argument(
-        "--clusters",
-        metavar="NAME",
-        help="key or column with the cluster of each row, integers or text, such as a patient, an image or a question; "
-        "only rows of different clusters are independent",
-    )
-
-
-def add_out(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the options for files of results, whose page is `name`.html."""
-    words = f"write a file (.html, .json, .md, .tex), or a folder with {name}.html and {name}.json"
-    parser.add_argument("--out", metavar="PATH", help=words)
-    add_diagrams(parser)
-
-
-def add_diagrams(parser: argparse.ArgumentParser) -> None:
-    """Add the option for image files of the diagrams."""
-    parser.add_argument(
-        "--diagrams", action="store_true", help="add every diagram as PNG and SVG to the folder of --out"
-    )
-
-
-def add_results(parser: argparse.ArgumentParser) -> Any:
-    """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
-    add_out(parser, "report")
-    parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
-    parser.add_argument(
+RESULTS = (
+    out("report"),
+    DIAGRAMS,
+    Option("--all", None, "print all tables, explanations and notes"),
+    Option(
         "--save-state",
-        metavar="PATH",
-        help="write the state of a part of a larger report for `torchcalib merge`; without --out and "
-        "--save-calibrator, compute no report",
-    )
-    calibration = parser.add_mutually_exclusive_group()
-    calibration.add_argument(
+        "PATH",
+        "write the state of a part of a larger report for `torchcalib merge`; without --out and --save-calibrator, "
+        "compute no report",
+    ),
+    Option(
         "--save-calibrator",
-        metavar="PATH",
-        help="fit the recommended calibrator, if there is one, to all samples, and write it for "
+        "PATH",
+        "fit the recommended calibrator, if there is one, to all samples, and write it for "
         "torchcalib.calibration.load_calibrator",
-    )
-    return calibration
+        "calibration",
+    ),
+)
+"""Results of a report."""

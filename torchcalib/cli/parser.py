@@ -18,6 +18,7 @@ from torchcalib._lazy import SYNONYMS as SYNONYMS_OF_NAMES
 from torchcalib._lazy import public_names
 from torchcalib._version import __version__
 from torchcalib.cli import inputs, options
+from torchcalib.cli.options import Option
 from torchcalib.cli.systems import systems_of
 from torchcalib.io.errors import limited, quoted, short_name, shown
 from torchcalib.io.names import SYNONYMS
@@ -73,7 +74,7 @@ _CALIBRATE_EXAMPLES = """examples:
 
 
 class Command(NamedTuple):
-    """A command: its module in `torchcalib.cli`, its texts, its arguments, and checks before the import of torch.
+    """A command: its module in `torchcalib.cli`, its texts, its options, and checks before the import of torch.
 
     `find` checks the arguments, and returns the paths of the files. `open` opens them, which reads headers only, and
     keeps them in the arguments for the command. `places` are the options for files of results.
@@ -82,180 +83,142 @@ class Command(NamedTuple):
     module: str
     help: str
     description: str
-    add_arguments: Sequence[options.Add]
+    options: Sequence[Option]
     find: Callable[[argparse.Namespace], Any] = options.found_files
     epilog: str = ""
     open: Callable[[argparse.Namespace, Any], Any] = inputs.opened
     places: Sequence[str] = ()
 
 
-def _report(parser: argparse.ArgumentParser) -> None:
-    options.add_results(parser).add_argument(
-        "--no-calibration", action="store_true", help="skip the calibrators, which take most of the time"
-    )
-    parser.add_argument(
-        "--no-intervals",
-        action="store_true",
-        help="skip the intervals, and the p-values of rank-based errors, which take seconds",
-    )
-    parser.add_argument(
+_PARTS = Option(
+    "files",
+    "PART",
+    "a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern such as "
+    "'part*.pt' expands to all matches, sorted by name",
+    nargs="+",
+)
+_SYSTEMS = Option(
+    "systems",
+    "[NAME=]FILES",
+    "a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy files); the "
+    "default NAME is the file name",
+    nargs="+",
+)
+_COMPARE = (
+    options.out("compare"),
+    options.DIAGRAMS,
+    Option("--all", None, "print the tables of all metrics, explanations and notes"),
+)
+_METRIC = Option("name", "NAME", "name of the metric, such as ece, nll or brier_score; see torchcalib.functional")
+_METRIC_OPTION = Option(
+    "--option",
+    "NAME=VALUE",
+    "another option of the metric, such as bins=equal_mass or component=dsc; repeat it for several options",
+    action="append",
+)
+_REPORT = (
+    Option("--no-calibration", None, "skip the calibrators, which take most of the time", "calibration"),
+    Option("--no-intervals", None, "skip the intervals, and the p-values of rank-based errors, which take seconds"),
+    Option(
         "--safe-threshold",
-        type=float,
-        metavar="NATS",
-        help="state whether the model is safe: whether its entropic calibration difference (ECD), positive for "
+        "NATS",
+        "state whether the model is safe: whether its entropic calibration difference (ECD), positive for "
         "over-confidence, is at most this threshold",
-    )
-    parser.add_argument(
+        type=float,
+    ),
+    Option(
         "--groups",
-        metavar="NAME",
-        help="key or column with the group of each row, integers or text; the report lists the worst groups "
-        "(-1 or an empty text: no group)",
-    )
-
-
-def _parts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="PART",
-        help="a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern "
-        "such as 'part*.pt' expands to all matches, sorted by name",
-    )
-
-
-def _systems(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "systems",
-        nargs="+",
-        metavar="[NAME=]FILES",
-        help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
-        "files); the default NAME is the file name",
-    )
-    options.add_out(parser, "compare")
-    parser.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
-
-
-def _metric(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME", help="name of the metric, such as ece, nll or brier_score; see torchcalib.functional"
-    )
-
-
-def _metric_options(parser: argparse.ArgumentParser) -> None:
-    options.add_mode(parser)
-    parser.add_argument(
-        "--option",
-        metavar="NAME=VALUE",
-        action="append",
-        help="another option of the metric, such as bins=equal_mass or component=dsc; repeat it for several options",
-    )
-
-
-def _log(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+        "NAME",
+        "key or column with the group of each row, integers or text; the report lists the worst groups (-1 or an empty "
+        "text: no group)",
+    ),
+)
+_LOG = (
+    Option(
         "logs",
+        "LOG",
+        "a file (.jsonl, .jsonl.gz, .eval, .json, .csv, .tsv, .parquet), or a folder or quoted pattern with files of "
+        "several tasks, which are pooled; several logs of the same questions are compared",
         nargs="+",
-        metavar="LOG",
-        help="a file (.jsonl, .jsonl.gz, .eval, .json, .csv, .tsv, .parquet), or a folder or quoted pattern with files "
-        "of several tasks, which are pooled; several logs of the same questions are compared",
-    )
-    parser.add_argument(
+    ),
+    Option(
         "--confidence",
-        metavar="NAME",
-        help="field with the confidence, or definition that the sentence names, such as choices_per_byte",
-    )
-    parser.add_argument("--correct", metavar="NAME", help="field with whether the answer is right")
-    parser.add_argument(
-        "--target", metavar="NAME", help="field with the right answer: text, letter or index (from 0) of an option"
-    )
-    parser.add_argument("--pred", metavar="NAME", help="field with the answer of the model")
-    parser.add_argument("--id", metavar="NAME", help="field with the identifier of the question")
-    parser.add_argument(
-        "--by", metavar="NAME", help="field whose values are reported apart, such as the model (default: pooled)"
-    )
-    parser.add_argument(
-        "--gold", metavar="FILE", help="file with the right answer to each question, joined by its identifier"
-    )
-    parser.add_argument("--names", metavar="A,B", help="names of several logs (default: the names of their files)")
-    parser.add_argument(
+        "NAME",
+        "field with the confidence, or definition that the sentence names, such as choices_per_byte",
+    ),
+    Option("--correct", "NAME", "field with whether the answer is right"),
+    Option("--target", "NAME", "field with the right answer: text, letter or index (from 0) of an option"),
+    Option("--pred", "NAME", "field with the answer of the model"),
+    Option("--id", "NAME", "field with the identifier of the question"),
+    Option("--by", "NAME", "field whose values are reported apart, such as the model (default: pooled)"),
+    Option("--gold", "FILE", "file with the right answer to each question, joined by its identifier"),
+    Option("--names", "A,B", "names of several logs (default: the names of their files)"),
+    Option(
         "--select",
-        metavar="NAME",
-        help="filter (lm-eval) or scorer (Inspect) whose answers are read (default: the first in the log)",
-    )
-    parser.add_argument(
+        "NAME",
+        "filter (lm-eval) or scorer (Inspect) whose answers are read (default: the first in the log)",
+    ),
+    Option(
         "--scale",
+        None,
+        "scale of stated confidences without a percent sign (default: inferred from all of them)",
         choices=("percent", "fraction"),
-        help="scale of stated confidences without a percent sign (default: inferred from all of them)",
-    )
-    parser.add_argument(
+    ),
+    Option(
         "--word",
+        "WORD=P",
+        "confidence in [0, 1] for a word, such as high=0.9; repeat it for several words",
         type=options.word,
-        metavar="WORD=P",
         action="append",
-        help="confidence in [0, 1] for a word, such as high=0.9; repeat it for several words",
-    )
-    parser.add_argument(
+    ),
+    Option(
         "--as-published",
+        None,
+        "add the calibration error of stated confidences that this benchmark publishes",
         choices=("hle", "browsecomp", "browsecomp_plus"),
-        help="add the calibration error of stated confidences that this benchmark publishes",
-    )
-    parser.add_argument("--n-bins", type=int, default=15, metavar="N", help="number of equal-width bins (default: 15)")
-    parser.add_argument("--no-intervals", action="store_true", help="skip the intervals, which take seconds")
-    parser.add_argument("--no-calibration", action="store_true", help="skip the calibrators")
-    parser.add_argument(
-        "--out",
-        metavar="PATH",
-        help="write a file (.html, .json, .md, .tex), or a folder with audit.html and audit.json",
-    )
-    parser.add_argument("--pages", action="store_true", help="add a page for each definition to the folder of --out")
-
-
-def _condition(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--fail-if",
-        metavar="CONDITION",
-        help="condition of failure (default: p(ece) < 0.01 and ece > 0.02)",
-    )
-
-
-def _calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="PATH", required=True, help="file for the fitted calibrator, such as cal.pt")
-    parser.add_argument(
+    ),
+    Option("--n-bins", "N", "number of equal-width bins (default: 15)", type=int, default=15),
+    Option("--no-intervals", None, "skip the intervals, which take seconds"),
+    Option("--no-calibration", None, "skip the calibrators"),
+    options.out("audit"),
+    Option("--pages", None, "add a page for each definition to the folder of --out"),
+)
+_CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(ece) < 0.01 and ece > 0.02)")
+_CALIBRATE = (
+    Option("--out", "PATH", "file for the fitted calibrator, such as cal.pt", required=True),
+    Option(
         "--calibrator",
-        metavar="NAME",
-        help="class of the calibrator, such as TemperatureScaling (default: the recommended one)",
-    )
-
-
-def _apply(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("calibrator", metavar="CALIBRATOR", help="a file that `torchcalib calibrate` wrote")
-    options.add_files(parser)
-    parser.add_argument(
-        "--out", metavar="PATH", required=True, help="file for the calibrated predictions, in any of these formats"
-    )
-    options.add_preds(parser)
-    options.add_kind(parser)
-
-
-def _plot(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+        "NAME",
+        "class of the calibrator, such as TemperatureScaling (default: the recommended one)",
+    ),
+)
+_APPLY = (
+    Option("calibrator", "CALIBRATOR", "a file that `torchcalib calibrate` wrote"),
+    options.FILES,
+    Option("--out", "PATH", "file for the calibrated predictions, in any of these formats", required=True),
+    options.PREDS,
+    *options.KIND,
+)
+_PLOT = (
+    Option(
         "--out",
-        metavar="PATH",
+        "PATH",
+        "file for the diagram: .svg, .png or .pdf (default: reliability.svg)",
         default="reliability.svg",
-        help="file for the diagram: .svg, .png or .pdf (default: reliability.svg)",
-    )
-    options.add_mode(parser)
-    parser.add_argument("--logit", action="store_true", help="use a logit scale, to show probabilities near 0 and 1")
-    parser.add_argument("--title", help="title of the diagram")
-
-
-def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
-    )
-    options.add_diagrams(parser)
-    parser.add_argument("--epochs", type=int, default=40, help="number of epochs (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    ),
+    options.MODE,
+    Option("--logit", None, "use a logit scale, to show probabilities near 0 and 1"),
+    Option("--title", None, "title of the diagram", default=None),
+)
+_DEMO = (
+    Option("--out", "DIR", "folder for the report (default: demo-report)", default="demo-report"),
+    options.DIAGRAMS,
+    Option("--epochs", None, "number of epochs (default: 40)", type=int, default=40),
+    Option("--seed", None, "random seed (default: 0)", type=int, default=0),
+)
+_INPUT = (options.PREDS, *options.CONTENT)
+_REST = (*_INPUT, options.CLUSTERS, *options.BINS)
+"""Options at the end of several commands."""
 
 
 def _found_parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
@@ -384,7 +347,7 @@ COMMANDS: Mapping[str, Command] = {
         "compute scores, calibration errors, tables and diagrams for a file of predictions",
         "Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
         "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
-        (options.add_files, _report, options.add_input, options.add_clusters, options.add_bins),
+        (options.FILES, *options.RESULTS, *_REPORT, *_REST),
         epilog=_REPORT_EXAMPLES,
         places=_PLACES,
     ),
@@ -392,7 +355,7 @@ COMMANDS: Mapping[str, Command] = {
         "metric",
         "compute one metric",
         "Print the value of one metric. The word metric may be omitted: torchcalib ece predictions.csv",
-        (_metric, options.add_files, options.add_input, options.add_bins, _metric_options),
+        (_METRIC, options.FILES, *_INPUT, *options.BINS, options.MODE, _METRIC_OPTION),
         _found_for_metric,
         _METRIC_EXAMPLES,
     ),
@@ -402,7 +365,7 @@ COMMANDS: Mapping[str, Command] = {
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
         "p-values hold for one look at the data: repeated checks give more false alarms.",
-        (options.add_files, _condition, options.add_input, options.add_clusters, options.add_bins),
+        (options.FILES, _CONDITION, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,
     ),
@@ -410,7 +373,7 @@ COMMANDS: Mapping[str, Command] = {
         "audit",
         "measure the calibration of a language model from the log of an evaluation",
         "Read a log, and print the calibration under each definition of the confidence that it contains.",
-        (_log,),
+        _LOG,
         _found_log,
         _AUDIT_EXAMPLES,
         _opened_log,
@@ -419,7 +382,7 @@ COMMANDS: Mapping[str, Command] = {
         "plot",
         "draw the reliability diagram",
         "Write the reliability diagram, with consistency bands and the expected calibration error, to a file.",
-        (options.add_files, _plot, options.add_input, options.add_clusters, options.add_bins),
+        (options.FILES, *_PLOT, *_REST),
         _found_for_plot,
         places=("out",),
     ),
@@ -428,7 +391,7 @@ COMMANDS: Mapping[str, Command] = {
         "compare scores and calibration errors of several systems on the same targets",
         "Compare the predictions of several systems for the same targets, with intervals of differences.\n"
         "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
-        (_systems, partial(options.add_input, several=True), options.add_clusters, options.add_bins),
+        (_SYSTEMS, *_COMPARE, options.PREDS_OF_SYSTEMS, *options.CONTENT, options.CLUSTERS, *options.BINS),
         systems_of,
         _COMPARE_EXAMPLES,
         inputs.opened_systems,
@@ -438,7 +401,7 @@ COMMANDS: Mapping[str, Command] = {
         "fit a calibrator to a file of predictions",
         "Fit a calibrator to predictions and targets, and write it for `torchcalib apply` and\n"
         "torchcalib.calibration.load_calibrator.",
-        (options.add_files, _calibrate, options.add_input),
+        (options.FILES, *_CALIBRATE, *_INPUT),
         _found_for_calibrate,
         _CALIBRATE_EXAMPLES,
         places=("out",),
@@ -448,7 +411,7 @@ COMMANDS: Mapping[str, Command] = {
         "calibrate the predictions in a file",
         "Write a copy of prediction files with calibrated predictions. Targets are not needed. Names and order do not\n"
         "change: calibrated logits replace logits, and calibrated probabilities replace probabilities.",
-        (_apply,),
+        _APPLY,
         _found_for_apply,
         _CALIBRATE_EXAMPLES,
         inputs.opened_to_convert,
@@ -458,7 +421,7 @@ COMMANDS: Mapping[str, Command] = {
         "report",
         "compute one report from the states that `torchcalib report --save-state` wrote",
         "Print and write one report for several parts, as if one run had read all their files in order.",
-        (_parts, options.add_results),
+        (_PARTS, *options.RESULTS),
         _found_parts,
         open=_no_predictions,
         places=_PLACES,
@@ -467,7 +430,7 @@ COMMANDS: Mapping[str, Command] = {
         "demo",
         "train a small classifier until it is over-confident, and report on it",
         "Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
-        (_demo,),
+        _DEMO,
         lambda _: (),
         open=_no_predictions,
     ),
@@ -542,7 +505,6 @@ def make_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         each = commands.add_parser(name, help=command.help, description=command.description, epilog=command.epilog)
         each.set_defaults(declared=command)
-        for add in command.add_arguments:
-            add(each)
+        options.add_options(each, command.options)
         each.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
     return parser

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.io.errors import short_name, shown
 from torchcalib.io.names import SYNONYMS, TASKS
 from torchcalib.io.names import Task as Task
+from torchcalib.io.names import task_of as task_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Average = Literal["macro", "none"]
@@ -158,19 +159,6 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
     if sample_weight is None:
         return weights
     return with_own_names({"weights": weights, "sample_weight": sample_weight})["weights"]
-
-
-def task_of(
-    task: Task | None, num_classes: int | None = None, num_labels: int | None = None, **_other_options: object
-) -> Task:
-    """Return `task`, or "binary" for "confidence". If it is None, return the task that a number of outputs implies."""
-    if task is None and (num_classes is None) != (num_labels is None):
-        return "multilabel" if num_classes is None else "multiclass"
-    if task is None:
-        raise TypeError(
-            "`task` must be 'binary', 'multiclass' or 'multilabel', got None. Pass task=..., num_classes or num_labels."
-        )
-    return "binary" if task == "confidence" else task
 
 
 def with_task(options: Mapping[str, Any], task: Any, *others: Any) -> dict[str, Any]:

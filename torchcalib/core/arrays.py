@@ -181,17 +181,18 @@ _CELLS = ("object", "str", "large_str", "struct")
 def rows_in_cells(preds: Any) -> Any:
     """Return a column of vectors, of objects of label -> probability, or of their texts, as a list of rows.
 
-    Other predictions are unchanged.
+    Lists of objects with a label and a score are objects too; see `cells.scores_in`. Other predictions are unchanged.
     """
     kind = str(getattr(preds, "dtype", getattr(preds, "type", ""))).lower()
     values = preds
-    if kind.startswith((*_CELLS, "<u")) and not isinstance(preds, Tensor):
+    are_cells = kind.startswith((*_CELLS, "<u")) or (kind.startswith("list") and "struct" in kind)
+    if are_cells and not isinstance(preds, Tensor):
         convert = next(filter(None, (getattr(preds, name, None) for name in ("to_pylist", "to_list", "tolist"))))
         values = convert()
     first = values[0] if isinstance(values, list) and values else None
     if isinstance(first, Mapping):
         return values
-    if not isinstance(first, str):
+    if not (isinstance(first, str) or (isinstance(first, list) and first and isinstance(first[0], Mapping))):
         return preds
     from torchcalib.io.cells import vector_in
 

@@ -27,7 +27,7 @@ from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import first_of, shown, warn
-from torchcalib.io.names import ambiguity, are_logits, are_logits_by_values, single_axis, task_of_shapes
+from torchcalib.io.names import Shapes, are_logits_by_values, extra_axes, named_as_logits
 from torchcalib.ops.host_values import value_if_available
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,15 +63,12 @@ def prepare(
 
     names = () if class_names is None else checked_names(class_names)
     if from_logits is None:
-        meanings = {are_logits(name) for name in column_names(preds)}
-        from_logits = meanings.pop() if len(meanings) == 1 else None
+        from_logits = named_as_logits(column_names(preds), "`preds`")
     preds, target, _, classes = data_of(
         preds, target, task=task, from_logits=from_logits, class_names=names, ignore_index=ignore_index
     )
-    if task is None:
-        task = infer_task(preds, target, {"positive_classes": positive_classes})
+    task = infer_task(preds, target, {"positive_classes": positive_classes}) if task is None else task_of(task)
     preds, target = without_single_axes(preds, target)
-    task = task_of(task)
     if from_logits is None:
         from_logits = infer_from_logits(preds, task)
     return Prepared(preds, target, task, names or shown_classes(classes), from_logits)
@@ -285,28 +282,17 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
 
 
 def infer_task(preds: Tensor, target: Tensor, options: Mapping[str, Any] | None = None) -> Task:
-    """Return the task that input options imply, or else the shapes; see `task_of_shapes`.
-
-    Shapes are those of a batch element. Other shapes raise ValueError, which names the calls for ambiguous ones.
-    """
-    if options:
-        if options.get("positive_classes") is not None:
-            return "multiclass"
-        if options.get("num_classes") is not None or options.get("num_labels") is not None:
-            return task_of(None, options.get("num_classes"), options.get("num_labels"))
-    own, other = preds.shape, target.shape
-    if options and is_int(n_batch := options.get("batch_dims", 0)) and 0 < n_batch < min(len(own), len(other)):
-        own, other = own[n_batch:], other[n_batch:]
-    if task := task_of_shapes(own, other):
-        return task
-    shapes = f"{tuple(own)} for both" if own == other else f"shapes {tuple(own)} and {tuple(other)}"
-    if problem := ambiguity(own, other, not target.is_floating_point(), shapes):
-        raise ValueError(problem)
-    check_not_swapped(preds, target)
-    raise ValueError(
-        f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
-        "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
-    )
+    """Return the task that input options imply, or else the shapes of a batch element; see `task_of`."""
+    options = options or {}
+    own, other, n = tuple(preds.shape), tuple(target.shape), options.get("batch_dims", 0)
+    if is_int(n) and 0 < n < min(len(own), len(other)):
+        own, other = own[n:], other[n:]
+    shapes = Shapes(own, other, not target.is_floating_point())
+    try:
+        return task_of(**{**options, "task": None, "shapes": shapes})
+    except ValueError:
+        check_not_swapped(preds, target)
+        raise
 
 
 def infers_task(function: F) -> F:
@@ -344,12 +330,6 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
 
 
 def without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`; see `single_axis`."""
-    axis, extra = single_axis(preds.shape, target.shape), single_axis(target.shape, preds.shape)
-    if axis is None and target.shape[-1:] == (2,):  # annotator counts
-        axis = single_axis(preds.shape, target.shape[:-1])
-    if axis is not None:
-        return preds.squeeze(axis), target
-    if extra is None and target.dim() > 1 and (*preds.shape[:-1], 1) == target.shape != preds.shape:
-        extra = -1  # multi-class labels
-    return preds, target if extra is None else target.squeeze(extra)
+    """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`; see `extra_axes`."""
+    axis, extra = extra_axes(preds.shape, target.shape)
+    return preds if axis is None else preds.squeeze(axis), target if extra is None else target.squeeze(extra)

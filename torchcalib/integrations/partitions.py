@@ -262,7 +262,7 @@ class Partitions:
         return whole
 
     def _opened(self, table: pa.Table, preds: str | None) -> PredictionFiles:
-        files = open_predictions((), frame=table, **{**self.opening, "preds": preds})
+        files = open_predictions((), frame=table, is_part=True, **{**self.opening, "preds": preds})
         if files.has_names_of_labels and self.opening.get("class_names") is None:
             raise InputError(
                 "`class_names` must be given for text targets in several partitions, got None. Pass the names of all "

@@ -1,29 +1,62 @@
-"""Numbers in the text of a cell: percentages, vectors, or objects of label -> probability. Does not import torch."""
+"""Scores in a cell: percentages, vectors, or objects of label -> probability. Does not import torch."""
 
 import ast
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torchcalib.io.names import percent_in
 
 _VECTOR = re.compile(r"(?:(?:np\.)?array|tensor)?\(?\s*\[([^\[\]{}]*)\]\s*(?:,[^\[\]{}]*)?\)?")
+LABEL_KEYS = ("label", "value", "option", "letter", "text")
+SCORE_KEYS = ("score", "probability", "prob", "p", "logprob")
+"""Keys of the label and the score of an option in a list of objects."""
 
 
-def vector_in(text: str) -> list[float] | dict[str, float] | None:
-    """Return the numbers in a text such as `[0.1, 0.9]`, `tensor([0.1, 0.9])` or `{"no": 0.1, "yes": 0.9}`, else None.
-
-    The texts are those that pandas, numpy, torch and json write.
-    """
-    text = text.strip()
-    try:
-        if match := _VECTOR.fullmatch(text):
-            return [float(number) for number in re.split(r"[\s,]+", match[1].strip(" \n\t\r,"))]
-        if text.startswith("{"):
-            found = ast.literal_eval(text)
-            return {str(name).strip(): float(value) for name, value in found.items()} if found else None
-    except (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError):
-        pass
+def parsed(text: str) -> Any:
+    """Return the value of a text in the notation of JSON, Python, numpy or torch; None for another text."""
+    for parse in (json.loads, ast.literal_eval, _numbers_of_array):
+        try:
+            return parse(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
     return None
+
+
+def _numbers_of_array(text: str) -> list[float] | None:
+    """Return the numbers of a text such as `[0.1 0.9]` or `tensor([0.1, 0.9], device='cuda:0')`."""
+    match = _VECTOR.fullmatch(text)
+    return match and [float(number) for number in re.split(r"[\s,]+", match[1].strip(" \n\t\r,"))]
+
+
+def scores_in(cell: Any) -> list[Any] | dict[str, Any] | None:
+    """Return the scores in a cell, in turn or by label; None for other cells.
+
+    A cell is a list, an object of label -> score, a list of objects such as `{"label": "cat", "score": 0.9}`, which
+    pipelines of Hugging Face return, or the text of one of them.
+    """
+    found = parsed(cell) if isinstance(cell, str) and cell.strip()[:1] in ("[", "{", "a", "n", "t") else cell
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
+        found = found[0]
+    if isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):
+        pairs = [[next((each[key] for key in keys if key in each), None) for keys in (LABEL_KEYS, SCORE_KEYS)]
+                 for each in found]  # fmt: skip
+        found = None if any(None in pair for pair in pairs) else dict(pairs)
+    if isinstance(found, Mapping):
+        return {str(label).strip(): score for label, score in found.items()}
+    return found if isinstance(found, list) else None
+
+
+def vector_in(cell: Any) -> list[float] | dict[str, float] | None:
+    """Return the numbers in a cell, in turn or by label; None for other cells. See `scores_in`."""
+    found = scores_in(cell)
+    try:
+        if isinstance(found, dict):
+            return {label: float(score) for label, score in found.items()} or None
+        return [float(number) for number in found or ()] or None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def numbers_in(text: str, classes: Sequence[str], width: int) -> list[float] | None:

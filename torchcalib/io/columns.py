@@ -18,12 +18,13 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.names import LOGITS, NEUTRAL, OUTCOMES, PROBS, TARGET_TIERS, outcome_names
+from torchcalib.io.names import LOGITS, NEUTRAL, OUTCOMES, PROBS, TARGET_TIERS, key_of, outcome_names
 
 _STEMS = "|".join(
     sorted({*LOGITS, *PROBS, *NEUTRAL, *TARGET_TIERS[0], *TARGET_TIERS[1]}, key=lambda stem: (-len(stem), stem))
-)
-_BY_CLASS = re.compile(rf"({_STEMS})(?:[_.: ]+(-\d+)|[_.:\- ]+(.*\S)|(\d+))", re.IGNORECASE)
+).replace("_", "[_ ]?")
+_LETTER = r"(?<=(?-i:[a-z]))(?-i:([A-Z]))"  # directly after the stem, as in `probA`
+_BY_CLASS = re.compile(rf"#?\s*({_STEMS})(?:[_.: ]+(-\d+)|[_.:\- ]+(.*\S)|(\d+)|{_LETTER})", re.IGNORECASE)
 _WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
 _NUMBER = re.compile(r"(-?\d+)(?:\.0+)?(\D*)")
 _MAX_DIGITS = 6  # longer numbers beside a text are identifiers, such as synsets
@@ -56,7 +57,7 @@ class ClassColumns(NamedTuple):
 def split(name: str) -> tuple[str, str] | None:
     """Split a name such as `prob_World` or `prob0` into a known stem and the rest; None for other names."""
     match = _BY_CLASS.fullmatch(name.strip())
-    return (match[1].lower(), match[2] or match[3] or match[4]) if match else None
+    return (key_of(match[1]), next(filter(None, match.groups()[1:]))) if match else None
 
 
 def is_derived(rest: str) -> bool:
@@ -189,6 +190,21 @@ def check_same_words(predicted: Collection[str], true: Collection[str], where: s
         raise ValueError(
             f"{where} must have the labels of the targets, got {quoted(sorted(own))} and targets "
             f"{quoted(sorted(other))}. Write both in the same way."
+        )
+
+
+_SURE = 10  # rows in which a model that is always right is suspicious
+
+
+def check_gold(target: str, where: str, n: int, n_right: int, choice: str) -> None:
+    """Raise if a column of right answers has the choice of the model in all of many rows, and may be its own answer.
+
+    A column that the caller named is not checked.
+    """
+    if n_right == n >= _SURE:
+        raise InputError(
+            f"`{target}` in `{where}` must be the right answer, got {choice} in all {n:,} rows. It may be the "
+            f"answer of the model. Name the right answer: target='NAME', also if it is `{target}`."
         )
 
 

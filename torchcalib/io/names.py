@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from torchcalib.io.errors import InputError
 
 Task = Literal["binary", "multiclass", "multilabel", "confidence"]
 """`"confidence"` is a binary task: predictions are confidences, and targets are 1 for correct predictions, else 0."""
@@ -64,7 +66,7 @@ OUTCOMES = (
     *(("fail", "pass"), ("failed", "passed"), ("negative", "positive"), ("neg", "pos"), ("0", "1")),
 )
 """Texts for the outcomes 0 and 1 of a binary target, in lower case."""
-INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
+INDEX = ("", "index", "id", "idx", "unnamed:_0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
 SYNONYMS = {
@@ -90,8 +92,14 @@ SYNONYMS = {
 }
 """Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 
+_WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers
+
+
+def key_of(name: str) -> str:
+    """Return a name in lower case with underscores between words, as in `true_label` for "True Label" or trueLabel."""
+    return re.sub(r"[\s\-.]+", "_", _WORD_STARTS.sub("_", name.strip().removeprefix("#").lstrip())).lower()
 
 
 def numbered(name: str) -> tuple[str, int] | None:
@@ -109,12 +117,25 @@ def are_logits(key: str) -> bool | None:
     A compound name, such as `resnet_prob` or `p_resnet`, is classified by its words.
     """
     parts = numbered(key)
-    key = (parts[0] if parts else key).lower()
+    key = key_of(parts[0] if parts else key)
+    if key in OF_PREDICTED:
+        return False
     if key in LOGITS or key in PROBS:
         return key in LOGITS
-    words = set(re.split(r"[_.:\- ]+", key))
+    words = set(re.split(r"[_:]+", key))
     logits, probs = bool(words & {*LOGITS, "log"}), bool(words & set(PROBS))
     return logits if logits or probs else None
+
+
+def named_as_logits(names: Iterable[str], where: str) -> bool | None:
+    """Return whether columns are logits by their names; None if a name is ambiguous, and all values decide."""
+    meanings = set(map(are_logits, names))
+    if meanings == {True, False}:
+        raise InputError(
+            f"{where} must be logits or probabilities, got names of both. Choose other columns, or pass "
+            "from_logits=True or from_logits=False."
+        )
+    return None if None in meanings or not meanings else meanings == {True}
 
 
 def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
@@ -146,38 +167,79 @@ def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
     return None
 
 
-def task_of_shapes(preds: Sequence[int], target: Sequence[int]) -> Task | None:
-    """Return the task that the shapes of predictions and targets imply; None for ambiguous and other shapes.
+def extra_axes(preds: Sequence[int], target: Sequence[int]) -> tuple[int | None, int | None]:
+    """Return the axes of size 1 that only predictions, and only targets have, as in `(N, 1)` and `(N,)`, or None."""
+    axis, extra = single_axis(preds, target), single_axis(target, preds)
+    if axis is None and target[-1:] == (2,):  # annotator counts
+        axis = single_axis(preds, target[:-1])
+    if extra is None and len(target) > 1 and (*preds[:-1], 1) == target != preds:
+        extra = -1  # multi-class labels
+    return axis, extra if axis is None else None
 
-    An axis of size 1 has no classes. Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels,
-    class probabilities or binary maps. The values of targets never decide.
+
+class Shapes(NamedTuple):
+    """Shapes from which the task follows."""
+
+    preds: tuple[int, ...]
+    target: tuple[int, ...]
+    may_be_counts: bool  # whether targets are whole numbers
+    found: str = ""  # description for messages
+
+
+def task_of(
+    task: Task | None,
+    num_classes: int | None = None,
+    num_labels: int | None = None,
+    *,
+    positive_classes: Sequence[int] | None = None,
+    shapes: Shapes | None = None,
+    **_other_options: object,
+) -> Task:
+    """Return `task`, or "binary" for "confidence". If it is None, return the task that options or shapes imply.
+
+    Functions, classes, frames and files use this rule. An axis of size 1 has no classes. Equal shapes with more axes
+    are ambiguous: multi-label targets, one-hot labels, class probabilities or binary maps. The values of targets never
+    decide.
+
+    Raises:
+        TypeError: without a task, such options and shapes.
+        ValueError: for ambiguous shapes, and for shapes that no task has.
     """
-    preds, target = tuple(preds), tuple(target)
-    if single_axis(preds, target) is not None or single_axis(target, preds) is not None:
-        return "binary"
+    if task is not None:
+        return "binary" if task == "confidence" else task
+    if positive_classes is not None:
+        return "multiclass"
+    if (num_classes is None) != (num_labels is None):
+        return "multilabel" if num_classes is None else "multiclass"
+    if shapes is None:
+        raise TypeError(
+            "`task` must be 'binary', 'multiclass' or 'multilabel', got None. Pass task=..., num_classes or num_labels."
+        )
+    preds, target, may_be_counts, found = shapes
     if preds == target and (len(preds) == 1 or (preds and 1 in (preds[1], preds[-1]))):
         return "binary"
-    if preds != target and len(preds) > 1 and target in ((*preds[:-1], 1), (preds[0], 1, *preds[2:])):
-        return "multiclass"  # labels with a class axis of size 1
-    return "multiclass" if len(target) == len(preds) - 1 and len(preds) > 1 else None
-
-
-def ambiguity(preds: Sequence[int], target: Sequence[int], may_be_counts: bool, found: str) -> str:
-    """Return the error for shapes that several tasks have; empty for other shapes. `found` describes them."""
-    preds, target = tuple(preds), tuple(target)
+    if single_axis(preds, target) is not None or single_axis(target, preds) is not None:
+        return "binary"
+    with_class_axis = ((*preds[:-1], 1), (*preds[:1], 1, *preds[2:]))
+    if len(preds) > 1 and preds != target and (target in with_class_axis or len(target) == len(preds) - 1):
+        return "multiclass"
+    found = found or (f"{preds} for both" if preds == target else f"shapes {preds} and {target}")
     if may_be_counts and target == (*preds, 2):
         task = "binary" if len(preds) == 1 else "multilabel"
-        return (
+        raise ValueError(
             f"`task` must be given if `target` may contain annotator counts for no and yes, got {found}. "
             f"Pass task={task!r} if it contains counts."
         )
-    if len(preds) < 2 or preds != target:
-        return ""
-    maps = ", or task='binary' if every entry is the probability of its own event" if len(preds) > 2 else ""
-    return (
-        f"`task` must be given if `target` has the shape of `preds`, got {found}. Pass task='multiclass' if every "
-        "sample has one class (one-hot labels, class probabilities or annotator counts), task='multilabel' if it can "
-        f"have several labels{maps}. Flatten both for unrelated samples."
+    if preds == target and len(preds) > 1:
+        maps = ", or task='binary' if every entry is the probability of its own event" if len(preds) > 2 else ""
+        raise ValueError(
+            f"`task` must be given if `target` has the shape of `preds`, got {found}. Pass task='multiclass' if every "
+            "sample has one class (one-hot labels, class probabilities or annotator counts), task='multilabel' if it "
+            f"can have several labels{maps}. Flatten both for unrelated samples."
+        )
+    raise ValueError(
+        f"`target` must have one label for each sample of `preds`, got {found}. Pass binary (N,) and (N,), "
+        "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
     )
 
 

@@ -1,7 +1,7 @@
 """Open predictions in one or more files, and read their rows in chunks.
 
-Opening reads headers, and does not import torch, except for `.pt` files and for checks that need values: of text
-targets, and of predictions with an ambiguous name.
+Opening reads headers, and does not import torch, except for `.pt` files and for checks that need values: of targets
+in tables, of text targets, and of predictions with an ambiguous name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchcalib.io.columns import ignored, numbers_of, positions, split
+from torchcalib.io.columns import check_gold, ignored, numbers_of, positions, split
 from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading, warn
 from torchcalib.io.limits import check_samples
-from torchcalib.io.names import PROBS, TARGET_TIERS, TARGETS, Task, are_logits_by_values, outcome_names
+from torchcalib.io.names import PROBS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk for metrics. Class-wise bins need about 40 bytes for each float32 prediction."""
 
-_MIN_ROWS = 20  # smallest number of rows in which answers of the model are recognised
+_FEW_BYTES = 2**16
 
 Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
@@ -116,6 +116,7 @@ def open_predictions(
     ignore_index: int | None = None,
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,
+    is_part: bool = False,
 ) -> PredictionFiles:
     """Open prediction files: find the arrays by name, and check their shapes and dtypes.
 
@@ -147,9 +148,11 @@ def open_predictions(
         ignore_index: rows with this label are ignored.
         nan_policy: `"drop"` sets predictions to NaN in rows with a missing value; `"raise"` raises an error.
         normalize: divide rounded multi-class probabilities by their sum.
+        is_part: whether other rows of the data set are read elsewhere. Targets that are always the choice of the model
+            then raise no error.
 
     Returns:
-        The opened files. No rows are read before `chunks` is called, except to check text targets. Samples are on the
+        The opened files. Before `chunks` is called, rows are only read to check targets of tables. Samples are on the
         first axis of every array, and classes are on the last axis.
 
     Raises:
@@ -215,10 +218,9 @@ def open_predictions(
     elif preds is None and opened.task == "binary" and source.pred is None:
         _check_event(source.preds, target_found.name, filled[0].label)
     opened = replace(opened, ignored_label=ignore_index)
-    others = {array.key for array in filled[0].arrays.values() if array.name != target_found.name}
-    is_doubtful = target_found.key in TARGET_TIERS[-1] or others & {*TARGETS}
-    if target is None and opened.task == "multiclass" and is_doubtful:
-        _check_gold(opened)
+    is_named = target is not None or source.format not in (*TABLES, "DataFrame")
+    if not (is_named or is_part or task_found == "multilabel" or (source.are_confidences and source.pred is None)):
+        _check_choices(opened)
     return opened
 
 
@@ -234,21 +236,22 @@ def _check_event(preds: str, target: str, label: str) -> None:
         )
 
 
-def _check_gold(files: PredictionFiles) -> None:
-    """Raise if targets are the model's own answers in all of many rows.
-
-    They have a general name, such as `answer`, or another array has a name of targets.
-    """
-    n = 0
-    for rows in files.chunks(PIECE_BYTES):
-        if rows.target.shape != rows.preds.shape[:-1] or bool((rows.preds.argmax(-1) != rows.target).any()):
+def _check_choices(files: PredictionFiles) -> None:
+    """Raise if the targets are the choices of the model in all rows; see `check_gold`."""
+    source, half = files.source, 0.0 if files.source.from_logits else 0.5
+    for rows in files.chunks(_FEW_BYTES):  # usually the first chunk has an error of the model
+        if source.pred is not None:
+            are_choices = rows.target == 1
+        elif files.task == "binary":
+            are_choices = (rows.preds > half) == (rows.target == 1)
+        elif rows.target.shape == rows.preds.shape[:-1]:
+            are_choices = rows.preds.argmax(-1) == rows.target
+        else:
             return
-        n += len(rows)
-    if n >= _MIN_ROWS:
-        raise InputError(
-            f"`{files.source.target}` in `{files.readers[0].label}` must be the true class, got the class with the "
-            f"largest prediction in all {n} rows. Name the column of true classes: target='NAME'."
-        )
+        if not bool(are_choices.all()):
+            return
+    choice = "the class with the largest prediction" if source.pred is None else f"the predicted label `{source.pred}`"
+    check_gold(source.target, files.readers[0].label, files.n_rows, files.n_rows, choice)
 
 
 def _from_values(files: PredictionFiles) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchcalib.io.cells import numbers_in
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.limits import MAX_ARRAYS
+from torchcalib.io.names import key_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,8 @@ class Array:
 
     @property
     def key(self) -> str:
-        """Key for the search by name: the stem of combined columns, else the array name in lower case."""
-        return self.stem or self.name.strip().lower()
+        """Key for the search by name: the stem of combined columns, else the `key_of` its name."""
+        return self.stem or key_of(self.name)
 
     @property
     def row_bytes(self) -> int:

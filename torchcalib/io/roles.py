@@ -30,13 +30,15 @@ from torchcalib.io.names import (
     TARGETS,
     TASKS,
     WEIGHTS,
+    Shapes,
     Task,
-    ambiguity,
     are_logits,
+    key_of,
+    named_as_logits,
     numbered,
     outcome_names,
     percent_in,
-    task_of_shapes,
+    task_of,
 )
 from torchcalib.io.paths import TABLES
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
@@ -255,8 +257,8 @@ def _with_labels(reader: Reader, name: str, labels: Collection[str], class_names
     array = reader.arrays[name]
     if not array.columns or not array.stem or array.problem or not (labels or class_names):
         return name
-    groups = groups_of(other.name for other in reader.arrays.values() if not other.columns and len(other.shape) == 1)
-    return reader.compose(groups[array.stem], labels, class_names)
+    columns = (other.name for other in reader.arrays.values() if not other.columns and len(other.shape) == 1)
+    return reader.compose(groups_of(columns)[array.stem], labels, class_names)
 
 
 def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]) -> str:
@@ -408,7 +410,7 @@ def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None
 
 
 def _key(reader: Reader, name: str) -> str:
-    """Return the stem of numbered columns, or the array name in lower case."""
+    """Return the stem of numbered columns, or the key of the array."""
     key = reader.arrays[name].key
     parts = numbered(key)
     return parts[0] if parts else key
@@ -431,7 +433,7 @@ def _named(
         return [name for key in ROLES[role].names for name in by_key[key]]
     if given in reader.arrays:
         return [given]
-    key = given.strip().lower().removesuffix(".npy")
+    key = key_of(given.removesuffix(".npy"))
     return by_key[key] or [_selected(reader, role, given, labels, class_names)]
 
 
@@ -550,18 +552,17 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
                 "preds='NAME' and target='NAME'."
             )
         task = "binary"
-    assert task != "confidence"
-    if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
+    counts = target.dtype in WHOLE - {"bool"}
+    try:
+        task = task_of(task, shapes=Shapes(preds.shape, target.shape, counts, found))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if task == "binary" and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
-    if scores and task in (None, "multiclass") and labels == (*scores[:-1], 1):
+    if scores and task == "multiclass" and labels == (*scores[:-1], 1):
         labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
-    task = task or task_of_shapes((0, *scores), (0, *labels))
-    may_be_counts = target.dtype in WHOLE - {"bool"}
-    no_and_yes = may_be_counts and labels == (*scores, 2)
-    if task is None and (problem := ambiguity((0, *scores), (0, *labels), may_be_counts, found)):
-        raise InputError(problem)
-    task = task or ("multiclass" if scores else "binary")
+    no_and_yes = counts and labels == (*scores, 2)
     sample_axes = scores if task == "binary" else scores[:-1]
     if task != "binary" and scores:
         check_classes(scores[-1], reader.paths, reader.label, cost=3 if task == "multilabel" else 1)
@@ -619,15 +620,10 @@ def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bo
     """Return whether predictions are logits by their name; None for an ambiguous name."""
     preds = reader.arrays[roles["preds"]]
     names = preds.columns if preds.columns and not preds.stem else (preds.key,)
-    meanings = {False if name.lower() in OF_PREDICTED else are_logits(name) for name in names}
-    if meanings == {True, False}:
-        raise InputError(
-            f"`{preds.name}` in `{reader.label}` must be logits or probabilities, got names of both. Choose other "
-            "columns, or pass from_logits=True or from_logits=False."
-        )
+    found = named_as_logits(names, f"`{preds.name}` in `{reader.label}`")
     if _key(reader, preds.name) in LOG_PROBS and task != "multiclass":
         raise InputError(
             f"`{preds.name}` in `{reader.label}` must be probabilities or logits for a {task} task, got "
             "log-probabilities, which are not logits. Store probabilities or logits."
         )
-    return None if None in meanings else meanings == {True}
+    return found

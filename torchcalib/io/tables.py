@@ -11,7 +11,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
-from torchcalib.io.columns import class_columns, groups_of, split
+from torchcalib.io.cells import LABEL_KEYS, SCORE_KEYS, scores_in
+from torchcalib.io.columns import class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
@@ -39,17 +40,20 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
 # column types. pyarrow reads about 30 blocks ahead.
 _BLOCK = 2 * 2**20
-_MAX_FIRST_LINE = 2**16  # largest number of bytes of the first line that are searched for the separator
 _JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
-_MAX_JSON = 64 * 2**20  # largest array of JSON in bytes, which is in memory as text
+_MAX_DEPTH_OF_FILE = 100  # in files whose rows may be logs
+_MAX_JSON = 128 * 2**20  # largest array of JSON in bytes, which is in memory as text
+_LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictions", "responses", "items", "questions")
+"""Keys of a list of rows in a JSON object, before others."""
 _SPACE = re.compile(r"[\s,]*")
-_KEY = re.compile(r'\s*[{,]\s*"(?:[^"\\]|\\.)*+"\s*:\s*', re.DOTALL)
+_BLANK = re.compile(r"\s*")
+_KEY = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*+)"\s*:\s*', re.DOTALL)
 _ROWS = re.compile(r"\[\s*[{\]]")
-_SEPARATOR = re.compile(rb'"?sep=[;,\t|]"?', re.IGNORECASE)
+_SEPARATOR = re.compile(rb'"?sep=([;,\t|])"?', re.IGNORECASE)
 DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
 """Number in a table whose cells are separated by semicolons."""
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
@@ -148,20 +152,18 @@ class _Table(Reader):
 
 
 class Csv(_Table):
-    """Reader of text with a header line and columns separated by commas, or by semicolons with decimal commas.
+    """Reader of text with a header line and columns separated by commas, or by other marks; see `text_layout`.
 
     Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
     `.gz` are decompressed in chunks. Cells in quotes may have several lines.
     """
 
     format = "csv"
-    delimiter = ","
-    decimal_point = "."
-    skipped = 0  # lines before the header
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the first block of text, and count the rows."""
-        self._check_separator()
+        self._layout = text_layout(self.paths[0])
+        check_columns(self._layout.n_columns, self.paths, self.label)
         with self._opened() as file:
             schema = file.schema
         if all(map(_is_number, schema.names)):
@@ -174,38 +176,10 @@ class Csv(_Table):
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
-        wanted = csv.ConvertOptions(decimal_point=self.decimal_point, **options)
-        how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self.skipped)
-        form = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, **options)
+        how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self._layout.skipped)
+        form = csv.ParseOptions(delimiter=self._layout.separator, newlines_in_values=True)
         return csv.open_csv(self.paths[0], how, form, wanted)
-
-    def _check_separator(self) -> None:
-        """Find the separator, and raise if the first line contains those of other formats only."""
-        with opened_text(self.paths[0]) as file:
-            start = file.read(_BLOCK)
-        _check_encoding(self.label, start)
-        lines = start.removeprefix(BOM_UTF8).lstrip(b"\r\n").splitlines() or [b""]
-        if _SEPARATOR.fullmatch(lines[0].strip()) and len(lines) > 1:  # written by Excel
-            self.skipped = 1
-            del lines[0]
-        line = lines[0]
-        if b";" in line and b"," not in line and self.format == "csv":
-            self.delimiter = ";"
-            cells = (cell for row in lines[1:100] for cell in row.split(b";"))
-            self.decimal_point = "," if any(map(DECIMAL_COMMA.fullmatch, cells)) else "."
-        check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
-        first = line[:_MAX_FIRST_LINE].decode(errors="replace").strip()
-        words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-        other = next((mark for mark in words if mark in first), None)
-        if self.delimiter in first or other is None:
-            return
-        remedy = {"\t": "Rename it to .tsv.", ",": "Rename it to .csv."}.get(
-            other, f"Write it with commas; pandas.read_csv(path, sep='{other}') reads it."
-        )
-        raise InputError(
-            f"`{self.label}` must separate columns by {words[self.delimiter]}, got {words[other]} in the first line, "
-            f"`{first[:200]}`. {remedy}"
-        )
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """Yield one batch per block of text. `count` is ignored."""
@@ -221,7 +195,6 @@ class Tsv(Csv):
     """Reader of text with a header line and tab-separated columns."""
 
     format = "tsv"
-    delimiter = "\t"
 
 
 class Jsonl(_Table):
@@ -229,12 +202,13 @@ class Jsonl(_Table):
 
     format = "jsonl"
     _paths: dict[str, tuple[str, ...]]  # keys of the objects around each value, by the name of the column
+    _in_lists: dict[str, Any]  # type of the lists of objects in a column
 
     def inspect(self) -> Iterable[Array]:
         """Describe the keys in the first block of lines, and count the lines."""
         kinds: dict[str, set[str]] = {}
         widths: dict[str, int] = {}
-        self._paths = {}
+        self._paths, self._in_lists = {}, {}
         orders: dict[str, list[str]] = {}  # of the keys of an object
         unordered: set[str] = set()
         n = 0
@@ -268,8 +242,11 @@ class Jsonl(_Table):
             key = ".".join(path)
             self._paths.setdefault(key, path)
             items = value if isinstance(value, list) else [value]
+            if isinstance(value, list) and isinstance(scores_in(value), dict):  # read as text
+                self._in_lists[key] = _type_of_option(value)
+                items = [""]
             kinds.setdefault(key, set()).update(_kind_of(item) for item in items if item is not None)
-            if isinstance(value, list):
+            if isinstance(value, list) and key not in self._in_lists:
                 widths[key] = widths.get(key) or len(value)
         if len(kinds) > MAX_ARRAYS:
             self.check_names(list(kinds))
@@ -282,7 +259,7 @@ class Jsonl(_Table):
             for key in self._paths[name][:-1]:
                 inside = inside.setdefault(key, {})
             is_list = len(self.arrays[name].shape) > 1 and not self.arrays[name].stored
-            inside[self._paths[name][-1]] = pa.list_(kind) if is_list else kind
+            inside[self._paths[name][-1]] = self._in_lists.get(name, pa.list_(kind) if is_list else kind)
         schema = pa.schema(_struct(fields))
         options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         for block in self._blocks():
@@ -293,7 +270,7 @@ class Jsonl(_Table):
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
-        with opened_text(self.paths[0]) as opened:
+        with opened_lines(self.paths[0]) as opened:
             while data := opened.read(_BLOCK):
                 rest = opened.readline(_MAX_LINE)
                 if len(rest) == _MAX_LINE:
@@ -302,47 +279,15 @@ class Jsonl(_Table):
                     )
                 lines = [line for line in (data + rest).splitlines(keepends=True) if not line.isspace()]
                 for line in lines:
-                    self._check_depth(line)
+                    _check_depth(self.label, line, _MAX_DEPTH)
                 if lines:
                     yield b"".join(lines)
-
-    def _check_depth(self, line: bytes) -> None:
-        """Raise for deeply nested values, which could overflow the stack of the recursive parser."""
-        if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
-            raise InputError(
-                f"`{self.label}` must contain flat objects, got deeply nested ones. Store one number or list per key."
-            )
 
 
 class Json(Jsonl):
     """Reader of an array of JSON objects, which may be a value of an object: `{"results": [...]}`; or of lines."""
 
     format = "json"
-
-    def _blocks(self) -> Iterator[bytes]:
-        """Yield blocks of lines with one object of the array each; see `Jsonl._blocks`."""
-        path = self.paths[0]
-        if path.stat().st_size > _MAX_JSON:
-            raise InputError(f"`{self.label}` must have at most 64 MiB, got more. Write one object per line to .jsonl.")
-        content = path.read_bytes()
-        _check_encoding(self.label, content)
-        self._check_depth(content)
-        text = content.decode("utf-8-sig")
-        start = _start_of_rows(text)
-        if start is None:
-            yield from super()._blocks()
-            return
-        block: list[str] = []
-        size = 0
-        while (found := _next_value(text, start)) is not None:
-            first, start = found
-            block.append(" ".join(text[first:start].splitlines()) + "\n")
-            size += start - first
-            if size > _BLOCK:
-                yield "".join(block).encode()
-                block, size = [], 0
-        if block:
-            yield "".join(block).encode()
 
 
 class Parquet(_Table):
@@ -364,7 +309,7 @@ class Parquet(_Table):
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
-        text = [name for name, dtype in dtypes.items() if dtype in TEXT]
+        text = [name for name, dtype in dtypes.items() if dtype in TEXT and name not in self._in_lists]
         largest = self._check_pages(list(dtypes))
         has_prefixes = any(group[self._leaves[name][0]].has_prefixes for group in self._row_groups for name in text)
         if has_prefixes:
@@ -394,7 +339,7 @@ class Parquet(_Table):
         shape = (file.metadata.num_rows,)
         if pa.types.is_fixed_size_list(kind):
             return Array(name, _dtype(kind.value_type), (*shape, kind.list_size))
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or _has_objects(kind):
             return Array(name, _dtype(kind), shape)
         dtype = _dtype(kind.value_type)
         if dtype not in FLOATS | WHOLE:
@@ -496,6 +441,9 @@ def _with_composed(arrays: list[Array]) -> list[Array]:
             name[len(stem) :].strip("_.").isdecimal() for name in names
         ):
             continue  # other columns about the target
+        rests = [(split(name) or ("", name))[1] for name in names]
+        if not classes_among(rests):
+            continue  # columns about the prediction, such as `pred_label` and `pred_prob`
         found = class_columns(names)
         columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}
@@ -523,10 +471,28 @@ def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Arra
 
 
 def _flat(table: Any) -> Any:
-    """Return a table with a column for each field of objects, `probs.cat`."""
+    """Return a table with a column for each field of objects, `probs.cat`, and lists of objects as text."""
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         table = table.flatten()
+    for k, column in enumerate(table.columns):
+        if _has_objects(column.type):
+            texts = [None if cell is None else json.dumps(cell, default=str) for cell in column.to_pylist()]
+            table = table.set_column(k, table.column_names[k], pa.array(texts, pa.string()))
     return table
+
+
+def _has_objects(kind: Any) -> bool:
+    """Return whether the cells of a column are lists of objects, which are read as text."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and pa.types.is_struct(kind.value_type)
+
+
+def _type_of_option(options: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the type of a list of objects with a label and a score."""
+    label = next(key for key in LABEL_KEYS if key in options[0])
+    score = next(key for key in SCORE_KEYS if key in options[0])
+    kind = pa.int64() if isinstance(options[0][label], int) else pa.string()
+    return pa.list_(pa.struct([(label, kind), (score, pa.float64())]))
 
 
 def _leaf_columns(column: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -552,24 +518,6 @@ def _struct(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, pa.struct(_struct(kind)) if isinstance(kind, dict) else kind) for name, kind in fields.items()]
 
 
-def _next_value(text: str, start: int) -> tuple[int, int] | None:
-    """Return start and end of the next value of an array of JSON after `start`; None after the last value."""
-    space = _SPACE.match(text, start)
-    first = start if space is None else space.end()
-    return None if text[first : first + 1] == "]" else (first, json.JSONDecoder().raw_decode(text, first)[1])
-
-
-def _start_of_rows(text: str) -> int | None:
-    """Return the start of the first object in an array; None if the text is neither an array nor an object with one."""
-    start = len(text) - len(text.lstrip())
-    if text[start : start + 1] == "{":
-        while (match := _KEY.match(text, start)) is not None and not _ROWS.match(text, match.end()):
-            start = json.JSONDecoder().raw_decode(text, match.end())[1]
-        start = match.end() if match else len(text)
-    match = _ROWS.match(text, start)
-    return None if match is None else match.end() - 1
-
-
 def _n_leaves(kind: Any) -> int:
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
@@ -578,6 +526,85 @@ def _n_leaves(kind: Any) -> int:
 def opened_text(path: Path) -> IO[bytes]:
     """Open a text file, which is decompressed if its name ends in `.gz`."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+class TextLayout(NamedTuple):
+    """How a text file separates columns."""
+
+    skipped: int  # lines before the header
+    separator: str
+    decimal_point: str
+    n_columns: int
+
+
+def text_layout(path: Path) -> TextLayout:
+    """Return the layout of a text file with a header line.
+
+    The first separator of commas, semicolons, tabs and vertical bars in the header counts; in `.tsv` files, tabs are
+    first. Lines before the header are blank, comments after `#`, or name the separator, as Excel writes them: `sep=;`.
+    A comment with as many cells as the numbers below it is the header, as numpy writes it.
+    """
+    with opened_text(path) as file:
+        start = file.read(_BLOCK)
+    _check_encoding(str(path), start)
+    lines = start.removeprefix(BOM_UTF8).splitlines() or [b""]
+    is_header = [bool(line.strip()) and line[:1] != b"#" and not _SEPARATOR.fullmatch(line.strip()) for line in lines]
+    first = is_header.index(True) if True in is_header else 0
+    marks = [b"\t", b",", b";", b"|"] if ".tsv" in path.name.lower() else [b",", b";", b"\t", b"|"]
+    named = next((match[1] for line in lines[:first] if (match := _SEPARATOR.fullmatch(line.strip()))), None)
+    mark = named or next((mark for mark in marks if mark in lines[first]), marks[0])
+    if first and lines[first - 1][:1] == b"#":
+        above, below = ([cell.decode(errors="replace") for cell in line.split(mark)] for line in lines[first - 1 :][:2])
+        are_columns = len(above) == len(below) > 1 and any(map(_is_number, below)) and not any(map(_is_number, above))
+        first -= are_columns
+    cells = (cell for line in lines[first + 1 : first + 100] for cell in line.split(mark))
+    has_commas = mark == b";" and any(map(DECIMAL_COMMA.fullmatch, cells))
+    return TextLayout(first, mark.decode(), "," if has_commas else ".", lines[first].count(mark) + 1)
+
+
+def opened_lines(path: Path) -> IO[bytes]:
+    """Open a file of JSON lines. The rows of a `.json` file become lines: an array of objects, alone or in an object.
+
+    Of several arrays in an object, the first in `_LISTS` counts.
+    """
+    if path.suffix.lower() != ".json":
+        return opened_text(path)
+    if path.stat().st_size > _MAX_JSON:
+        raise InputError(f"`{path}` must have at most 128 MiB, got more. Write one object per line to .jsonl.")
+    content = path.read_bytes()
+    _check_encoding(str(path), content)
+    _check_depth(str(path), content, _MAX_DEPTH_OF_FILE)
+    text = content.decode("utf-8-sig")
+    place = _start_of_rows(text, len(text) - len(text.lstrip()))
+    end = "" if place is None else "]"  # other values follow each other until the end of the file
+    start, lines, decode = place or 0, BytesIO(), json.JSONDecoder().raw_decode
+    while text[(first := _SPACE.match(text, start).end()) : first + 1] != end:  # type: ignore[union-attr]
+        start = decode(text, first)[1]
+        lines.write(" ".join(text[first:start].splitlines()).encode() + b"\n")
+    lines.seek(0)
+    return lines
+
+
+def _start_of_rows(text: str, start: int, depth: int = 2) -> int | None:
+    """Return the place after the bracket of an array of objects: the value at `start`, or a value in this object."""
+    if match := _ROWS.match(text, start):
+        return match.end() - 1
+    found: dict[str, int] = {}
+    while text[start : start + 1] in ("{", ",") and depth and (key := _KEY.match(text, start)):
+        below = _start_of_rows(text, key.end(), depth - 1)
+        if below is not None:
+            found[key[1]] = below
+        start = json.JSONDecoder().raw_decode(text, key.end())[1]
+        start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
+    return next((found[name] for name in (*_LISTS, *found) if name in found), None)
+
+
+def _check_depth(label: str, text: bytes, most: int) -> None:
+    """Raise for deeply nested values, which could overflow the stack of the recursive parser."""
+    if text.count(b"[") + text.count(b"{") > most and _depth(text) > most:
+        raise InputError(
+            f"`{label}` must contain flat objects, got deeply nested ones. Store one number or list per key."
+        )
 
 
 def _kind_of(value: object) -> str:
@@ -596,6 +623,7 @@ def _check_encoding(label: str, start: bytes) -> None:
 def _depth(line: bytes) -> int:
     """Return the nesting depth of a line of JSON."""
     letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
+    letters = letters[np.isin(letters, list(b"[]{}"))]
     opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
     return int(np.max(np.cumsum(opening.astype(np.int8) - closing, dtype=np.int32), initial=0))
 
@@ -619,6 +647,8 @@ def _columns(array: Array) -> tuple[str, ...]:
 
 
 def _dtype(arrow_type: Any) -> str:
+    if _has_objects(arrow_type):
+        return "string"
     if pa.types.is_dictionary(arrow_type):  # categorical columns of pandas
         return _dtype(arrow_type.value_type)
     return _DTYPES.get(str(arrow_type), str(arrow_type))

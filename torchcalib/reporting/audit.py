@@ -26,10 +26,11 @@ from torchcalib.functional.binned import ece, ece_from_bins
 from torchcalib.functional.estimator import factory_of
 from torchcalib.functional.stream import Stream
 from torchcalib.inference.simulation import BinCells, Simulation
+from torchcalib.io.columns import check_gold
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
-from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
+from torchcalib.io.logs.fields import MOST_SYSTEMS
 from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
@@ -149,14 +150,14 @@ def audit(
     Example:
         >>> import json, tempfile, torchcalib
         >>> from pathlib import Path
-        >>> p = [0.6, 0.8] * 15
+        >>> p = [0.4, 0.8] * 15
         >>> lines = [{"item_id": k, "gold": "yes", "probs": {"yes": p[k], "no": 1 - p[k]}} for k in range(30)]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "answers.jsonl")
         ...     _ = path.write_text("\n".join(map(json.dumps, lines)))
         ...     found = torchcalib.audit(path, with_calibration=False)
         >>> list(found), round(found["probabilities"].value("ece"), 3)
-        (['probabilities', 'probabilities/each'], 0.3)
+        (['probabilities', 'probabilities/each'], 0.4)
     """
     check_choice("scale", scale, (None, *SCALES))
     check_choice("as_published", as_published, (None, *BENCHMARKS))
@@ -237,9 +238,9 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
         layouts = {part: builder.layout for part, builder in builders.items()}
     if not builders or not any(builder.n_answers for builder in builders.values()):
         raise InputError(_no_answers(log))
-    remarks = tuple(_check_target(log, builders))
+    _check_target(log, [builders[None]] if None in builders else list(builders.values()))
     for builder in builders.values():
-        builder.finish(remarks)
+        builder.finish()
     parts = {part: builder for part, builder in builders.items() if part is not None}
     return ReadLog(log, next(iter(builders.values())), parts)
 
@@ -269,28 +270,24 @@ def _builders_of(
     return builders
 
 
-_SURE = 10  # rows from which a right answer that is always the choice of the model is suspicious
-
-
-def _check_target(log: Log, builders: Mapping[str | None, AuditBuilder]) -> Iterator[str]:
-    """Yield a remark if the model is always right, and raise if the field of right answers may be its own answer."""
-    whole = [builders[None]] if None in builders else list(builders.values())
-    for source, what in (("probabilities", "the most probable option"), ("reported", "the answer of the model")):
-        event = "chosen" if source == "probabilities" else "answer"
+def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
+    """Raise if no right answer is an option, or if the right answers are those of the model; see `check_gold`."""
+    if log.unnamed is not None and not any(builder.definitions for builder in whole):
+        gold, options = log.unnamed
+        n = sum(each.n_answers for each in whole)
+        raise InputError(
+            f"`{log.path}` must have right answers with a probability, got none in {n:,} rows: the first is "
+            f"{shown(gold)}, and its options are {quoted(options)}. Write the text, the letter or the index (from 0) "
+            "of an option."
+        )
+    for source, event, choice in (
+        ("probabilities", "chosen", "the most probable option"),
+        ("reported", "answer", "the answer of the model"),
+    ):
         found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
-        if not log.target or (source == "reported" and log.has_outcomes):
-            continue
-        n, right = (sum(total) for total in ([each.n for each in found], [each.n_right for each in found]))
-        if n < _SURE or right < n:
-            continue
-        others = {normal(name) for name in log.found if name != log.target} & {*ANSWERS.gold}
-        if others or normal(log.target) in ANSWERS.chosen:
-            raise InputError(
-                f"`{log.path}` must have right answers that differ from those of the model, got the field "
-                f"`{log.target}`, which is {what} in all {n:,} rows. Pass target='NAME' for the right answer, "
-                "also if it is this field."
-            )
-        yield f"The right answer `{log.target}` is {what} in all {n:,} rows. Check that it is not the model's answer."
+        if log.target and not (source == "reported" and log.has_outcomes):
+            n, n_right = sum(each.n for each in found), sum(each.n_right for each in found)
+            check_gold(log.target, str(log.path), n, n_right, choice)
 
 
 def _no_answers(log: Log) -> str:
@@ -417,7 +414,6 @@ class AuditBuilder:
         self.scales = dict(layout.scales)
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
-        self.remarks: Sequence[str] = ()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
 
@@ -428,9 +424,8 @@ class AuditBuilder:
         self._add(block)
         self.n_answers += len(block)
 
-    def finish(self, remarks: Sequence[str]) -> None:
-        """Add the frequencies of sampled answers, if they are of one system, and remarks on the log."""
-        self.remarks = remarks
+    def finish(self) -> None:
+        """Add the frequencies of sampled answers, if they are of one system."""
         # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
         scale = self.scales.get("reported")
         if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
@@ -499,7 +494,6 @@ class AuditBuilder:
                 f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to "
                 "report each apart."
             )
-        yield from self.remarks
         if self.layout.repeats:
             yield "Questions have several answers. Tests and intervals treat only different questions as independent."
 

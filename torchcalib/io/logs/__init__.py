@@ -1,21 +1,24 @@
 """Readers of logs of evaluations of language models, recognised by their content."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, start_of
-from torchcalib.io.logs.fields import ARGUMENTS, looked_for, normal, roles_of
+from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, rows_in
+from torchcalib.io.logs.fields import ARGUMENTS, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lighteval import LightEval
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import Rows, lines_of, members_of, rows_in, whole_file
+from torchcalib.io.logs.objects import Rows, lines_of, members_of, whole_file
 from torchcalib.io.logs.olmes import Olmes
+from torchcalib.io.names import key_of
 
 LOGS: tuple[type[Log], ...] = (LmEval, Inspect, Helm, Judged, Olmes, LightEval, Responses, Decisions)
 """Readers in the order in which they are tried."""
@@ -82,15 +85,14 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         if isinstance(source, str | Path):
             path = Path(source)
             _check_file(path)
-            listed = rows_in(whole_file(path)) if path.suffix.lower() == ".json" else None
-            groups = Rows(listed or path).groups(START) if listed or is_table(path) else lines_of(path, START)
+            groups = Rows(path).groups(START) if is_table(path) else lines_of(path, START)
         else:
             groups = Rows(source).groups(START)
         rows = [row for group in groups for _, row, _ in group.numbered()]
-        known = {normal(name) for row in rows[:START] for name in row}
+        known = {key_of(name) for row in rows[:START] for name in row}
         roles = roles_of(
             rows[:START],
-            {role: x for role, x in names.items() if role in ("gold", "question") and normal(x) in known},
+            {role: x for role, x in names.items() if role in ("gold", "question") and key_of(x) in known},
             label,
         )
         if roles.gold is None or roles.question is None:
@@ -122,33 +124,22 @@ def _opened(source: Source, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
     path, rows = source.path, source.rows
     with reading(str(path), "log"):
-        start: Sequence[Mapping[str, Any]] = ()
         if rows is not None:
-            start = start_of(rows.groups(START))
+            objects = rows_in(rows.groups(START))
         elif path.suffix.lower() == ".eval":
-            start = [next((header for _, header in members_of(path, "header.json".__eq__)), {})]
-        elif path.suffix.lower() == ".json":
-            found = whole_file(path)
-            start = [found] if isinstance(found, dict) else ()
-            if not any(kind.recognises(each) for kind in LOGS[:4] for each in start):
-                listed = rows_in(found)
-                if listed is not None:
-                    return _opened(Source(path, Rows(listed)), options)
+            objects = (header for _, header in members_of(path, "header.json".__eq__))
+        elif path.suffix.lower() == ".json" and (whole := _whole_log(path)) is not None:
+            objects = iter([whole])
         else:
-            start = start_of(lines_of(path, START))
-    first = start[0] if start else {}
-    names = {**options.fields}
-    for kind in LOGS[:-1]:
-        if kind.recognises(first):
-            return kind(source, options)
-    roles = roles_of(start, names, str(path), options.gold is not None)
+            objects = rows_in(lines_of(path, START))
+        first = next(objects, {})
+        for kind in LOGS[:-1]:
+            if kind.recognises(first):
+                return kind(source, options)
+        start = [first, *islice(objects, START - 1)]
+    roles = roles_of(start, options.fields, str(path), options.gold is not None)
     missing = looked_for(roles)
-    if (
-        start
-        and (roles.has_outcome or options.gold is not None)
-        and roles.has_confidence
-        and (not missing or options.gold is not None)
-    ):
+    if first and (not missing if options.gold is None else roles.has_confidence):
         return Decisions(source, options, roles)
     kinds = ", ".join(kind.kind for kind in LOGS[:-1])
     if not first:
@@ -157,6 +148,15 @@ def _opened(source: Source, options: LogOptions) -> Log:
         f"`{path}` must be a log of one of these kinds, or have {missing}; got an object with the keys "
         f"{quoted(roles.found or first)}. Kinds are {kinds}."
     )
+
+
+def _whole_log(path: Path) -> Mapping[str, Any] | None:
+    """Return the content of a file that is one log; None if it contains rows."""
+    try:
+        found = whole_file(path)
+    except json.JSONDecodeError:  # lines
+        return None
+    return found if isinstance(found, dict) and any(kind.recognises(found) for kind in LOGS[:4]) else None
 
 
 def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:

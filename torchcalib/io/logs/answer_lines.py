@@ -7,11 +7,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
 
+from torchcalib.io.cells import scores_in
 from torchcalib.io.columns import numbers_of
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
@@ -33,10 +34,9 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
-from torchcalib.io.logs.objects import RowGroup, parsed, whole_file
+from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST
 
-_OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
 _UNMATCHED = "answer without a right answer in the second file"
@@ -269,7 +269,7 @@ class Decisions(Lines):
             right = self.right_option(gold, names, place)
             answer.right = () if right is None else (right,)
             if right is None and options:
-                self.counts[_UNNAMED] += 1
+                self.count_unnamed(gold, names, _UNNAMED)
         chosen, text, confidence = (
             None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
         )
@@ -325,10 +325,10 @@ class Decisions(Lines):
             documents=documents,
             correct=correct,
             right=right,
-            sizes=np.array(list(map(len, options))),
+            sizes=np.fromiter(map(len, options), np.int64, len(options)),
             probs={"probabilities": probs} if options else {},
             stated={self._reported: _between(confidence, MOST)} if confidence else {},
-            texts=list(map(str, chosen)),
+            texts=list(map(str, chosen)) if self.with_contents else (),
             contents=[self._content_of(row, self._gold_of(row)) for row in rows] if self.with_contents else (),
             counts={
                 _UNNAMED: int(has_none.sum()) if gold and options else 0,
@@ -342,23 +342,13 @@ class Decisions(Lines):
         if self.roles.probs is None:
             return {option: row[name] for option, name in self.roles.columns.items() if name in row}
         given = row.get(self.roles.probs)
-        if isinstance(given, str) and len(given) <= _MOST_TEXT:
-            given = parsed(given)
-        if isinstance(given, Mapping):
-            return {str(option): p for option, p in given.items()}
-        if isinstance(given, list) and given and all(isinstance(each, Mapping) for each in given):
-            keys = ("probability", "prob", "p", "logprob")
-            found = [
-                (next((x[k] for k in _OPTION if k in x), None), next((x[k] for k in keys if k in x), None))
-                for x in given
-            ]
-            return {} if any(None in pair for pair in found) else {str(option): p for option, p in found}
-        if isinstance(given, list):
+        found = None if isinstance(given, str) and len(given) > _MOST_TEXT else scores_in(given)
+        if isinstance(found, list):
             texts = None if self.roles.choices is None else row.get(self.roles.choices)
-            if isinstance(texts, list) and len({*map(str, texts)}) == len(given):
-                return dict(zip(map(str, texts), given, strict=True))
-            return {chr(ord("A") + k): p for k, p in enumerate(given[:26])}
-        return {}
+            if isinstance(texts, list) and len({*map(str, texts)}) == len(found):
+                return dict(zip(map(str, texts), found, strict=True))
+            return {chr(ord("A") + k): p for k, p in enumerate(found[:26])}
+        return found or {}
 
     def _options_of_all(
         self, rows: Sequence[Mapping[str, Any]], gold: Sequence[Any]
@@ -390,11 +380,16 @@ class Decisions(Lines):
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
+        same = options[0] if len({*options}) == 1 else None  # `None` in the keys takes less time to hash
+        keys = list(zip(gold, map(type, gold), options if same is None else repeat(None), strict=False))
         indices = {}
-        for key in {*zip(gold, map(type, gold), options, strict=True)}:
-            right = self.right_option(key[0], key[2], "a row")
+        for key in {*keys}:
+            names = key[2] or same or ()
+            right = self.right_option(key[0], names, "a row")
             indices[key] = NONE if right is None else right
-        return np.array(list(map(indices.__getitem__, zip(gold, map(type, gold), options, strict=True))))
+            if right is None and self.unnamed is None:
+                self.unnamed = key[0], names
+        return np.fromiter(map(indices.__getitem__, keys), np.int64, len(keys))
 
 
 _MOST_TEXT = 2**16  # letters of a text with probabilities
@@ -434,7 +429,7 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str | None) -> list[Any]:
 
 def _between(values: Sequence[Any], largest: float) -> Array:
     """Return values in [0, largest] as float64."""
-    numbers = np.array(list(map(float, values)))
+    numbers = np.array(values, np.float64)
     if not ((numbers >= 0) & (numbers <= largest)).all():
         raise IrregularError
     return numbers

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from torchcalib.io.columns import is_derived, split
+from torchcalib.io.cells import scores_in
+from torchcalib.io.columns import class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
-from torchcalib.io.names import CONFIDENCES, CORRECT, LOG_PROBS, OF_PREDICTED, PREDICTED, PROBS, TARGET_TIERS
+from torchcalib.io.names import (
+    CONFIDENCES,
+    CORRECT,
+    LOG_PROBS,
+    NEUTRAL,
+    OF_PREDICTED,
+    PREDICTED,
+    PROBS,
+    TARGET_TIERS,
+    key_of,
+)
 
 Row = Mapping[str, Any]
 
@@ -119,7 +130,6 @@ MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
 _STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
-_LETTER = re.compile(r"(log_?prob|logp|probability|probs?|p)((?-i:[A-Z]))", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
@@ -162,11 +172,6 @@ def correctness(value: Any) -> float:
     number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
     number = number_of(value) if number is None else number
     return number if number in (0.0, 1.0) else math.nan
-
-
-def normal(name: str) -> str:
-    """Return the name of a field in lower case with underscores."""
-    return re.sub(r"[\s\-.]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())).lower()
 
 
 def first(row: Row, names: Sequence[str]) -> Any:
@@ -220,7 +225,7 @@ class Roles:
     @cached_property
     def has_forecasts(self) -> bool:
         """Whether the confidence is the probability of an event, and not of an answer."""
-        return self.correct is not None and normal(self.correct) in FORECASTS
+        return self.correct is not None and key_of(self.correct) in FORECASTS
 
 
 def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold: bool = False) -> Roles:
@@ -235,7 +240,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     Raises:
         InputError: for a name that is no field, and for columns of probabilities with other values.
     """
-    fields = {name: normal(name) for row in rows for name in row if isinstance(name, str)}
+    fields = {name: key_of(name) for row in rows for name in row if isinstance(name, str)}
     by_name = {each: name for name, each in reversed(fields.items())}
     given = {
         role: _named(name, by_name, role, label) for role, name in named.items() if not (has_gold and role == "gold")
@@ -260,11 +265,12 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     search("correct", others, lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
     search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
     search("question", ANSWERS.question)
+    search("probs", NEUTRAL, _have_labels)
     search("chosen", ANSWERS.chosen, _are_scalars)
     search("probs", ANSWERS.probs, _have_options)
     are_options = {"p_true"} if "p_false" in by_name else set()
     search("confidence", [each for each in ANSWERS.confidence if each not in are_options], _are_scalars)
-    if "confidence" not in found and "chosen" in found and normal(found.get("correct", "")) in FORECASTS:
+    if "confidence" not in found and "chosen" in found and key_of(found.get("correct", "")) in FORECASTS:
         found["confidence"] = found.pop("chosen")  # the prediction of an event
     others = [
         name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken
@@ -283,7 +289,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     if "probs" not in found:
         golds = {str(value) for value in values(found["gold"])} if "gold" in found else set()
         columns, are_logs = _columns([name for name in fields if name not in taken], rows, golds, label)
-    elif "log" in normal(found["probs"]):
+    elif "log" in key_of(found["probs"]):
         are_logs = True
     if "gold" not in found and columns and not has_gold:  # a table without names of columns that pandas wrote
         numbers = [name for name in fields if name.isdecimal() and {*map(str, values(name))} <= columns.keys()]
@@ -316,7 +322,7 @@ def looked_for(roles: Roles) -> str:
 
 
 def _named(name: str, by_name: dict[str, str], role: str, label: str) -> str:
-    found = name if name in by_name.values() else by_name.get(normal(name))
+    found = name if name in by_name.values() else by_name.get(key_of(name))
     if found is None:
         raise InputError(
             f"`{ARGUMENTS.get(role, role)}` must be a field of `{label}`, got {shown(name)}. Fields are "
@@ -348,42 +354,53 @@ def _have_options(values: Sequence[Any]) -> bool:
     )
 
 
+def _have_labels(values: Sequence[Any]) -> bool:
+    """Return whether all values are lists of objects with a label and a score, or their texts."""
+    are_lists = bool(values) and all(isinstance(each, list) or str(each).lstrip()[:1] == "[" for each in values)
+    return are_lists and all(isinstance(scores_in(each), dict) for each in values)
+
+
 def _may_be_system(name: str, values: Sequence[Any]) -> bool:
     has_name = name in _SETTINGS or (_SYSTEM.fullmatch(name) and not _NO_SYSTEM.fullmatch(name))
     return bool(has_name) and _are_scalars(values) and len({*values}) <= MOST_SYSTEMS
 
 
 def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: str) -> tuple[dict[str, str], bool]:
-    """Return the column with the probability of each option, and whether these are log-probabilities."""
-    letters = {name.strip().upper(): name for name in names if len(name.strip()) == 1 and name.strip().isalpha()}
+    """Return the column with the probability of each option, and whether these are log-probabilities.
+
+    Options are classes by the rules of `io.columns`, letters, or columns whose sums are 1.
+    """
+    numbers = {name: values for name in names if (values := _numbers(rows, name))}
+    candidates: list[tuple[dict[str, str], bool | None]] = []  # None if only values show whether they are logarithms
+    for stem, columns in groups_of(numbers).items():
+        if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
+            named = class_columns(columns, golds)
+            options = (name.upper() if len(name) == 1 else name for name in named.classes)
+            candidates.append((dict(zip(options, named.columns, strict=True)), stem.startswith("log")))
+    suffixed = [(match, name) for name in numbers if (match := _SUFFIX.fullmatch(name.strip()))]
+    candidates += [
+        ({match[1].upper(): name for match, name in suffixed if bool(match[2]) == is_log}, is_log)
+        for is_log in (False, True)
+    ]
+    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1 and name.strip().isalpha()}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
+    candidates.append(({letter: letters[letter] for letter in run}, None))
+    candidates.append((_of_sum_1(numbers, len(rows), golds), None))
     problem = ""
-    in_turn = (
-        *_stems(names, golds),
-        ({letter: letters[letter] for letter in run}, None),
-        (_of_sum_1(names, rows, golds), None),
-    )
-    for found, is_logarithm in in_turn:
-        numbers = {option: _numbers(rows, name) for option, name in found.items()}
-        if len(found) < 2 or any(values is None for values in numbers.values()):
+    for found, is_logarithm in candidates:
+        if len(found) < 2:
             continue
-        known = [value for values in numbers.values() for value in values or ()]
-        if all(value <= 0 for value in known) and is_logarithm is not False:
+        if is_logarithm is not False and all(value <= 0 for name in found.values() for value in numbers[name]):
             return found, True
-        outside = {option for option, each in numbers.items() if not all(0 <= value <= 1 for value in each or ())}
+        outside = {option for option, name in found.items() if not all(0 <= value <= 1 for value in numbers[name])}
         if outside and is_logarithm is False and golds & found.keys():  # some are probabilities, and others may be not
-            found, outside = (
-                {each: name for each, name in found.items() if each not in outside - golds},
-                outside & golds,
-            )
+            found = {option: name for option, name in found.items() if option not in outside - golds}
+            outside &= golds
         if len(found) > 1 and not outside and not is_logarithm:
             return found, False
         if (outside and is_logarithm is False and golds & found.keys()) or _are_percentages(rows, found):
             name, value = next(
-                (name, value)
-                for option, name in found.items()
-                for value in numbers[option] or ()
-                if not 0 <= value <= 1
+                (name, value) for name in found.values() for value in numbers[name] if not 0 <= value <= 1
             )
             problem = problem or (
                 f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "
@@ -394,31 +411,14 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     return {}, False
 
 
-def _of_sum_1(names: Sequence[str], rows: Sequence[Row], golds: set[str]) -> dict[str, str]:
+def _of_sum_1(numbers: Mapping[str, list[float]], n: int, golds: set[str]) -> dict[str, str]:
     """Return the columns that are named after right answers, or all columns of fractions, if their rows sum to 1."""
-    numbers = {name: values for name in names if (values := _numbers(rows, name)) and len(values) == len(rows)}
-    fractions = [name for name, values in numbers.items() if all(0 <= value <= 1 for value in values)]
+    fractions = [name for name, each in numbers.items() if len(each) == n and all(0 <= value <= 1 for value in each)]
     for found in ([name for name in fractions if name in golds], fractions):
         sums = [math.fsum(each) for each in zip(*(numbers[name] for name in found), strict=True)]
         if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in sums):
             return {name: name for name in found}
     return {}
-
-
-def _stems(names: Sequence[str], golds: set[str]) -> Iterator[tuple[dict[str, str], bool]]:
-    """Yield the columns whose names begin or end with the same word for a probability."""
-    stems: dict[str, dict[str, str]] = {}
-    for name in names:
-        if match := _LETTER.fullmatch(name.strip()):
-            stems.setdefault(match[1].lower(), {})[match[2]] = name
-        elif (parts := split(name)) and parts[0] in _STEMS:
-            stem, option = parts
-            if option in golds or not is_derived(normal(option)):
-                stems.setdefault(stem, {})[option.upper() if len(option) == 1 else option] = name
-        elif match := _SUFFIX.fullmatch(name.strip()):
-            stems.setdefault(f"{match[2] or ''}suffix", {})[match[1].upper()] = name
-    for stem, found in stems.items():
-        yield found, stem.startswith("log")
 
 
 def _numbers(rows: Sequence[Row], name: str) -> list[float] | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchcalib.io.logs.answers import (
-    UNNAMED,
     Answer,
     RowLog,
     add_lengths,
@@ -45,7 +44,7 @@ class LightEval(RowLog):
             scores = [self.log_prob(score, place) for score in logged]
             answer.right = tuple(_right(doc, options, len(scores)))
             if not answer.right:
-                self.counts[UNNAMED] += 1
+                self.count_unnamed(first(doc, LIGHTEVAL.gold), options)
             unconditional = response.get("unconditioned_logprobs")
             without = unconditional if isinstance(unconditional, list) and len(unconditional) == len(scores) else None
             add_lengths(answer, scores, lengths_of([option.strip() for option in options]), without)

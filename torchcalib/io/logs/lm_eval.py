@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchcalib.io.cells import parsed
 from torchcalib.io.logs.answers import (
     MOST_LOG_PROB,
     NEITHER,
@@ -25,7 +26,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Array, Columns
 from torchcalib.io.logs.fields import LM_EVAL, correctness, first
-from torchcalib.io.logs.objects import RowGroup, floats_of, parsed
+from torchcalib.io.logs.objects import RowGroup, floats_of
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
@@ -99,6 +100,8 @@ class LmEval(RowLog):
         chosen = np.flatnonzero(is_largest) - starts
         correct = all_correctness(found.outcomes)
         right = _right_of_all(found.targets, texts, sizes, chosen, correct)
+        if (right == NONE).all():
+            self.unnamed = found.targets[0], texts[: sizes[0]]
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
@@ -142,7 +145,7 @@ class LmEval(RowLog):
         chosen = scores.index(max(scores))
         answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
         if not answer.right:
-            self.counts[UNNAMED] += 1
+            self.count_unnamed(row[LM_EVAL.gold[0]], texts)
         elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
 

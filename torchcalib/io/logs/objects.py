@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import json
 import zipfile
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.tables import DECIMAL_COMMA, Frame, Parquet, opened_text
+from torchcalib.io.tables import DECIMAL_COMMA, Frame, Parquet, opened_lines, opened_text, text_layout
 
 try:
     import orjson  # parses a line three times as fast
@@ -31,8 +30,6 @@ _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
 _NUMBERS_OF_TOKENS = ("input_tokens", "cont_tokens", "output_tokens", "full_prompt", "pred_logits")
 """Columns of leaderboards that take most of the memory, and are not read."""
-_LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictions", "responses", "items", "questions")
-"""Keys of a list of rows in a JSON object."""
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
 
 
@@ -56,16 +53,6 @@ def floats_of(numbers: Sequence[Any]) -> list[float]:
         except (TypeError, ValueError):  # no text, or infinite
             pass
     return list(map(float, numbers))
-
-
-def parsed(text: str) -> Any:
-    """Return the value of a text in JSON or in Python's notation; None for another text."""
-    for parse in (loads, ast.literal_eval):
-        try:
-            return parse(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-    return None
 
 
 def object_of(text: bytes, place: str) -> dict[str, Any]:
@@ -153,13 +140,12 @@ def _batches(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as text, without empty cells. A semicolon between cells comes with decimal commas."""
+    """Yield the rows of a table as text, without empty cells."""
+    layout = text_layout(path)
     with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        header = text.readline(_MAX_LINE)
-        separator = next((each for each in ("\t", ",", ";") if each in header), ",")
-        if header.lower().startswith("sep="):
-            separator, header = header[4:5], ""
-        table = csv.reader(chain([header] * bool(header), text), delimiter=separator, strict=True)
+        for _ in range(layout.skipped):
+            text.readline(_MAX_LINE)
+        table = csv.reader(text, delimiter=layout.separator, strict=True)
         names = next(table, [])
         rows: Iterator[list[str]] = table
         if _has_no_header(names):  # the layout of MMLU: question, options and letter of the right one
@@ -170,7 +156,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         for cells in rows:
             if len(cells) != len(names):
                 raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
-            if separator == ";":
+            if layout.decimal_point == ",":
                 cells = [x.replace(",", ".") if DECIMAL_COMMA.fullmatch(x.strip().encode()) else x for x in cells]
             yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
 
@@ -183,23 +169,10 @@ def _has_no_header(cells: Sequence[str]) -> bool:
     return is_letter and not names & {"question", "answer", "id", "gold", "confidence", *"abcd"}
 
 
-def rows_in(found: Any, depth: int = 2) -> list[Any] | None:
-    """Return the list of objects in a JSON value: itself, or below a key such as "results"; None without one."""
-    if isinstance(found, list):
-        return found if found and all(isinstance(row, Mapping) for row in found) else None
-    if not isinstance(found, Mapping) or not depth:
-        return None
-    below = (rows_in(found[key], depth - 1) for key in _LISTS if key in found)
-    return next((rows for rows in below if rows is not None), None)
-
-
 def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
-    """Yield at most n lines at once, without blank lines.
-
-    Names that end in `.gz` are decompressed.
-    """
+    """Yield at most n lines at once, without blank lines; see `opened_lines`."""
     row = place = 1
-    with opened_text(path) as file:
+    with opened_lines(path) as file:
         while text := file.read(_MAX_GROUP):
             rest = file.readline(_MAX_LINE)
             if len(rest) == _MAX_LINE:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import UNNAMED, Answer, RowLog, add_lengths, add_stated_confidence
+from torchcalib.io.logs.answers import Answer, RowLog, add_lengths, add_stated_confidence
 from torchcalib.io.logs.fields import OLMES, correctness, first, number_of
 
 _LENGTHS = {"token": "num_tokens", "character": "num_chars", "byte": "num_bytes"}
@@ -44,7 +44,7 @@ class Olmes(RowLog):
         if gold in range(len(output)):
             answer.right = (int(gold),)
         else:
-            self.counts[UNNAMED] += 1
+            self.count_unnamed(gold, [str(k) for k in range(len(output))])
         lengths = {unit: _numbers(output, key) for unit, key in _LENGTHS.items()}
         add_lengths(answer, scores, lengths, _numbers(output, "sum_logits_uncond"))
         answer.correct = correctness(metrics.get("acc_raw"))
