@@ -22,7 +22,7 @@ OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
 DEVICE = "device"  # jobs for a GPU only
-FAMILIES = (EVERYDAY, "one_pass", "ranks", "metrics", "reports", "vocabulary", "logs", DEVICE)
+FAMILIES = (EVERYDAY, "one_pass", "ranks", "metrics", "vocabulary", "logs", DEVICE)
 """Modules with a list `JOBS`, in the order of the table."""
 
 

@@ -1,4 +1,4 @@
-"""Jobs for metrics that need orders, pairs or fits: rank-based, smooth and kernel errors, calibrators, Bayes risk."""
+"""Jobs for metrics that need orders, pairs or fits, and for reports, which compute all of them."""
 
 from functools import partial
 from typing import Any
@@ -104,6 +104,7 @@ top_5_peer = partial(peers.top_k_ece, k=5, n_bins=15)
 replicates_of_rcl = partial(bootstrap, relative_calibration_loss, n_replicates=100, **GIVEN)
 of_binary = {f.__name__: partial(f, **BINARY) for f in (F.ks, F.corp, F.smece, F.ici)}
 ace, cox = partial(F.ace, n_bins=15, **BINARY), partial(F.cox, eps=1e-12, **BINARY)
+report, binary_report = partial(tc.report, **GIVEN), partial(tc.report, from_logits=False, **BINARY)
 MANY, SMALL = {"extra_bytes": 100_000_000}, {"extra_bytes": 50_000_000, "rounds": 3}
 
 TCE = Job(
@@ -157,5 +158,15 @@ JOBS = [
         partial(with_costs, n=10_000, num_classes=1_000),
         bayes_risk,
         {peers.plain_bayes_risk: 1.0},
+    ),
+    Job("report, 10,000 x 10", rows_for_pairs, report, seconds=1.5, rounds=5),
+    Job("report, binary, 50,000", partial(doubles, n=50_000), binary_report, seconds=4, rounds=5),
+    Job(
+        "report, 50,000 x 1,000",
+        partial(logits, n=50_000, num_classes=1_000),
+        report,
+        seconds=10,
+        extra_bytes=700_000_000,
+        rounds=3,
     ),
 ]

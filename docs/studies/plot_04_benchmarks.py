@@ -109,7 +109,7 @@ def draw_times():
             (f"{TITLES.get(record['job'], record['job'])} | {PEERS.get(peer, peer)}", 1 / found["ratio"])
             for record in records(content)
             for peer, found in record["peers"].items()
-            if found["ratio"] and not peer.startswith("import ")
+            if found["ratio"]
         ]
         bars.sort(key=lambda bar: bar[1])
         _, ax = plt.subplots(figsize=(9, 0.33 * len(bars) + 1.2), layout="constrained")
