@@ -46,18 +46,18 @@ def read(_: Call, work: Tensor) -> Tensor:
 
 
 @alternative("numba", title="as many exponentials")
-def exponentials(_: Call, n: int) -> None:
-    from torchcalib.ops.numba_math import BLOCK
-
-    n_threads = torch.get_num_threads()
-    in_threads(repeated_exponentials, n_threads, max(n, n_threads * BLOCK))
-
-
-def repeated_exponentials(begin: int, end: int) -> None:
-    """Compute the exponentials from `begin` to `end`, in passes over one block."""
+def exponentials(_: Call, n: int) -> int:
+    """Compute about n exponentials, in passes over one block for each thread, and return their number."""
     loop, block = exponential_loop()
-    x, shifted, exps = -np.ones((3, block), np.float32)
-    loop(x, shifted, exps, (end - begin) // block)
+    done = []
+
+    def passes(begin: int, end: int) -> None:
+        x, shifted, exps = -np.ones((3, block), np.float32)
+        loop(x, shifted, exps, end - begin)
+        done.append(end - begin)
+
+    in_threads(passes, -(-n // block), n)
+    return sum(done) * block
 
 
 @cache

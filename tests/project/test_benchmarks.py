@@ -221,6 +221,8 @@ def test_every_operation_has_a_limit_and_every_reason_a_kernel():
     for job in kernels.JOBS:
         for call in job.calls(n=2_000).values():
             call()
+    pytest.importorskip("numba")
+    assert 10**6 <= kernels.exponentials(None, 10**6) < 1.1 * 10**6
 
 
 @pytest.mark.extended
