@@ -295,7 +295,7 @@ def _row_of(p: Predictions, b: int, weights: Tensor | None, groups: Tensor | Non
 
 def level_of(target: str, num_classes: int, n: int, n_sets: int) -> list[str]:
     """Return the shares of p-values below 5 % and below 1 %."""
-    p_values = torch.cat([null_statistics(target, num_classes, n, n_sets // 10, seed) for seed in range(10)])
+    p_values = torch.cat([null_statistics(target, num_classes, n, max(1, n_sets // 10), seed) for seed in range(10)])
     shares = [(p_values < level).double().mean(0).tolist() for level in (0.05, 0.01)]
     return [f"{len(p_values):,}", *(f"{x:.1%}" for of_level in shares for x in of_level)]
 

@@ -1,9 +1,8 @@
 """Jobs for metrics computed in one pass: ECE, a whole collection, class-wise bins, gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -11,7 +10,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import by_hand, peers
 from benchmarks.job import Job, alternative, gradient, peer_of
-from benchmarks.samples import Rows, binary, logits
+from benchmarks.samples import binary, grouped, logits
 
 GIVEN = {"task": "multiclass", "from_logits": True}
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -71,12 +70,6 @@ def values_of_collection(z: Tensor, y: Tensor, n_bins: int = 15, classwise: bool
     metrics = tc.CalibrationCollection(members)
     metrics.update(z, y)
     return metrics.compute()
-
-
-def with_groups(data: Callable[..., Rows], n: int, num_groups: int = 1_000, **options: int) -> tuple[Tensor, ...]:
-    """Return predictions, targets and random groups, some of which may be empty."""
-    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
-    return *data(n, **options), groups
 
 
 def ece_of(preds: Tensor) -> Metric:
@@ -169,8 +162,8 @@ WITH_NUMBA = [
             grows=tuple({"n": 1_000_000, "num_groups": 10**k} for k in range(7)) if size.startswith("binary") else (),
         )
         for size, data in (
-            ("binary, 1 million", partial(with_groups, binary, n=1_000_000)),
-            ("50,000 x 1,000", partial(with_groups, network_logits, n=50_000, num_classes=1_000)),
+            ("binary, 1 million", partial(grouped, binary, n=1_000_000, num_groups=1_000)),
+            ("50,000 x 1,000", partial(grouped, network_logits, n=50_000, num_classes=1_000, num_groups=1_000)),
         )
     ),
     *(
