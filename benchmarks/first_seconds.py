@@ -1,8 +1,8 @@
 """Seconds of first calls, each in a new process and in turn with another one: `python -m benchmarks.first_seconds`.
 
-The other process is `import torch` or, for "nothing compiled", the same call with compiled code in its folder. A call
-before the first round compiles the code of Python and numba. Run it on an idle machine. Times of first calls depend on
-the disk, and their ratios much less.
+The other process is `import torch` or, for "nothing compiled", the same call with compiled code in its folder. Errors,
+which need no torch, are timed alone. A call before the first round compiles the code of Python and numba. Run it on an
+idle machine. Times of first calls depend on the disk, and their ratios much less.
 """
 
 import os
@@ -106,7 +106,9 @@ def seconds_of(case: Case) -> float:
 def measured(name: str, n_sets: int) -> dict[str, Any]:
     """Return the seconds of all rounds and of the other process, those of imports by package, and our modules."""
     case = CASES[name]
-    sides = {"seconds": case, "other": CASES[TORCH] if case.compiled else case._replace(compiled=True)}
+    sides = {"seconds": case}
+    if not case.without_torch:
+        sides["other"] = CASES[TORCH] if case.compiled else case._replace(compiled=True)
     for side in sides.values():
         run(side)  # compiles
     imports, n_own = Counter[str](), 0
@@ -127,9 +129,11 @@ def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
 
 
 def row(name: str, found: dict[str, Any]) -> Row:
-    case, taken, other = CASES[name], median(found["seconds"]), median(found["other"])
-    unit = " s" if case.without_torch else "" if case.compiled else " s more"
-    value = taken if case.without_torch else taken / other if case.compiled else taken - other
+    case, taken = CASES[name], median(found["seconds"])
+    value, unit = taken, " s"
+    if not case.without_torch:
+        other = median(found["other"])
+        value, unit = (taken / other, "") if case.compiled else (taken - other, " s more")
     spread = f"{clock(taken)} [{clock(min(found['seconds']))}, {clock(max(found['seconds']))}]"
     goal, verdict = "", ""
     if case.goal is not None:
