@@ -10,16 +10,15 @@ systems with large logits, where most probabilities are smaller.
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.study import Cell, Found, Part, Row, Study, main
+from benchmarks.study import Part, Study, main
 from benchmarks.tables import DATA
 from torchcalib.calibration import (
     BetaCalibration,
@@ -36,19 +35,20 @@ from torchcalib.calibration import (
     cross_val_calibrate,
 )
 
-METHODS: dict[str, type[Calibrator]] = {
-    "TemperatureScalingCalibrator": TemperatureScaling,
-    "ets": EnsembleTemperatureScaling,
-    "beta": BetaCalibration,
-    "quadratic-scaling": QuadraticScaling,
-    "VectorScalingCalibrator": VectorScaling,
-    "SVSCalibrator": StructuredVectorScaling,
-    "SMSCalibrator": StructuredMatrixScaling,
-    "isotonic": IsotonicCalibration,
-    "cir": CentredIsotonicCalibration,
-    "ivap-ovr": VennAbersCalibration,
+PEERS: dict[type[Calibrator], str] = {
+    TemperatureScaling: "TemperatureScalingCalibrator",
+    EnsembleTemperatureScaling: "ets",
+    BetaCalibration: "beta",
+    QuadraticScaling: "quadratic-scaling",
+    VectorScaling: "VectorScalingCalibrator",
+    StructuredVectorScaling: "SVSCalibrator",
+    StructuredMatrixScaling: "SMSCalibrator",
+    IsotonicCalibration: "isotonic",
+    CentredIsotonicCalibration: "cir",
+    VennAbersCalibration: "ivap-ovr",
 }
-"""Our calibrator for each one of probmetrics."""
+"""The name in probmetrics of each of our calibrators."""
+KINDS = {kind.name: kind for kind in PEERS}
 
 OF_CLASSES = (VectorScaling, StructuredVectorScaling, StructuredMatrixScaling)
 N_FOLDS = 5
@@ -58,8 +58,10 @@ LARGEST_RATIO, SLOWEST = 1.005, 1 / 3
 Calibrate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def systems() -> Iterator[tuple[str, Path, str]]:
-    """Yield name, file and column of each recorded system with samples of every class."""
+@cache
+def systems() -> dict[str, tuple[Path, str]]:
+    """Return file and column by name, of each recorded system with samples of every class."""
+    found = {}
     for path in sorted(DATA.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
             columns = [name for name in arrays if arrays[name].dtype.kind == "f"]
@@ -67,7 +69,8 @@ def systems() -> Iterator[tuple[str, Path, str]]:
             q, target = predictions(path, column)
             if (torch.bincount(target, minlength=q.shape[-1]) > 0).all():
                 is_only = column in ("probs", "logits", "log_probs")
-                yield path.stem if is_only else f"{path.stem} {column}", path, column
+                found[path.stem if is_only else f"{path.stem} {column}"] = path, column
+    return found
 
 
 def predictions(path: Path, column: str) -> tuple[Tensor, Tensor]:
@@ -80,14 +83,14 @@ def predictions(path: Path, column: str) -> tuple[Tensor, Tensor]:
     return q.float().double(), target
 
 
-def cells() -> Iterator[tuple[Any, ...]]:
+def cells() -> Iterator[tuple[str, str]]:
     """Yield each system with each method for its number of classes, but not the largest ones with matrix scaling."""
-    for name, path, column in systems():
-        n, n_classes = predictions(path, column)[0].shape
-        for peer, kind in METHODS.items():
+    for name, place in systems().items():
+        n, n_classes = predictions(*place)[0].shape
+        for kind in PEERS:
             is_large = kind is StructuredMatrixScaling and n * n_classes**2 > MOST_PRODUCTS
             if (n_classes == 2 or "multiclass" in kind.tasks) and not is_large:
-                yield name, kind.name, peer, path, column
+                yield name, kind.name
 
 
 def ours(kind: type[Calibrator], q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
@@ -132,12 +135,11 @@ def scores(q: Tensor, target: Tensor) -> tuple[float, float]:
     return log_loss.item(), brier.item()
 
 
-def compared(*cell: Any, n_sets: int) -> list[str]:
+def compared(system: str, calibrator: str, n_sets: int) -> list[str]:
     """Return the scores and times of both sides, and the goals that are missed."""
-    peer, path, column = cell[2:]
-    kind, (q, target) = METHODS[peer], predictions(path, column)
+    kind, (q, target) = KINDS[calibrator], predictions(*systems()[system])
     folds = stratified_folds(target)
-    sides: tuple[Calibrate, Calibrate] = partial(ours, kind), partial(theirs, peer)
+    sides: tuple[Calibrate, Calibrate] = partial(ours, kind), partial(theirs, PEERS[kind])
     if len(target) <= 10_000 and q.shape[-1] <= 10:  # imports and compiles
         for side in sides:
             side(q, target, folds)
@@ -158,10 +160,6 @@ def compared(*cell: Any, n_sets: int) -> list[str]:
     ]
 
 
-def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
-    yield [(*cell[:2], *each.values) for cell, each in found.items()]
-
-
 if __name__ == "__main__":
     # `--sets` repeats the fits, for their mean time.
-    main(Study("calibrators", 1, [Part(list(cells()), compared, table)]))
+    main(Study("calibrators", 1, [Part(list(cells()), compared)]))

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from functools import partial
 
 import distributed
 import numpy as np
@@ -16,6 +17,7 @@ import psutil
 import pyarrow as pa
 import torch
 
+from benchmarks.measure import seconds
 from torchcalib.integrations.dask import report
 from torchcalib.integrations.partitions import SPLIT_EVERY, Partitions
 
@@ -48,28 +50,16 @@ def measure_steps():
     """Return seconds and bytes of the steps for one partition, measured in one thread of this process."""
     torch.set_num_threads(1)
     partitions = Partitions.of_report(**OPTIONS, n_rows=ROWS)
-    partitions.state(0, [rows_of(0, 1000)])  # compiles
-    times = [time.perf_counter()]
-
-    def passed():
-        times.append(time.perf_counter())
-        return times[-1] - times[-2]
-
-    rows = rows_of(1)
-    generation = passed()
-    state = partitions.state(1, [rows])
-    compute, states = passed(), [state]
-    states += [partitions.state(number, [rows_of(number, 200_000)]) for number in range(2, SPLIT_EVERY + 1)]
-    passed()
+    states = [partitions.state(number, [rows_of(number, 200_000)]) for number in range(SPLIT_EVERY - 1)]
+    rows = rows_of(SPLIT_EVERY - 1)
+    states.append(partitions.state(SPLIT_EVERY - 1, [rows]))
     merged = partitions.merged(states)
-    merge = passed() / SPLIT_EVERY
-    partitions.report([merged])
     return {
-        "generation_s": generation,
-        "compute_s": compute,
-        "merge_s_per_state": merge,
-        "report_s": passed(),
-        "state_bytes": len(state),
+        "generation_s": seconds(partial(rows_of, 0)),
+        "compute_s": seconds(partial(partitions.state, 0, [rows])),
+        "merge_s_per_state": seconds(partial(partitions.merged, states)) / SPLIT_EVERY,
+        "report_s": seconds(partial(partitions.report, [merged])),
+        "state_bytes": len(states[-1]),
         "merged_bytes": len(merged),
     }
 
@@ -113,14 +103,14 @@ def main():
         thread.start()
         start = time.perf_counter()
         found = report(Simulated(arguments.rows), **OPTIONS, n_rows=max(arguments.rows, ROWS))
-        seconds = time.perf_counter() - start
+        taken = time.perf_counter() - start
         done.set()
         thread.join()
     quarters = [max(part.tolist(), default=0.0) for part in np.array_split(memory, 4)]
     record = {
         "rows": found.n,
-        "seconds": seconds,
-        "core_ns_per_row": 1e9 * seconds * arguments.workers / found.n,
+        "seconds": taken,
+        "core_ns_per_row": 1e9 * taken * arguments.workers / found.n,
         "largest_worker_MB_by_quarter_of_the_time": [round(each) for each in quarters],
         "ece": found["ece"],
         "p_value": found.main_line.p_value,

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 import torchcalib as tc
 from benchmarks import by_hand
 from benchmarks.job import Job, alternative, gradient, peer_of
-from benchmarks.one_pass import GIVEN, eight_metrics
+from benchmarks.one_pass import GIVEN, ece_of_groups, eight_metrics
 from benchmarks.samples import (
     arrays,
     binary,
@@ -122,12 +122,6 @@ def four_scores(z: Tensor, y: Tensor) -> dict[str, Tensor]:
     return metrics.compute()
 
 
-def ece_by_group(p: Tensor, y: Tensor, groups: Tensor) -> Tensor:
-    metric = tc.ByGroup(tc.ECE(task="binary"), num_groups=int(groups.max()) + 1)
-    metric.update(p, y, groups=groups)
-    return metric.compute()
-
-
 def temperature(z: Tensor, y: Tensor) -> Tensor:
     return tc.TemperatureScaling().fit(z, y, **GIVEN).temperature
 
@@ -183,7 +177,7 @@ WITH_NUMBA = [
     compared(
         "ECE of 1,000 groups",
         "binary, 1 million",
-        ece_by_group,
+        ece_of_groups,
         by_hand.torch_one_bincount_of_all_groups,
         1.0,
         TIES,

@@ -293,22 +293,18 @@ def _row_of(p: Predictions, b: int, weights: Tensor | None, groups: Tensor | Non
     return replace(p, input_preds=p.input_preds[b], input_target=p.input_target[b], weights=weights, groups=groups)
 
 
-def level_of(num_classes: int, n: int, target: str, n_sets: int) -> list[str]:
+def level_of(target: str, num_classes: int, n: int, n_sets: int) -> list[str]:
     """Return the shares of p-values below 5 % and below 1 %."""
-    p_values = torch.cat([null_statistics(target, num_classes, n, n_sets // 10, seed) for seed in range(10)])
+    p_values = torch.cat([null_statistics(target, num_classes, n, max(1, n_sets // 10), seed) for seed in range(10)])
     shares = [(p_values < level).double().mean(0).tolist() for level in (0.05, 0.01)]
     return [f"{len(p_values):,}", *(f"{x:.1%}" for of_level in shares for x in of_level)]
 
 
-def level_table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
-    yield [(target, num_classes, n, *each.values) for (num_classes, n, target), each in found.items()]
-
-
-LEVEL_CELLS = [(*size, target) for size, target in product(((2, 100), (2, 500), (5, 300)), TARGETS)]
+LEVEL_CELLS = [(target, *size) for size, target in product(((2, 100), (2, 500), (5, 300)), TARGETS)]
 STUDY = Study(
     "gains",
     1_000,
-    [Part(CELLS, gains_of, tables), Part(LEVEL_CELLS, level_of, level_table, lambda _: 2, "level")],
+    [Part(CELLS, gains_of, tables), Part(LEVEL_CELLS, level_of, share=lambda _: 2, name="level")],
 )
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ group are changed after the labels were drawn. Labels have the test of groups wi
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from benchmarks.laws import beta
+from benchmarks.laws import beta, moved, normal_log_odds
 from benchmarks.study import Part, Study, batches, joined, main, percent
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import ErrorIntervals
@@ -22,29 +23,26 @@ LEVEL, SHARED = 0.025, 0.00625  # level of all causes together, and of one of fo
 SIZES, N_GROUPS = (2_000, 8_000), (5, 10, 40)
 
 
-def _normal(deviation: float, mean: float = 0.0) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, g: (mean + deviation * torch.randn(n, generator=g, dtype=torch.float64)).sigmoid()
-
-
-def _beta(a: float, b: float) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, g: beta(a, b, n, g).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
+def inner_beta(a: float, b: float, n: int, g: torch.Generator) -> Tensor:
+    """Draw from beta(a, b), without 0 and 1, whose log-odds are infinite."""
+    return beta(a, b, n, g).nan_to_num(0.5).clamp(1e-12, 1 - 1e-12)
 
 
 LAWS = {
-    "logit SD 2": _normal(2),
-    "logit SD 4": _normal(4),
-    "beta(.2, .2)": _beta(0.2, 0.2),
-    "beta(.5, 4)": _beta(0.5, 4),
+    "logit SD 2": partial(normal_log_odds, 0, 2),
+    "logit SD 4": partial(normal_log_odds, 0, 4),
+    "beta(.2, .2)": partial(inner_beta, 0.2, 0.2),
+    "beta(.5, 4)": partial(inner_beta, 0.5, 4),
 }
 RARE = {  # median or mean of 1%
-    "logit -4.6, SD 1": _normal(1, -4.6),
-    "logit -4.6, SD 2": _normal(2, -4.6),
-    "beta(.2, 19.8)": _beta(0.2, 19.8),
+    "logit -4.6, SD 1": partial(normal_log_odds, -4.6, 1),
+    "logit -4.6, SD 2": partial(normal_log_odds, -4.6, 2),
+    "beta(.2, 19.8)": partial(inner_beta, 0.2, 19.8),
 }
-FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "log-odds plus 1": lambda z: z + 1,
-    "log-odds times 2": lambda z: 2 * z,
-    "log-odds times 0.5": lambda z: z / 2,
+FAULTS = {
+    "log-odds plus 1": partial(moved, 1, 1),
+    "log-odds times 2": partial(moved, 2, 0),
+    "log-odds times 0.5": partial(moved, 0.5, 0),
 }
 
 
@@ -57,7 +55,7 @@ def data_sets(
         p = (LAWS | RARE)[law](d * n, generator)
         y = torch.bernoulli(p, generator=generator)
         group = torch.randint(n_groups, (d * n,), generator=generator)
-        p = p if change is None else torch.where(group == 0, change(p.logit()).sigmoid(), p)
+        p = p if change is None else torch.where(group == 0, change(p), p)
         cell = torch.arange(d).repeat_interleave(n) * n_groups + group
         cell = cell * N_BINS + (p * N_BINS).long().clamp(max=N_BINS - 1)
         columns = (torch.ones_like(p), p, y, p * (1 - p), p * (1 - p))
@@ -88,7 +86,7 @@ def cell(law: str, n: int, n_groups: int, sets: int, fault: str = "") -> dict[st
     change, gap = FAULTS.get(fault), 0.0
     if change is not None:
         big = LAWS[law](2**20, torch.Generator().manual_seed(2))
-        gap = float((big - change(big.logit()).sigmoid()).mean())
+        gap = float((big - change(big)).mean())
 
     def tested(cells: BinCells) -> dict[str, Tensor]:
         large, roots = large_groups(cells), roots_of_gaps(cells)

@@ -5,7 +5,6 @@ over 20 times as many data sets. That of ESCE is the expected mean gap, that of 
 same bins for infinitely many samples, and that of the negative log-likelihood (NLL) its expected value.
 """
 
-from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from benchmarks.coverage import DEBIASED, tests_of
 from benchmarks.debiased import LAWS, SIZES, TRUTHS
 from benchmarks.laws import LARGE, bins_of, data_sets, expected
-from benchmarks.study import Cell, Found, Part, Row, Study, main, missed, percent
+from benchmarks.study import Part, Study, main, missed, percent
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.inference.resampling import Interval
 from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
@@ -59,15 +58,11 @@ def bootstrap_of_nll(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return low.masked_fill(events < MIN_EVENTS, torch.nan), high
 
 
-def shares_covered(n: int, law: str, truth: str, n_sets: int) -> list[str]:
+def shares_covered(law: str, truth: str, n: int, n_sets: int) -> list[str]:
     ((p, y),) = data_sets(law, truth, n, n_sets)
     found = {name: (test.low, test.high) for name, test in tests_of(p, y, ()).items()}
     found["NLL"] = bootstrap_of_nll(p, y)
     return [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]
-
-
-def table(found: dict[Cell, Found]) -> Iterator[list[Row]]:
-    yield [(law, truth, n, *each.values) for (n, law, truth), each in found.items()]
 
 
 STUDY = Study(
@@ -75,10 +70,9 @@ STUDY = Study(
     1_000,
     [
         Part(
-            list(product(SIZES, LAWS, TRUTHS)),
+            [(law, truth, n) for n, law, truth in product(SIZES, LAWS, TRUTHS)],
             shares_covered,
-            table,
-            share=lambda cell: 1 if cell[0] < SIZES[-1] else 1 / 4,
+            share=lambda cell: 1 if cell[2] < SIZES[-1] else 1 / 4,
         )
     ],
 )

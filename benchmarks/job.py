@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 REASONS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
-"""Why jobs miss their goals by family and name, and why kernels are far from the limits of a machine."""
+"""Why jobs miss their goals, by family and name."""
 
 Call = Callable[[], object]
 Function = Callable[..., Any]
@@ -22,7 +22,7 @@ OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
 EVERYDAY = "everyday"
 DEVICE = "device"  # jobs for a GPU only
-FAMILIES = (EVERYDAY, "one_pass", "ranks", "metrics", "reports", "vocabulary", "logs", DEVICE)
+FAMILIES = (EVERYDAY, "one_pass", "ranks", "metrics", "vocabulary", "logs", "kernels", DEVICE)
 """Modules with a list `JOBS`, in the order of the table."""
 
 

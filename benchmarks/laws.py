@@ -58,8 +58,8 @@ def rare(n: int, g: Generator) -> Tensor:
     return x / (x - random(n, 20, g=g).log().sum(-1))
 
 
-def normal_log_odds(deviation: float, n: int, g: Generator) -> Tensor:
-    return (deviation * normal(n, g=g)).sigmoid()
+def normal_log_odds(mean: float, deviation: float, n: int, g: Generator) -> Tensor:
+    return (mean + deviation * normal(n, g=g)).sigmoid()
 
 
 LAWS: dict[str, Draw] = {
@@ -69,7 +69,7 @@ LAWS: dict[str, Draw] = {
     "two values": two_values,
     "60% exactly 0 or 1": many_certain,
     "beta mixture": mixture,
-    "normal log-odds": partial(normal_log_odds, 1.5),
+    "normal log-odds": partial(normal_log_odds, 0.0, 1.5),
     "rare: beta(0.5, 20)": rare,
 }
 CLASSES = {"top label of 10 classes": 10, "top label of 100 classes": 100, "one of 3 classes": 3}

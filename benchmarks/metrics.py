@@ -1,9 +1,7 @@
-"""Jobs for metrics that need orders, pairs or fits: rank-based, smooth and kernel errors, calibrators, Bayes risk."""
+"""Jobs for metrics that need orders, pairs or fits, and for reports, which compute all of them."""
 
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,47 +21,18 @@ EVERY = 50
 """The peer of TCE tests every 50th sorted prediction against the same blocks."""
 
 
-def blocks(n: int) -> tuple[Tensor, ...]:
-    """Return sorted predictions, the ends of blocks of the test-based calibration error (TCE), positives and sizes."""
-    p, y = doubles(n)
-    table = F.tce_table(p, y, **BINARY)
-    sizes = table.n.long()
-    return p.sort().values, sizes.cumsum(-1), (table.n * table.frequency).round().long(), sizes
-
-
 def rows_and_blocks(n: int) -> tuple[object, ...]:
     """Return predictions, labels, and arrays for the peer: every 50th prediction, and the sums of its block."""
-    ordered, ends, positives, sizes = blocks(n)
-    every = torch.arange(0, n, EVERY)
-    block = torch.searchsorted(ends, every, right=True)
-    return *doubles(n), tuple(x.numpy() for x in (positives[block], sizes[block], ordered[every]))
+    p, y = doubles(n)
+    table = F.tce_table(p, y, **BINARY)
+    sizes, every = table.n.long(), torch.arange(0, n, EVERY)
+    block = torch.searchsorted(sizes.cumsum(-1), every, right=True)
+    positives = (table.n * table.frequency).round().long()
+    return p, y, tuple(x.numpy() for x in (positives[block], sizes[block], p.sort().values[every]))
 
 
 def tce(p: Tensor, y: Tensor, _: object) -> Tensor:
     return F.tce(p, y, **BINARY)
-
-
-def rejections(ordered: Tensor, ends: Tensor, positives: Tensor, sizes: Tensor) -> object:
-    from torchcalib.special.binomial import rejected_in_bins
-
-    return rejected_in_bins(ordered, ends, positives, sizes, 0.05)
-
-
-def pava_bc_input(n: int = 50_000_000) -> tuple[object, ...]:
-    """Return the compiled loop of PAVA-BC, and columns in the order of the score."""
-    import numba
-
-    from torchcalib.ops.isotonic.formula import pava_bc
-
-    generator = torch.Generator().manual_seed(0)
-    rising = torch.linspace(0, 1, n, dtype=torch.float32)
-    positives = (torch.rand(n, generator=generator) < rising).long().numpy()
-    return numba.njit(nogil=True)(pava_bc), np.ones_like(positives), positives
-
-
-def pava_bc(loop: Any, weight: Any, positives: Any) -> object:
-    n = len(weight)
-    return loop(weight, positives, n // 20, n // 5, False, *(np.empty_like(weight) for _ in range(3)))
 
 
 def with_log_probs(**sizes: int) -> tuple[Tensor, ...]:
@@ -104,6 +73,7 @@ top_5_peer = partial(peers.top_k_ece, k=5, n_bins=15)
 replicates_of_rcl = partial(bootstrap, relative_calibration_loss, n_replicates=100, **GIVEN)
 of_binary = {f.__name__: partial(f, **BINARY) for f in (F.ks, F.corp, F.smece, F.ici)}
 ace, cox = partial(F.ace, n_bins=15, **BINARY), partial(F.cox, eps=1e-12, **BINARY)
+report, binary_report = partial(tc.report, **GIVEN), partial(tc.report, from_logits=False, **BINARY)
 MANY, SMALL = {"extra_bytes": 100_000_000}, {"extra_bytes": 50_000_000, "rounds": 3}
 
 TCE = Job(
@@ -119,8 +89,6 @@ outputs = partial(softmax_outputs, n=50_000, num_classes=1_000)
 JOBS = [
     TCE,
     TCE.without_numba({peers.ONE_TEST_EACH: 1 / 300}),
-    Job("rejections alone, 50,000", partial(blocks, n=50_000), rejections),
-    Job("PAVA-BC, the loop alone, 50 million", pava_bc_input, pava_bc, seconds=0.3),
     Job("ACE, 1 million, float32", partial(binary, n=1_000_000), ace, {peers.quantile_calibration_curve: 1 / 15}),
     Job("ACE, 1 million, float64", million, ace, {peers.quantile_calibration_curve: None}),
     Job("class-wise TCE, 50,000 x 1,000", outputs, classwise_tce, seconds=15, rounds=3),
@@ -157,5 +125,15 @@ JOBS = [
         partial(with_costs, n=10_000, num_classes=1_000),
         bayes_risk,
         {peers.plain_bayes_risk: 1.0},
+    ),
+    Job("report, 10,000 x 10", rows_for_pairs, report, seconds=1.5, rounds=5),
+    Job("report, binary, 50,000", partial(doubles, n=50_000), binary_report, seconds=4, rounds=5),
+    Job(
+        "report, 50,000 x 1,000",
+        partial(logits, n=50_000, num_classes=1_000),
+        report,
+        seconds=10,
+        extra_bytes=700_000_000,
+        rounds=3,
     ),
 ]

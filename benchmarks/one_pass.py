@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -12,7 +10,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import by_hand, peers
 from benchmarks.job import Job, alternative, gradient, peer_of
-from benchmarks.samples import binary, logits
+from benchmarks.samples import binary, grouped, logits
 
 GIVEN = {"task": "multiclass", "from_logits": True}
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -74,28 +72,22 @@ def values_of_collection(z: Tensor, y: Tensor, n_bins: int = 15, classwise: bool
     return metrics.compute()
 
 
-def groups_and_metrics(n: int = 1_000_000, num_classes: int | None = None, num_groups: int = 1_000) -> tuple[Any, ...]:
-    """Return one batch with random groups, a metric by group and a metric of all rows."""
-    data, given = (binary, {"task": "binary"}) if num_classes is None else (network_logits, GIVEN)
-    sizes = {} if num_classes is None else {"num_classes": num_classes}
-    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
-    by_group, whole = tc.ByGroup(tc.ECE(**given, **sizes), num_groups=num_groups), tc.ECE(**given, **sizes)
-    return *data(n, **sizes), groups, by_group, whole
+def ece_of(preds: Tensor) -> Metric:
+    """Return the metric for log-odds, or for logits of classes."""
+    return tc.ECE(task="binary") if preds.dim() == 1 else tc.ECE(num_classes=preds.shape[-1], **GIVEN)
 
 
-def value(metric: Metric, *batch: Tensor, **options: Tensor) -> Tensor:
-    metric.reset()
-    metric.update(*batch, **options)
+def ece_of_groups(preds: Tensor, target: Tensor, groups: Tensor) -> Tensor:
+    metric = tc.ByGroup(ece_of(preds), num_groups=int(groups.max()) + 1)
+    metric.update(preds, target, groups=groups)
     return metric.compute()
 
 
-def ece_of_groups(preds: Tensor, target: Tensor, groups: Tensor, by_group: Metric, _: Metric) -> Tensor:
-    return value(by_group, preds, target, groups=groups)
-
-
 @alternative(title="the same of all rows as one group")
-def ece_of_all(preds: Tensor, target: Tensor, _: Tensor, __: Metric, whole: Metric) -> Tensor:
-    return value(whole, preds, target)
+def ece_of_all(preds: Tensor, target: Tensor, _: Tensor) -> Tensor:
+    metric = ece_of(preds)
+    metric.update(preds, target)
+    return metric.compute()
 
 
 def loss_of_collection(z: Tensor, y: Tensor) -> Tensor:
@@ -164,12 +156,15 @@ WITH_NUMBA = [
     *(
         Job(
             f"ECE of 1,000 groups, {size}",
-            partial(groups_and_metrics, n=n, num_classes=num_classes),
+            data,
             ece_of_groups,
             {ece_of_all: 1.5},
-            grows=() if num_classes else tuple({"n": n, "num_groups": 10**k} for k in range(7)),
+            grows=tuple({"n": 1_000_000, "num_groups": 10**k} for k in range(7)) if size.startswith("binary") else (),
         )
-        for n, num_classes, size in ((1_000_000, None, "binary, 1 million"), (50_000, 1_000, "50,000 x 1,000"))
+        for size, data in (
+            ("binary, 1 million", partial(grouped, binary, n=1_000_000, num_groups=1_000)),
+            ("50,000 x 1,000", partial(grouped, network_logits, n=50_000, num_classes=1_000, num_groups=1_000)),
+        )
     ),
     *(
         Job(

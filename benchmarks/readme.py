@@ -14,7 +14,6 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks.job import DEVICE, EVERYDAY, FAMILIES, REASONS, WITHOUT_NUMBA, Job, jobs_of
-from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import MISSED, NOT_YET, Compared, Record, clock, compared, figure, lines, missed
 from benchmarks.run import RESULTS, is_gpu
 
@@ -38,9 +37,6 @@ rows."""
 HEAD = """\
 | job | against | ours | theirs | ratio | goal | | without numba |
 |---|---|---|---|---|---|---|---|"""
-LIMITS_HEAD = """\
-| kernel | time | limited by | share of this limit | reason below 40% |
-|---|---|---|---|---|"""
 
 
 def results() -> list[dict[str, Any]]:
@@ -98,25 +94,13 @@ def name(machine: dict[str, Any]) -> str:
 
 
 def machine_tables(content: dict[str, Any]) -> str:
-    """Return the table of a machine: of a CPU with all jobs, and the limits; of a GPU with measured families."""
+    """Return the table of a machine: of a CPU with all jobs; of a GPU with measured families."""
     measured = content["families"]
     families = [each for each in FAMILIES if (each in measured if is_gpu(content["machine"]) else each != DEVICE)]
     rows = [row for family in families for row in rows_of(family, measured.get(family, []))]
     checks = content.get("checks")
     found = f" ({checks['n']:,} checks of `cuda_check.py`, {len(checks['failed'])} failed)" if checks else ""
-    parts = [table(f"On {name(content['machine'])}{found}:\n\n{HEAD}", rows)]
-    return "\n\n".join([*parts, *([limits(content["limits"])] if "limits" in content else [])])
-
-
-def limits(found: dict[str, Any]) -> str:
-    """Return the table that compares kernels with the limits of a machine; see `benchmarks.limits`."""
-    bandwidth, rate = figure(found["bytes_per_second"] / 1e9), figure(found["exps_per_second"] / 1e9)
-    head = f"Limits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second."
-    rows = []
-    for kernel in found["kernels"]:
-        why = REASONS["kernels"].get(kernel["kernel"], UNEXPLAINED) if kernel["share"] < ENOUGH else ""
-        rows.append((kernel["kernel"], clock(kernel["seconds"]), kernel["limit"], f"{kernel['share']:.0%}", why))
-    return table(f"{head}\n\n{LIMITS_HEAD}", rows)
+    return table(f"On {name(content['machine'])}{found}:\n\n{HEAD}", rows)
 
 
 def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:

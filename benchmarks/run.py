@@ -8,11 +8,10 @@
     python -m benchmarks.run --device cuda      jobs that can run on a GPU, in a results file of its own
 
 Every job runs all its sides in turn, in a separate process unless it shares one. Ratios of times are comparable between
-machines, but times are not. Memory and growth are measured in further processes. `python -m benchmarks.limits` then
-compares kernels with the limits of the machine, and `python -m benchmarks.readme` writes the tables of the README and
-of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a ratio is more than
-20% above the stored one. Stored ratios are those of this processor, or of all others. Without a GPU, `--device cuda`
-runs nothing, and the exit code is 0.
+machines, but times are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then
+writes the tables of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with
+`--check`, if a ratio is more than 20% above the stored one. Stored ratios are those of this processor, or of all
+others. Without a GPU, `--device cuda` runs nothing, and the exit code is 0.
 """
 
 import argparse

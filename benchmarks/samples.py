@@ -70,9 +70,9 @@ def multi_label(n: int, num_labels: int) -> Rows:
 
 def grouped(data: Callable[..., Rows], n: int, num_groups: int, **options: Any) -> tuple[Tensor, ...]:
     """Return predictions, targets and random groups, of which none is empty."""
-    num_groups = min(num_groups, n)
-    groups = torch.randint(num_groups, (n,), generator=torch.Generator().manual_seed(1))
-    groups[:num_groups] = torch.arange(num_groups)
+    num_groups, generator = min(num_groups, n), torch.Generator().manual_seed(1)
+    others = torch.randint(num_groups, (n - num_groups,), generator=generator)
+    groups = torch.cat((torch.arange(num_groups), others))[torch.randperm(n, generator=generator)]
     return *data(n, **options), groups
 
 

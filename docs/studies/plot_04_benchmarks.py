@@ -15,7 +15,6 @@ import math
 import matplotlib.pyplot as plt
 
 from benchmarks.job import EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
-from benchmarks.limits import ENOUGH, UNEXPLAINED
 from benchmarks.record import compared
 from benchmarks.run import RESULTS, is_gpu
 
@@ -64,8 +63,8 @@ PEERS = {
 
 
 def records(content):
-    """Return all measured jobs of a machine that use compiled code, except everyday jobs."""
-    families = [records for family, records in content["families"].items() if family != EVERYDAY]
+    """Return all measured jobs of a machine that use compiled code, except everyday jobs and kernels."""
+    families = [records for family, records in content["families"].items() if family not in (EVERYDAY, "kernels")]
     return [record for records in families for record in records if record["numba"]]
 
 
@@ -109,7 +108,7 @@ def draw_times():
             (f"{TITLES.get(record['job'], record['job'])} | {PEERS.get(peer, peer)}", 1 / found["ratio"])
             for record in records(content)
             for peer, found in record["peers"].items()
-            if found["ratio"] and not peer.startswith("import ")
+            if found["ratio"]
         ]
         bars.sort(key=lambda bar: bar[1])
         _, ax = plt.subplots(figsize=(9, 0.33 * len(bars) + 1.2), layout="constrained")
@@ -212,15 +211,11 @@ def varies(point, points, axis):
 def print_limits():
     """Share of the limits of each machine."""
     for content in processors:
-        if "limits" not in content:
-            continue
-        found = content["limits"]
-        bandwidth, rate = found["bytes_per_second"] / 1e9, found["exps_per_second"] / 1e9
-        print(f"{name(content)}: {bandwidth:.3g} GB/s, {rate:.3g} billion exponentials per second")
-        for kernel in found["kernels"]:
-            share = f"{kernel['share']:.0%} of the limit by {kernel['limit']}"
-            why = f" ({REASONS['kernels'].get(kernel['kernel'], UNEXPLAINED)})" if kernel["share"] < ENOUGH else ""
-            print(f"  {kernel['kernel']}: {1000 * kernel['seconds']:.3g} ms, {share}{why}")
+        print(f"{name(content)}:")
+        goals = {job.name: job.peers[0].goal for job in jobs_of("kernels")}
+        for each in compared(content["families"].get("kernels", []), numba=True):
+            why = f" ({REASONS['kernels'][each.job]})" if each.ratio > goals[each.job] else ""
+            print(f"  {each.job}: {1000 * each.ours:.3g} ms, {1 / each.ratio:.0%} of the speed of {each.peer}{why}")
 
 
 def print_machines():

@@ -25,7 +25,7 @@ from benchmarks import (
     gains,
     groups,
     interval_targets,
-    limits,
+    kernels,
     looks,
     measure,
     one_pass,
@@ -42,7 +42,8 @@ from torchcalib.ops.dispatch import Op
 
 PEER = "a peer"
 FILES = readme.results()
-MODULES = (calibrated, clusters, comparisons, coverage, debiased, diagnosis, gains, groups, interval_targets, looks)
+MODULES = (calibrated, clusters, comparisons, coverage, debiased, diagnosis, first_seconds, gains, groups)
+MODULES += (interval_targets, looks)
 STUDIES = {each.page: each for each in (power.POWER, power.FEW, power.CLASSES, *(module.STUDY for module in MODULES))}
 TIMES = {
     "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},
@@ -75,7 +76,10 @@ def test_readme_contains_the_results():
     rows = [row for row in rows if not row.startswith(("| job |", "| ---"))]
     assert rows
     assert all("not yet measured" in row for row in rows)
-    assert limits.UNEXPLAINED not in readme.section(FILES)
+    measured = [record for content in FILES for record in content["families"].get("kernels", [])]
+    assert measured
+    of_missed = {each["job"] for each in measured if missed(named(kernels.JOBS, each["job"]), each)}
+    assert of_missed <= REASONS["kernels"].keys()
 
 
 def test_decisions_of_benchmarks_equal_those_of_reports():
@@ -213,12 +217,13 @@ def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path
 
 
 def test_every_operation_has_a_limit_and_every_reason_a_kernel():
-    kernels = list(limits.kernels(n=40, num_classes=20, n_events=400))
-    assert {kernel.op for kernel in kernels} == set(get_args(Op))
-    assert REASONS["kernels"].keys() <= {kernel.name for kernel in kernels}
-    for kernel in kernels:
-        kernel.call()
-        assert kernel.n_bytes > 0
+    assert {op for op, *_ in kernels.KERNELS} == set(get_args(Op))
+    assert REASONS["kernels"].keys() <= {job.name for job in kernels.JOBS}
+    for job in kernels.JOBS:
+        for call in job.calls(n=2_000).values():
+            call()
+    pytest.importorskip("numba")
+    assert 10**6 <= kernels.exponentials(None, 10**6) < 1.1 * 10**6
 
 
 @pytest.mark.extended
@@ -306,26 +311,20 @@ def test_studies_write_their_page_and_resume_from_their_record(processes, monkey
         study.run(given, 5, "third")
 
 
-def test_first_seconds_are_those_of_new_processes(tmp_path):
-    """A case returns its exit code, and the table compares it with the goal; the page has the rows of its record."""
-    cases = first_seconds.cases()
-    name = "missing file"
-    record = first_seconds.measured({name: cases[name]}, 1)
-    assert record[name]["seconds"][0] > 0
-    assert 0 < record[name]["modules"] < 60
-    assert not {"torch", "numpy"} & set(record[name]["imports"])
+def test_first_seconds_are_those_of_new_processes():
+    """A case returns its exit code, and the table compares it with the goal."""
+    case = first_seconds.CASES["missing file"]
+    record = first_seconds.measured("missing file", 1)
+    assert record["seconds"][0] > 0
+    assert 0 < record["modules"] < 60
+    assert not {"torch", "numpy"} & set(record["imports"])
     with pytest.raises(RuntimeError, match="must return 0, got 2"):
-        first_seconds.run(cases[name]._replace(code=0), str(tmp_path))
-    times = {
-        first_seconds.TORCH: {"seconds": [1.0, 3.0, 2.0], "imports": {"torch": 2.0}, "modules": 0},
-        "`ece` of a list": {"seconds": [2.4] * 3, "imports": {"torch": 2.0, "torchcalib": 0.1}, "modules": 31},
-        "`ece`, 50,000 x 1,000": {"seconds": [3.0], "imports": {}, "modules": 9},
-        "`ece`, 50,000 x 1,000, nothing compiled": {"seconds": [5.5], "imports": {}, "modules": 9},
-    }
-    _, ece, _, cold = first_seconds.rows({name: cases[name] for name in times}, times)
+        first_seconds.run(case._replace(code=0))
+    other = [1.0, 3.0, 2.0]
+    packages = {"torch": 2.0, "torchcalib": 0.1}
+    times = {"seconds": [2.4] * 3, "other": other, "imports": packages, "modules": 31}
+    ece = first_seconds.row("`ece` of a list", times)
     assert ece[1:] == ("2.4 s [2.4 s, 2.4 s]", "1.20", "1.3, 30 modules", "MISSED", 31, "torch 2.00, torchcalib 0.10")
+    times = {"seconds": [5.5], "other": [3.0], "imports": {}, "modules": 9}
+    cold = first_seconds.row("`ece`, 50,000 x 1,000, nothing compiled", times)
     assert cold[2:5] == ("2.50 s more", "3 s more", "met")
-    path = first_seconds.RESULTS / "first_seconds.json"
-    stored = json.loads(path.read_text()) if path.is_file() else {}
-    page = path.with_suffix(".md").read_text()
-    assert page == study.with_results(page, [first_seconds.rows(cases, stored)])

@@ -64,11 +64,8 @@ def test_given_metrics_are_copied_and_values_without_data_are_nan():
     assert monitor.history.best is None
 
 
-def test_history_survives_a_checkpoint_and_drops_later_epochs_after_a_restart():
+def test_history_drops_later_epochs_after_a_restart():
     monitor, _ = epochs_of([0.2, 1.1, 2.5])
-    again = tc.Monitor(task="binary", from_logits=True)
-    again.load_state_dict(monitor.state_dict())
-    assert again.history == monitor.history
     back = monitor.history.with_row(HistoryRow(2, 2, {"nll": 0.1}))
     assert [row.epoch for row in back.rows] == [1, 2], "a restart drops later epochs"
     assert back.column("ece")[-1:] != back.column("nll")[-1:] == (0.1,)
