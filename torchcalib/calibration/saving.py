@@ -1,28 +1,31 @@
 """Save fitted calibrators to files, and load them. The file contains the class name."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
+from torchcalib.core.saved import check_is_file, content_of, loading, saved_bytes
 from torchcalib.io.archives import load_tensors
 from torchcalib.io.errors import shown
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
+
+_KIND = "calibrator"  # of the saved form
 
 _CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
 
 
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
-    """Write the `state_dict` of a fitted calibrator to a file, atomically.
+    """Write a fitted calibrator to a file, atomically; see `torchcalib.core.saved`.
 
-    Load the file with `load_calibrator`, or pass `torch.load(path, weights_only=True)` to `load_state_dict`.
+    `load_calibrator` loads the file.
 
     Args:
         calibrator: a fitted calibrator. `load_calibrator` supports the classes of this package; for your own subclass
@@ -42,9 +45,9 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
         raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")
     if calibrator.task is None:
         raise ValueError(f"`calibrator` must be fitted, got {shown(calibrator)}. Call fit(preds, target) first.")
-    content = io.BytesIO()
-    torch.save(calibrator.state_dict(), content)
-    write_whole(Path(path), content.getvalue())
+    state = calibrator.state_dict()
+    described = state.pop("_extra_state")
+    write_whole(Path(path), saved_bytes(_KIND, {"described": described, "parameters": dict(state)}))
 
 
 def load_calibrator(path: str | Path) -> Calibrator:
@@ -74,17 +77,16 @@ def load_calibrator(path: str | Path) -> Calibrator:
         >>> bool((loaded(preds) == calibrator(preds)).all())
         True
     """
-    with Path(path).open("rb"):  # raises an OSError, which is more precise than the errors below
-        pass
-    try:
-        saved = load_tensors(Path(path))
-        return calibrator_from(saved.get(CHECKPOINT_KEY, saved))
-    # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
-    except Exception as error:
-        raise ValueError(
-            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which has other content "
-            f"({type(error).__name__}). Fit and save the calibrator again."
-        ) from error
+    place = Path(path)
+    with loading(_KIND, str(path), "`save_calibrator`"):
+        check_is_file(place)
+        if is_zipfile(place):  # a checkpoint of torch
+            checkpoint = load_tensors(place)
+            if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
+                raise ValueError("a checkpoint must contain a calibrator, got none. Versions before 0.1.0 wrote others")
+            return calibrator_from(checkpoint[CHECKPOINT_KEY])
+        saved = content_of(place, _KIND)
+        return calibrator_from({"_extra_state": saved["described"], **saved["parameters"]})
 
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:

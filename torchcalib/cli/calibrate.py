@@ -18,7 +18,7 @@ from torchcalib.display.words import count
 from torchcalib.io.copying import copy_of
 from torchcalib.io.errors import printable, quoted, shown
 from torchcalib.io.names import are_logits
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 from torchcalib.reporting.building import ReportBuilder
 
 

@@ -13,7 +13,7 @@ from torchcalib.cli.ranks import on_first
 from torchcalib.core.events import NamedMode, TopK
 from torchcalib.functional.binned import ece
 from torchcalib.io.errors import printable
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 from torchcalib.plots.canvas import to_png, to_svg
 from torchcalib.plots.reliability import reliability_diagram
 

@@ -80,6 +80,7 @@ class Source:
         """Create a source from the result of `state`, loaded from a file. Raise ValueError for a wrong type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         for name, value in values.items():
             if not _has_type(value, kinds[name]):
                 raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")

@@ -11,12 +11,12 @@ from torchmetrics.metric import Metric
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.saved import Description
 from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
 from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
-from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.ops.logs import wide_dtype
 
@@ -190,7 +190,7 @@ class Bootstrapped(WrappedMetric[S]):
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            state, described = read_state(self, "incoming_state", incoming_state)
+            state, described = self._read_state("incoming_state", incoming_state)
             n_rows, n_clustered = map(int, state[-2:])
             both_have_rows = min(self._n_rows, n_rows) > 0
             if both_have_rows and self._has_clusters != (n_clustered > 0):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.gathering import Gather, all_gathered, exchanged, waiting
-from torchcalib.metrics.checkpoint import STATE_FORMAT
+from torchcalib.core.saved import FORM
 
 if TYPE_CHECKING:
     from torchcalib.core.state import SampleState, SumState
@@ -72,7 +72,7 @@ def _compared(
 ) -> list[int]:
     """Compare the configurations of all ranks, and return their sizes."""
     names = [type(metric).__name__ for metric in metrics]
-    settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the format": STATE_FORMAT}
+    settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the form": FORM}
     for k, (name, metric) in enumerate(zip(names, metrics, strict=True), 1):
         place = f"{name}, metric {k}" if names.count(name) > 1 else name
         settings |= {f"`{option}` of {place}": value for option, value in metric._configuration().items()}

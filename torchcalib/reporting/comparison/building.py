@@ -27,17 +27,16 @@ from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.saved import saved_count, saved_value
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.io.saved import saved_value
-from torchcalib.reporting.building import check_distinct, with_saved_axis
+from torchcalib.reporting.builder import Builder, check_distinct, with_saved_axis
 from torchcalib.reporting.catalogue import check_size, names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, RANKED_REPLICATES, Draws, System, words_of
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions, num_classes_of
-from torchcalib.reporting.saving import Builder
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
 
@@ -194,7 +193,7 @@ def compare(
 class ComparisonBuilder(Builder):
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
-    FORMAT = "torchcalib comparison state", 3
+    KIND = "comparison state"
     _WRITERS = "`ComparisonBuilder.state_bytes`"
 
     def __init__(
@@ -352,7 +351,7 @@ class ComparisonBuilder(Builder):
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
         builder = cls(**saved_value(state, "settings", dict))
-        builder._parts = {str(part): str(digest) for part, digest in saved_value(state, "parts", dict).items()}
+        builder._take_parts(state)
         saved = saved_value(state, "systems", dict)
         if not saved:
             return builder
@@ -367,7 +366,7 @@ class ComparisonBuilder(Builder):
             parts = saved_value(saved, name, dict)
             builder._systems[name] = builder._empty_system(saved_value(parts, "from_logits", bool))
             builder._systems[name].add_parts(parts)
-        builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
+        builder._n_rows, builder._n_dropped = saved_count(state, "n_rows"), saved_count(state, "n_dropped")
         builder._are_counts = saved_value(state, "are_counts", bool)
         builder._has_clusters = saved_value(state, "has_clusters", bool)
         return builder

@@ -41,6 +41,7 @@ from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.group_samples import GroupedSample, GroupedSampleState
 from torchcalib.core.groups import in_groups
+from torchcalib.core.saved import saved_value
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sample_or_sketch import are_labels, check_values
@@ -48,7 +49,6 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, OrderedSample
 from torchcalib.io.errors import first_of, shown
-from torchcalib.io.saved import saved_value
 from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
