@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.hostile_files import Corpus, add_pt
 from processes import SCRIPTS, run_together
+from torchcalib.io.saved import write_all
 
 from torchcalib.calibration import load_calibrator
-from torchcalib.io.saved import write_all
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])

@@ -22,7 +22,7 @@ from torchcalib.core.events import reduce_to_events
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.state import SumState
-from torchcalib.core.sums import BinStats, Sums, has_noise_flag, noise_flag_of, with_noise_row
+from torchcalib.core.sums import BinStats, Ranges, Sums, check_sums, has_noise_flag, noise_flag_of, with_noise_row
 from torchcalib.ops.segments import cell_sums
 
 S = TypeVar("S", covariant=True)
@@ -39,6 +39,12 @@ class SumsByGroup(Generic[S]):
     def with_noise(self) -> bool:
         """Whether the sums for the noise floor are included."""
         return has_noise_flag(self.accumulator)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Range of each quantity, by which saved sums are checked."""
+        ranges: Ranges = self.accumulator.ranges
+        return ranges
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
@@ -273,4 +279,5 @@ class NamedGroupState:
             if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or tuple(tensor.shape) != shape:
                 return None
         self.empty(names)  # raises an error for too many groups
+        check_sums(tensors[0], self.accumulator.ranges, tensors[1])
         return NamedSums(tuple(names), *tensors)

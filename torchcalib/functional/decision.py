@@ -155,7 +155,9 @@ def bayes_risk(
         tensor([0., 0., 0., 1.])
     """
     matrix = cost if cost is None or isinstance(cost, CostMatrix) else CostMatrix(cost)
-    score = Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
+    costs = torch.arange(2) if matrix is None else matrix.shared_tensor(torch.device("cpu"))
+    constant, costs_of_rows = partial(_cheapest_constant, cost=matrix), (float(costs.min()), float(costs.max()))
+    score = Score(_bayes_cost, constant, normalizable=True, arguments=(matrix,), score_range=costs_of_rows)
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 

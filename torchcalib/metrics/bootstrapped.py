@@ -12,8 +12,8 @@ from torchcalib.core.arguments import check_count, check_in_all_batches, check_l
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import Description
-from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
-from torchcalib.core.sums import Sums
+from torchcalib.core.state import N_IGNORED, SumState, check_counts, ignored_counts
+from torchcalib.core.sums import Sums, check_sums
 from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
@@ -34,6 +34,10 @@ class Replicates(SumState[S]):
     def statistic(self, state: Tensor) -> S:
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
         return self.accumulator.wrap(state[N_IGNORED:-2].reshape(self.shape))
+
+    def _check_sums(self, state: Tensor) -> None:
+        check_counts("the numbers of rows", state[[0, 1, -2, -1]])
+        check_sums(state[N_IGNORED:-2].reshape(self.shape), self.accumulator.ranges, None)
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
         """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""

@@ -12,8 +12,8 @@ from torch.nn.functional import one_hot
 
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.core.saved import saved_count, saved_tensor, saved_value
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.saved import saved_count, saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
 
 MAX_VALUES = 2**26

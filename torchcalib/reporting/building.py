@@ -35,8 +35,8 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.saved import saved_value
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
+from torchcalib.core.saved import saved_value
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import as_tensors, check_name_count, per_sample
 from torchcalib.io.errors import shown

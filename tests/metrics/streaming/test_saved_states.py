@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers.refusals import check_each
 from torch import nn
+from torchcalib.io.saved import saved_bytes
+from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.state import SumState
-from torchcalib.io.saved import saved_bytes
-from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 BINARY = {"task": "binary"}

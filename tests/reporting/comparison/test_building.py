@@ -10,11 +10,11 @@ import torch
 from helpers.reports import MODES, QUICK, SELECTIVE, TASKS
 from helpers.systems import FEW, systems
 from scipy.stats import foldnorm
+from torchcalib.io.saved import saved_bytes
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.inference.resampling import Interval
-from torchcalib.io.saved import saved_bytes
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import system
 from torchcalib.reporting.comparison.building import ComparisonBuilder

@@ -41,11 +41,11 @@ from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.group_samples import GroupedSample, GroupedSampleState
 from torchcalib.core.groups import in_groups
-from torchcalib.core.saved import saved_value
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sample_or_sketch import are_labels, check_values
-from torchcalib.core.sums import BinStats
+from torchcalib.core.sample_or_sketch import are_labels
+from torchcalib.core.saved import saved_value
+from torchcalib.core.sums import BinStats, check_sums
 from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, OrderedSample
 from torchcalib.io.errors import first_of, shown
@@ -162,6 +162,9 @@ class GroupedSums:
         theirs = [(part.dtype, part.shape) for part in parts if isinstance(part, Tensor)]
         if not isinstance(parts, list) or len(theirs) != len(parts) or theirs != mine:
             raise ValueError(f"`sums` must have dtypes and shapes {mine}, got {theirs}. The file is corrupt.")
+        check_sums(parts[0].movedim(-2, 0), self._accumulator.ranges, None)
+        if self._with_noise is not None:
+            check_sums(parts[1], self._with_noise.ranges, parts[2])
 
     @property
     def clusters(self) -> ClusteredSums[Any]:
@@ -238,7 +241,6 @@ class GroupedRanks:
                 f"`ranks` must contain the {', '.join(self._kind.names)} of samples, got {shown(parts)}. The file is "
                 "corrupt: save the comparison again."
             )
-        check_values(self._kind.statistic(state).whole)
         return state
 
     @property
