@@ -36,7 +36,8 @@ class Replicates(SumState[S]):
         return self.accumulator.wrap(state[N_IGNORED:-2].reshape(self.shape))
 
     def _check_sums(self, state: Tensor) -> None:
-        check_counts("the numbers of rows", state[[0, 1, -2, -1]])
+        n_rows, n_clustered = state[-2], state[-1]
+        check_counts("the numbers of rows", torch.cat((state[:N_IGNORED], state[-2:], n_rows - n_clustered.reshape(1))))
         check_sums(state[N_IGNORED:-2].reshape(self.shape), self.accumulator.ranges, None)
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
