@@ -873,7 +873,7 @@ COMMANDS = [
     ("apply k.pt sharp.npz --out o.npz", "must calibrate all classes, got one for positive_classes=[0]"),
     ("apply c.pt sharp.npz --out sharp.npz", "`--out` must not be an input file"),
     ("apply c.pt sharp.npz --out o.txt", "`--out` must be a prediction file"),
-    ("apply sharp.npz sharp.npz --out o.npz", "must be a file that `save_calibrator` wrote"),
+    ("apply sharp.npz sharp.npz --out o.npz", "must be a complete calibrator, got"),
     ("apply none.pt sharp.npz --out o.npz", "No such file"),
     # conditions, metrics and diagrams
     ("check sharp.npz --fail-if 'eec > 0.1'", "must name values of the report, got `eec`. Use accuracy, nll",

@@ -168,7 +168,9 @@ def test_other_and_older_and_newer_forms_raise_errors_that_say_so(tmp_path, monk
 
     tensors = load(content)
     torch.save(tensors, tmp_path / "old.pt")
-    newer = resigned(rb"\"form\": %d, \"torchcalib\": \"0.1.0\", \"byte" % FORM, rb"\"form\": 99, \"torchcalib\": \"9.1\", \"byte")
+    newer = resigned(
+        rb"\"form\": %d, \"torchcalib\": \"0.1.0\", \"byte" % FORM, rb"\"form\": 99, \"torchcalib\": \"9.1\", \"byte"
+    )
     for given, words in (
         (b"", "got other content"),
         (b"hello" * 99, "got other content"),

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from helpers.reports import bare
-from torchcalib.io.saved import write_whole
 
 import torchcalib as tc
 from torchcalib.cli import main
 from torchcalib.inference import CalibrationTest
+from torchcalib.io.writing import write_whole
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render

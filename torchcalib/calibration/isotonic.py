@@ -50,6 +50,7 @@ class IsotonicCalibration(OneAgainstRest):
     name = "isotonic calibration"
     assigns_zero: ClassVar[bool] = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
+    ranges: ClassVar = {"rates": (0, 1)}
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         wide = wide_dtype(values.device)
@@ -192,6 +193,7 @@ class VennAbersCalibration(OneAgainstRest):
 
     name = "Venn-Abers calibration"
     initial: ClassVar = {"knots": [torch.nan], "lower": [torch.nan] * 2, "upper": [torch.nan] * 2}
+    ranges: ClassVar = {"lower": (0, 1), "upper": (0, 1)}
 
     def predict_interval(self, preds: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1, the calibrated probabilities of y = 1 if the test sample had label 0 or 1.

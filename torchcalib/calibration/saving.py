@@ -86,7 +86,8 @@ def load_calibrator(path: str | Path) -> Calibrator:
                 raise ValueError("a checkpoint must contain a calibrator, got none. Versions before 0.1.0 wrote others")
             return calibrator_from(checkpoint[CHECKPOINT_KEY])
         saved = content_of(place, _KIND)
-        return calibrator_from({"_extra_state": saved["described"], **saved["parameters"]})
+        described = {name: tuple(x) if isinstance(x, list) else x for name, x in saved["described"].items()}
+        return calibrator_from({"_extra_state": described, **saved["parameters"]})
 
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:

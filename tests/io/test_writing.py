@@ -1,4 +1,4 @@
-"""Files are written completely or not at all, and hostile files of tensors are refused."""
+"""Files are written completely or not at all, and only where a file may be. Hostile files are no calibrators."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.hostile_files import Corpus, add_pt
 from processes import SCRIPTS, run_together
-from torchcalib.io.saved import write_all
 
 from torchcalib.calibration import load_calibrator
+from torchcalib.io.writing import write_all
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -36,7 +36,7 @@ def test_no_hostile_file_is_loaded_as_a_calibrator(tmp_path):
     files = {case.arguments[1] for case in corpus.cases}
     assert len(files) > 20
     for file in files:
-        with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
+        with pytest.raises(ValueError, match="must be a complete calibrator, got"):
             load_calibrator(file)
 
 
