@@ -168,9 +168,8 @@ def test_other_and_older_and_newer_forms_raise_errors_that_say_so(tmp_path, monk
 
     tensors = load(content)
     torch.save(tensors, tmp_path / "old.pt")
-    newer = resigned(
-        rb"\"form\": %d, \"torchcalib\": \"0.1.0\", \"byte" % FORM, rb"\"form\": 99, \"torchcalib\": \"9.1\", \"byte"
-    )
+    number = rb"\"form\": %d, \"torchcalib\": \"0.1.0\", \"byteorder"
+    newer, older = (resigned(number % FORM, number % form) for form in (99, 3))
     for given, words in (
         (b"", "got other content"),
         (b"hello" * 99, "got other content"),
@@ -180,8 +179,8 @@ def test_other_and_older_and_newer_forms_raise_errors_that_say_so(tmp_path, monk
         ((tmp_path / "old.pt").read_bytes(), "which versions before 0.1.0 wrote"),
         (tc.ReportBuilder(task="binary").state_bytes(), "got a 'report state'"),
         (content[:-8], "got damaged content"),
-        (newer, "got 99, written by torchcalib '9.1'. Update torchcalib from version"),
-        (resigned(rb"\"form\": %d, \"torchcalib\": \"0.1.0\", \"byte" % FORM, rb"\"form\": 3, \"torchcalib\": \"0\", \"byte"), "Create it anew"),
+        (newer, "got 99, written by torchcalib '0.1.0'. Update torchcalib from version"),
+        (older, "got 3, written by torchcalib '0.1.0'. Create it anew from the data"),
         (resigned(b'little', b"big"), "must have the byte order of this machine"),
         (resigned(b"[0,864]", b"[0,856]"), "got SafetensorError"),
         (resigned(b"[108]", b"[107]"), "got SafetensorError"),
@@ -314,11 +313,12 @@ def test_values_that_a_state_cannot_have_are_refused_by_every_way_to_load_it():
         metric = of_some_rows(make)
         metric.persistent(True)
         is_listed = isinstance(metric.metric_state[name], list) and name != "identifiers"
+        kind = "metric state"
         for content, load_it in (
-            (content_of(metric.state_bytes(), "metric state"), lambda x: metric.from_bytes(saved_bytes("metric state", x))),
+            (content_of(metric.state_bytes(), kind), lambda x: metric.from_bytes(saved_bytes(kind, x))),
             (metric.state_dict(), metric.load_state_dict),
             (metric.metric_state, lambda x: make().merge_state(x)),
-        ):  # fmt: skip
+        ):
             part = content[name]
             load_it(content)  # it is valid before the change
             with pytest.raises(ValueError, match=r"`state` must be possible|is damaged, or its dtype"):
