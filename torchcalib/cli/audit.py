@@ -7,7 +7,6 @@ from typing import Any
 
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.messages import computing, output, working
-from torchcalib.cli.ranks import on_first
 from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
@@ -16,7 +15,6 @@ _OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "sele
 """Options that are arguments of the function."""
 
 
-@on_first
 def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Read logs, and print and write the calibration under each definition of the confidence."""
     if arguments.out is not None:

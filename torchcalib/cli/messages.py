@@ -93,14 +93,14 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def working(description: str, total: float | None = None, shown: bool = True) -> Iterator[Callable[..., None]]:
+def working(description: str, total: float | None = None) -> Iterator[Callable[..., None]]:
     """Show a step on stderr during the `with` block, if stderr is a terminal: its time, or its percentage of `total`.
 
     Yield a function that advances the step. Its arguments are a number of parts of `total`, such as rows, and
     optionally a new description.
     """
     bar: Any = None
-    if shown and sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         with suppress(ImportError):  # of the extra `report`; the command itself raises an error if it is needed
             bar = _bar(total is not None)
     if bar is None:

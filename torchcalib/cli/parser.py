@@ -382,8 +382,7 @@ COMMANDS: Mapping[str, Command] = {
     "report": Command(
         "report",
         "compute scores, calibration errors, tables and diagrams for a file of predictions",
-        "Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
-        "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
+        "Read predictions and targets, and print scores and calibration errors. --out writes a report.",
         (options.add_files, _report, options.add_input, options.add_clusters, options.add_bins),
         epilog=_REPORT_EXAMPLES,
         places=_PLACES,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torchcalib.cli.files import mode_of, print_json, read_builder
 from torchcalib.cli.messages import output, working
 from torchcalib.cli.metric import streamed
-from torchcalib.cli.ranks import on_first
 from torchcalib.core.events import NamedMode, TopK
 from torchcalib.functional.binned import ece
 from torchcalib.io.errors import printable
@@ -35,7 +34,6 @@ _WRITERS: dict[str, Callable[["Axes"], bytes]] = {
 """Functions that draw axes in a format, by suffix."""
 
 
-@on_first
 def plot(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Draw the reliability diagram of the predictions in files, and print the path and the calibration error."""
     place = Path(arguments.out)
