@@ -7,7 +7,6 @@ from typing import Any
 
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.messages import computing, output, working
-from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
@@ -35,5 +34,5 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.json:
         output(found.to_json())
     else:
-        output("\n".join(map(printable, str(found).split("\n"))))
+        output(str(found))
         terminal.show_paths(written)

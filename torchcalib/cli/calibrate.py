@@ -13,9 +13,9 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.inputs import opened_to_convert
 from torchcalib.cli.messages import computing, output, warn, working
-from torchcalib.display.words import count
+from torchcalib.display.words import count, printable
 from torchcalib.io.copying import copy_of
-from torchcalib.io.errors import printable, quoted, shown
+from torchcalib.io.errors import quoted, shown
 from torchcalib.io.names import are_logits
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.building import ReportBuilder

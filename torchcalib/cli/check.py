@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.messages import computing, output
-from torchcalib.display.words import ONE_LOOK
-from torchcalib.io.errors import printable
+from torchcalib.display.words import ONE_LOOK, printable
 from torchcalib.results.conditions import Condition
 
 

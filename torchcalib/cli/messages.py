@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchcalib.display.progress import listening
-from torchcalib.io.errors import InputError, limited, printable
+from torchcalib.display.words import printable
+from torchcalib.io.errors import InputError, limited
 
 _INPUTS = "preds|target|weights|groups|clusters|confidence|correct|pred|id|by|gold"
 _SETTINGS = "class_names|epochs|fail_if|from_logits|ignore_index|n_bins|nan_policy|normalize|task"

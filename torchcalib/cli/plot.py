@@ -10,8 +10,8 @@ from torchcalib.cli.files import mode_of, print_json, read_builder
 from torchcalib.cli.messages import output, working
 from torchcalib.cli.metric import streamed
 from torchcalib.core.events import NamedMode, TopK
+from torchcalib.display.words import printable
 from torchcalib.functional.binned import ece
-from torchcalib.io.errors import printable
 from torchcalib.io.writing import write_whole
 from torchcalib.plots.canvas import to_png, to_svg
 from torchcalib.plots.reliability import reliability_diagram

@@ -13,7 +13,7 @@ from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
-from torchcalib.io.errors import printable
+from torchcalib.display.words import printable
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from torchcalib.io.errors import InputError, printable
+from torchcalib.display.words import printable
+from torchcalib.io.errors import InputError
 
 _MAX_SHOWN = 20  # largest number of class names in a description
 

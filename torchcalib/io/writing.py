@@ -12,16 +12,31 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
-    """Write files into an existing folder, and return their paths. If the disk is full, the folder is unchanged."""
+    """Write files into an existing folder, and return their paths. If the disk is full, the folder is unchanged.
+
+    A name such as `log_1/audit.html` is that of a file in a folder below, which is created. A link in the place of a
+    file or of a folder below is replaced.
+    """
     paths = {name: folder / name for name in contents}
+    below = {path.parent for path in paths.values()} - {folder}
+    for place in below:
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(f"`{place}` must be a folder, got a file. Choose another folder.")
     for path in paths.values():
-        check_writable(path)
+        if not path.parent.is_symlink() or path.parent == folder:
+            check_writable(path)
     with _named(next(iter(paths.values()))):
         temporary_folder = TemporaryDirectory(prefix=".torchcalib-", dir=folder)
     with temporary_folder as temporary:
         for name, content in contents.items():
             with _named(paths[name]):
-                Path(temporary, name).write_bytes(content)
+                written = Path(temporary, name)
+                written.parent.mkdir(parents=True, exist_ok=True)
+                written.write_bytes(content)
+        for place in below:
+            if place.is_symlink():
+                place.unlink()
+            place.mkdir(exist_ok=True)
         for name, path in paths.items():
             with _named(path):
                 Path(temporary, name).replace(path)
@@ -29,12 +44,11 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if the path is a folder, or a device, pipe or socket, also behind a link: replacing it would harm.
+    """Raise OSError if the path is a folder, or a device, pipe or socket, also behind a link.
 
     Links to files and folders are replaced.
     """
-    is_replaced = path.is_file() or (path.is_symlink() and (path.is_dir() or not path.exists()))
-    if path.exists() and not is_replaced:
+    if path.exists() and not path.is_file() and not (path.is_symlink() and path.is_dir()):
         kind = "a folder" if path.is_dir() else "a device, pipe or socket"
         raise OSError(f"`{path}` must be a file, got {kind}. Choose another name.")
 

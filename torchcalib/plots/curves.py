@@ -12,10 +12,11 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.display.words import printable
 from torchcalib.functional.proper_scores import ecd
 from torchcalib.functional.risk_area import AreaWeight, weights_at
 from torchcalib.functional.selective import RiskCoverageCurve
-from torchcalib.io.errors import printable, shown
+from torchcalib.io.errors import shown
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
 from torchcalib.plots.sources import Source
 from torchcalib.results.history import History
