@@ -880,6 +880,7 @@ COMMANDS = [
      "check sharp.npz --fail-if 'nll > 100'"),
     ("check sharp.npz --fail-if 'p(nll) < 0.1'", "`p(nll)` must be defined for this data, got no such value"),
     ("check sharp.npz --fail-if ece", "`--fail-if` must compare report values"),
+    ("check sharp.npz --fail-if 'ece > 0 and 1 < 2'", "`--fail-if` must compare report values"),
     ("metric brier sharp.npz", "`NAME` must be a metric, got `brier`. Did you mean `brier_score`?",
      "metric brier_score sharp.npz"),
     ("metric eec sharp.npz", "`NAME` must be a metric, got `eec`. Names are accuracy,", "metric accuracy sharp.npz"),

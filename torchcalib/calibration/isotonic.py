@@ -281,7 +281,7 @@ def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tenso
     on_cpu = scores.device.type == "cpu" and is_plain(scores, n)
     if on_cpu and not p.from_logits and value_if_available(((n == 0) | (n == 1)).all()):  # twice as fast
         score, label, size = sort_labelled(scores.clamp(0, 1), is_positive.to(torch.uint8))
-        given = torch.arange(score.shape[-1]) < size.unsqueeze(-1)
+        given = torch.arange(score.shape[-1], device="cpu") < size.unsqueeze(-1)
         return score.masked_fill(~given, torch.inf), (label & given).to(n), given.to(n), size, unknown
     # The sign of the weights encodes the outcome, because one column is faster to sort than two.
     score, signed, _, size = sorted_columns(scores, torch.where(is_positive, n, -n), None)

@@ -253,7 +253,7 @@ class NamedGroupState:
         total = self.empty(list(dict.fromkeys([*state.names, *more.names])))
         places = {name: k for k, name in enumerate(total.names)}
         for part in (state, more):
-            index = torch.tensor([places[name] for name in part.names], dtype=torch.int64)
+            index = torch.tensor([places[name] for name in part.names], dtype=torch.int64, device="cpu")
             total.sums.index_add_(0, index, part.sums)
             total.noise_flag.index_add_(0, index, part.noise_flag)
         return total

@@ -177,7 +177,7 @@ def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[f
     check_count("n", n)
     check_count("dimension", dimension)
     check_level(level)
-    half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64)
+    half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64, device="cpu")
     # Half of a chi-squared variable has a gamma distribution, here with 12 standard deviations above its mean and more.
     most = n * dimension / 2 + 12 * (n * dimension / 2) ** 0.5 + 40
 

@@ -254,6 +254,6 @@ def _tensor(rows: Any) -> torch.Tensor | Text:
     if rows.dtype.kind == "U":
         numbers: dict[str, int] = {}
         codes = [numbers.setdefault(text, len(numbers)) for text in rows.ravel().tolist()]
-        return Text(list(numbers), torch.tensor(codes, dtype=torch.int64))
+        return Text(list(numbers), torch.tensor(codes, dtype=torch.int64, device="cpu"))
     # torch requires writeable memory ("W"), so the rows of a read-only memory map are copied.
     return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W", "E"]))

@@ -85,7 +85,9 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
 def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
     """Return the rows whose text target is not left out."""
     target = values["target"]
-    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool)[target.codes]
+    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool, device="cpu")[
+        target.codes
+    ]
     return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
 
 
@@ -93,7 +95,7 @@ def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, 
     """Return 1 in rows whose predicted label is the true one, else 0; NaN without a true label if `allow_missing`."""
     codes, texts = codes_of(predicted)
     true_codes, true_texts = codes_of(true)
-    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
+    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool, device="cpu")[true_codes]
     if not allow_missing:
         check_present(is_missing, labels["target"], start)
     try:
@@ -101,7 +103,9 @@ def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, 
     except ValueError as error:
         raise InputError(str(error)) from None
     numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
-    own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
+    own, other = (
+        torch.tensor([numbers[text] for text in each], dtype=torch.int64, device="cpu") for each in (texts, true_texts)
+    )
     right = own[codes] == other[true_codes]
     return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
 

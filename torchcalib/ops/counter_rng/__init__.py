@@ -99,7 +99,7 @@ def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tens
 
     def count_below(words: Tensor) -> Tensor:
         if words.device.type == "cpu":
-            return torch.bucketize(words, torch.tensor(bounds), right=True)
+            return torch.bucketize(words, torch.tensor(bounds, device="cpu"), right=True)
         below = torch.zeros_like(words, dtype=torch.uint8)  # no table, because a copy to a GPU would synchronise
         for bound in bounds:
             below += words >= bound
