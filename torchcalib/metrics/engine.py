@@ -95,6 +95,8 @@ class StatefulMetric(Metric, Generic[S]):
     """Whether a graph cannot repeat an update, because its effect on the sums depends on earlier batches."""
     _evidence: Evidence
     """Evidence of mistakes in the input, from all batches."""
+    settings: dict[str, Any]
+    """Arguments of the metric, which determine its value."""
 
     @abstractmethod
     def _configuration(self) -> dict[str, object]:

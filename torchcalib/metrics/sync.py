@@ -75,7 +75,9 @@ def _compared(
     settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the form": FORM}
     for k, (name, metric) in enumerate(zip(names, metrics, strict=True), 1):
         place = f"{name}, metric {k}" if names.count(name) > 1 else name
-        settings |= {f"`{option}` of {place}": value for option, value in metric._configuration().items()}
+        # Options such as the bins of ranked samples determine the value, but not the state.
+        options = {**metric.settings, **metric._configuration()}
+        settings |= {f"`{name}` of {place}": getattr(x, "__qualname__", x) for name, x in options.items()}
     device = metrics[0].kind.n_ignored(metrics[0].state).device
     numbers = exchanged(_SYNC, (size,), process_group, settings=settings, problem=problem, device=device, gather=gather)
     return [theirs for (theirs,) in numbers]
