@@ -26,7 +26,10 @@ def test_functions_under_another_default_device(case):
 
 
 def test_tables_tests_and_curves_under_another_default_device():
-    preds, target = torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
+    preds, target = (
+        torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        torch.arange(60) % 2,
+    )
     how = {"task": "binary"}
     same_on_meta(lambda: F.tce_table(preds, target, **how).to_dict()["gap"])
     same_on_meta(lambda: F.calibration_curve(preds, target, **how).to_dict()["gap"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torchcalib.io.columns import check_same_words, shown_classes
 from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import codes_of
+from torchcalib.io.source import Conversion
 from torchcalib.io.text import (
     check_present,
     class_indices,
@@ -22,9 +23,6 @@ from torchcalib.io.text import (
     first_row,
     group_numbers,
 )
-
-if TYPE_CHECKING:
-    from torchcalib.io.opening import PredictionFiles
 
 _MAX_DECIMALS = 6
 _MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
@@ -49,7 +47,7 @@ class Rows:
         return replace(self, **sliced)
 
 
-def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], start: int) -> Rows:
+def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: int) -> Rows:
     """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
     labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
     if files.left_out:
@@ -110,7 +108,7 @@ def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, 
     return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
 
 
-def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:
+def _whole_labels(files: Conversion, target: Tensor, label: str, start: int) -> Tensor:
     """Convert floating-point class indices to int64, unless some are missing (NaN)."""
     wrong = target != target.round()
     row = first_row(wrong & ~target.isnan() if files.allow_missing else wrong)
@@ -123,7 +121,7 @@ def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int
     return target if bool(target.isnan().any()) else target.to(torch.int64)
 
 
-def _with_missing_as_nan(files: PredictionFiles, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_missing_as_nan(files: Conversion, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
     preds = tensors["preds"]
     for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0)):

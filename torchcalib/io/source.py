@@ -6,6 +6,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from torchcalib.display.words import printable
 from torchcalib.io.errors import InputError
+from torchcalib.io.names import Task
 
 _MAX_SHOWN = 20  # largest number of class names in a description
 
@@ -89,6 +90,20 @@ class Source:
         if not source.shape:
             raise ValueError("`shape` must not be empty, got an empty tuple")
         return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Conversion of the rows of files to tensors; see `torchcalib.io.rows.rows_of`."""
+
+    source: Source
+    task: Task
+    allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
+    normalize: bool = False  # divide probabilities by their sum over classes
+    classes: tuple[str, ...] = ()  # of which labels are names or positions; see `io.columns.positions`
+    ignored_label: int | None = None  # label of ignored rows in the files
+    # texts in the targets, such as annulled resolutions, whose rows are left out
+    left_out: frozenset[str] = frozenset()
 
 
 def _has_type(value: object, kind: Any) -> bool:

@@ -300,6 +300,8 @@ class Jsonl(_Table):
                     raise InputError(
                         f"`{self.label}` must have lines of at most 8 MiB, got a longer one. Check the file."
                     )
+                if (data + rest).isspace():
+                    continue
                 lines = [line for line in (data + rest).splitlines(keepends=True) if not line.isspace()]
                 for line in lines:
                     self._check_depth(line)
