@@ -39,9 +39,7 @@ def test_objects_that_need_much_memory_are_refused_before_they_are_parsed(tmp_pa
     with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.json", text)
     for name, label in (("a.json", "a.json"), ("a.eval", "a.eval/header.json")):
-        with pytest.raises(
-            InputError, match=rf"{label}` must need at most 5,242,8\d\d bytes of memory, for 1,048"
-        ):
+        with pytest.raises(InputError, match=rf"{label}` must need at most 5,242,8\d\d bytes of memory, for 1,048"):
             open_log(tmp_path / name)
 
 

@@ -39,7 +39,7 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     Example:
         >>> from torchcalib.calibration import TemperatureScaling
         >>> calibrator = TemperatureScaling().fit([0.9, 0.99, 0.01, 0.8, 0.05], [1, 0, 0, 1, 0])
-        >>> save_calibrator(calibrator, "temperature.pt")  # doctest: +SKIP
+        >>> save_calibrator(calibrator, "temperature.safetensors")  # doctest: +SKIP
     """
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")
@@ -72,8 +72,8 @@ def load_calibrator(path: str | Path) -> Calibrator:
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
         >>> calibrator = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_calibrator(calibrator, f"{folder}/cal.pt")
-        ...     loaded = load_calibrator(f"{folder}/cal.pt")
+        ...     save_calibrator(calibrator, f"{folder}/cal.safetensors")
+        ...     loaded = load_calibrator(f"{folder}/cal.safetensors")
         >>> bool((loaded(preds) == calibrator(preds)).all())
         True
     """

@@ -67,9 +67,9 @@ probabilities by option: {"item_id": 1, "gold": "A", "probs": {"A": 0.7, "B": 0.
 system are pooled, with a table by task. Files of the same questions are compared."""
 
 _CALIBRATE_EXAMPLES = """examples:
-  torchcalib calibrate valid.csv --out calibrator.pt
-  torchcalib calibrate valid.csv --out calibrator.pt --calibrator TemperatureScaling
-  torchcalib apply calibrator.pt test.csv --out calibrated.csv"""
+  torchcalib calibrate valid.csv --out calibrator.safetensors
+  torchcalib calibrate valid.csv --out calibrator.safetensors --calibrator TemperatureScaling
+  torchcalib apply calibrator.safetensors test.csv --out calibrated.csv"""
 
 
 class Command(NamedTuple):
@@ -119,7 +119,7 @@ def _parts(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PART",
         help="a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern "
-        "such as 'part*.pt' expands to all matches, sorted by name",
+        "such as 'part*.safetensors' expands to all matches, sorted by name",
     )
 
 
@@ -219,7 +219,9 @@ def _condition(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="PATH", required=True, help="file for the fitted calibrator, such as cal.pt")
+    parser.add_argument(
+        "--out", metavar="PATH", required=True, help="file for the fitted calibrator, such as cal.safetensors"
+    )
     parser.add_argument(
         "--calibrator",
         metavar="NAME",

@@ -201,7 +201,7 @@ class Safetensors(_ArrayReader):
         return [file.get_slice(name) for name in names]
 
     def _opened(self, stack: ExitStack, framework: str = "pt") -> Any:
-        from safetensors import safe_open  # optional dependency
+        from safetensors import safe_open  # only this format needs it
 
         return stack.enter_context(safe_open(self.paths[0], framework=framework))
 

@@ -381,9 +381,9 @@ class ReportBuilder(Builder):
             >>> parts[1].update(torch.tensor([0.9, 0.4]), torch.tensor([1, 1]))
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     for k in range(2):
-            ...         parts[k].save(f"{folder}/part{k}.pt")
-            ...     whole = ReportBuilder.load(f"{folder}/part0.pt")
-            ...     whole.merge(ReportBuilder.load(f"{folder}/part1.pt"))
+            ...         parts[k].save(f"{folder}/part{k}.safetensors")
+            ...     whole = ReportBuilder.load(f"{folder}/part0.safetensors")
+            ...     whole.merge(ReportBuilder.load(f"{folder}/part1.safetensors"))
             >>> whole.report().n
             4.0
         """
