@@ -28,9 +28,9 @@ from torchcalib.functional.stream import Stream
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
-from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
+from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
 from torchcalib.io.logs.fields import ANSWERS, MOST_SYSTEMS, normal
-from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
+from torchcalib.io.logs.stated import SCALES, Array, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits

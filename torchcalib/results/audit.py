@@ -389,7 +389,7 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         """
 
         def files() -> dict[str, bytes]:
-            return _html("group_files")(self) | _files_of_parts(self.audits, "part", pages)
+            return {**_html("group_files")(self), **_files_of_parts(self.audits, "part", pages)}
 
         return self._save(path, lambda: _html("render_groups")(self), files)
 
@@ -456,7 +456,7 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
         """
 
         def files() -> dict[str, bytes]:
-            return _html("comparison_files")(self) | _files_of_parts(self.audits, "log", pages)
+            return {**_html("comparison_files")(self), **_files_of_parts(self.audits, "log", pages)}
 
         return self._save(path, str, files)
 

@@ -17,7 +17,6 @@ from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
     NEITHER,
     START,
-    Answer,
     IrregularError,
     Log,
     LogOptions,
@@ -31,10 +30,10 @@ from torchcalib.io.logs.answers import (
     options_of_answer,
     start_of,
 )
-from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.blocks import NONE, Answer, Columns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
 from torchcalib.io.logs.objects import RowGroup, parsed, whole_file
-from torchcalib.io.logs.stated import MOST
+from torchcalib.io.logs.stated import MOST, Array
 
 _OPTION = ("value", "label", "option", "letter", "text")  # keys of an option in a list of objects
 _UNRESOLVED = "resolution that is neither yes nor no"

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
-from torchcalib.io.logs.blocks import Answer, Array, Block, Columns
+from torchcalib.io.logs.blocks import Answer, Block, Columns
 from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, normal, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
-from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
+from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 
 _GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
