@@ -126,11 +126,11 @@ coverage:
 soak: $(VENV)/.dev
 	$(PYTEST) -m long tests/metrics/streaming/test_faults.py tests/contract/test_laws_of_states.py
 
-# Random input for every metric, then 10 minutes for each file format; files in `fuzz/` that are not in a folder are findings
+# Random input for every metric, random changes of saved states, then 10 minutes for each file format; files in `fuzz/` that are not in a folder are findings
 FUZZED := npz npy pt safetensors csv csv.gz tsv json jsonl jsonl.gz parquet state calibrator
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev
-	$(PYTEST) -m long tests/contract/test_fuzz.py
+	$(PYTEST) -m long tests/contract/test_fuzz.py tests/contract/test_saved_form.py
 	$(BIN)/python $(PIP_INSTALL) --editable ".[fuzz]"
 	for format in $(FUZZED); do \
 	    PYTHONPATH=tests $(BIN)/python tests/processes/fuzz_files.py $$format fuzz -max_total_time=$(FUZZ_SECONDS) || exit 1; \

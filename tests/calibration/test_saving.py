@@ -10,6 +10,7 @@ from torchcalib.calibration import (
     load_calibrator,
     save_calibrator,
 )
+from torchcalib.core.saved import content_of, saved_bytes
 
 P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
@@ -17,27 +18,42 @@ FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
 
 def test_loading_other_files_raises_errors(tmp_path):
     path = tmp_path / "other.pt"
-    good = FITTED.state_dict()
-    bins = HistogramBinning(4).fit(P, Y).state_dict()
-    hostile = (
-        {"kind": "Calibrator"},
-        {"task": "regression"},
-        {"class_axis": "x"},
-        {"from_logits": 1},
-        {"positive_classes": "ab"},
-        {"n_bins": -3},
+    save_calibrator(HistogramBinning(4).fit(P, Y), path)
+    saved = content_of(path, "calibrator")
+    described, parameters = saved["described"], saved["parameters"]
+    refused = [
+        {"described": {**described, name: value}, "parameters": parameters}
+        for name, value in {
+            "kind": "Calibrator", "task": "regression", "class_axis": "x", "from_logits": 1, "n_bins": -3,
+            "positive_classes": "ab",
+        }.items()
+    ]  # fmt: skip
+    changes = (
+        {"rate": parameters["rate"] + 1},
+        {"rate": parameters["rate"] > 0},
+        {"rate": 3},
+        {"grad_norm": -torch.ones((), dtype=torch.float64)},
+        {"converged": torch.tensor(1.0)},
+        {"more": torch.ones(2)},
     )
-    contents = [{**bins, "_extra_state": bins["_extra_state"] | settings} for settings in hostile]
-    contents.append({name: value for name, value in good.items() if name != "alpha"})
-    # a tensor that declares more values than the file has
-    contents.append({**good, "beta": torch.zeros(1, dtype=torch.float64).expand(30_000_000)})
-    for content in ({"weight": torch.ones(2)}, torch.ones(2), torch.nn.Identity(), *contents):
-        torch.save(content, path)
-        with pytest.raises(ValueError, match=r"`path` must be a file that `save_calibrator` wrote, got '.*other\.pt'"):
+    refused += [{"described": described, "parameters": {**parameters, **change}} for change in changes]
+    refused.append({"described": described, "parameters": {"rate": parameters["rate"]}})
+    for content in ({"weight": torch.ones(2)}, *refused):
+        path.write_bytes(saved_bytes("calibrator", content))
+        with pytest.raises(ValueError, match=r"other\.pt` must be a complete calibrator, got"):
             load_calibrator(path)
-    path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="`path` must be a file that `save_calibrator` wrote"):
-        load_calibrator(path)
+
+
+def test_checkpoints_of_torch_contain_a_calibrator_or_raise_an_error(tmp_path):
+    path, state = tmp_path / "checkpoint.ckpt", FITTED.state_dict()
+    torch.save({"epoch": 3, "torchcalib_calibrator": state}, path)
+    assert torch.equal(load_calibrator(path)(P), FITTED(P))
+    # a tensor that declares more values than the file has
+    expanded = {**state, "beta": torch.zeros(1, dtype=torch.float64).expand(30_000_000)}
+    for content in (state, torch.ones(2), torch.nn.Identity(), {"torchcalib_calibrator": expanded}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"checkpoint\.ckpt` must be a complete calibrator, got"):
+            load_calibrator(path)
     with pytest.raises(FileNotFoundError):
         load_calibrator(tmp_path / "missing.pt")
 

@@ -26,11 +26,12 @@ class Hostile:
 
     arguments: tuple[str, ...]
     error: str | None
+    unpacked: int = 0  # size of a log in bytes after decompression, which is larger than that of the file
 
     @property
     def size(self):
         """Size of the files in bytes."""
-        return sum(Path(word).stat().st_size for word in self.arguments if Path(word).is_file())
+        return max(self.unpacked, sum(Path(word).stat().st_size for word in self.arguments if Path(word).is_file()))
 
 
 class Corpus:
@@ -39,10 +40,10 @@ class Corpus:
     def __init__(self, folder, is_long):
         self.folder, self.is_long, self.cases = folder, is_long, []
 
-    def add(self, name, error, *options, files=None, command="report"):
+    def add(self, name, error, *options, files=None, command="report", unpacked=0):
         """Add a case for the file `name`, which has been written, or for several files."""
         paths = [str(self.folder / file) for file in files or [name]]
-        self.cases.append(Hostile((command, *paths, *options), error))
+        self.cases.append(Hostile((command, *paths, *options), error, unpacked))
 
     def write(self, name, content, error, *options):
         """Write a file, and add its case. A slow case has a function that returns the content."""
@@ -467,10 +468,35 @@ def parquet_of(footer):
     return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
+def add_logs(corpus):
+    """Logs whose objects need much more memory than their text, and blank lines."""
+    header = json.dumps({"version": 2, "status": "success", "eval": {}}).encode()
+    size = (120 if corpus.is_long else 20) * MB
+    for name, value in {"lists": b"[],", "dicts": b"{},", "numbers": b"0,", "keys": b'{"a":{}},'}.items():
+        text = b'{"id": [' + value * (size // len(value)) + b"0]}"
+        for place in ("header.json", "samples/1_epoch_1.json"):
+            members = {"header.json": header, place: text}
+            file = f"{name}_{place[:6]}.eval"
+            with zipfile.ZipFile(corpus.folder / file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                for member, content in members.items():
+                    archive.writestr(member, content)
+            corpus.add(file, "must need at most", command="audit", unpacked=len(text))
+        (corpus.folder / f"log_{name}.json").write_bytes(text[7:-1])
+        corpus.add(f"log_{name}.json", "must need at most", command="audit")
+    text = b'{"id": "' + b"a" * size + "😀".encode() + b'"}'
+    (corpus.folder / "log_text.json").write_bytes(text)
+    corpus.add("log_text.json", "", command="audit")
+    n = 64 if corpus.is_long else 1
+    with gzip.open(corpus.folder / "newlines.jsonl.gz", "wb") as file:
+        for _ in range(n):
+            file.write(b"\n" * 2**24)
+    corpus.add("newlines.jsonl.gz", "or contain rows, got none", command="audit", unpacked=n * 2**24)
+
+
 def write_corpus(folder, is_long):
     """Write all files into a folder, or only those that are written and read quickly, and return their cases."""
     corpus = Corpus(folder, is_long)
-    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_json, add_jsonl, add_parquet):
+    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_json, add_jsonl, add_parquet, add_logs):
         add(corpus)
     for suffix in ("npz", "csv", "pt", "parquet", "safetensors"):
         os.mkfifo(folder / f"pipe.{suffix}")

@@ -55,7 +55,7 @@ def test_pickles_in_any_format_are_not_run(tmp_path):
         with pytest.raises(InputError):
             list(open_predictions(paths, from_logits=True).chunks())
         if paths[0].suffix in (".pt", ".pth"):
-            with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
+            with pytest.raises(ValueError, match="must be a complete calibrator, got"):
                 load_calibrator(paths[0])
         assert not made.exists(), paths
     pickle.loads((tmp_path / "bare.pt").read_bytes())
@@ -117,7 +117,7 @@ def test_tensors_are_never_larger_in_memory_than_in_their_file(tmp_path):
             bomb.writestr(name, content)
     with pytest.raises(ValueError, match="must be uncompressed"):
         load_tensors(tmp_path / "b.pt")
-    with pytest.raises(ValueError, match="must be a file that `save_calibrator` wrote"):
+    with pytest.raises(ValueError, match="must be a complete calibrator, got"):
         load_calibrator(tmp_path / "b.pt")
 
 

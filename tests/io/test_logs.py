@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+import zipfile
 from functools import reduce
 
 import pytest
@@ -21,11 +22,36 @@ from torchcalib.io.errors import InputError
 from torchcalib.io.logs import open_log
 from torchcalib.io.logs.answers import correctness, option_index
 from torchcalib.io.logs.blocks import only
+from torchcalib.io.logs.objects import lines_of
 from torchcalib.io.logs.stated import Scale, stated_by, stated_in
 
 
 def answers_of(path, chosen=None):
     return list(open_log(path, chosen).answers())
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b"0,", b'{"a":1},'])
+def test_objects_that_need_much_memory_are_refused_before_they_are_parsed(tmp_path, value, monkeypatch):
+    monkeypatch.setattr("torchcalib.io.logs.objects._MAX_MEMORY", 2**20)
+    monkeypatch.setattr("torchcalib.io.logs.objects.loads", lambda _: pytest.fail("must not be parsed"))
+    text = b"[" + value * (2**20 // len(value)) + b"0]"
+    (tmp_path / "a.json").write_bytes(text)
+    with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", text)
+    for name, label in (("a.json", "a.json"), ("a.eval", "a.eval/header.json")):
+        with pytest.raises(InputError, match=rf"{label}` must need at most 5,242,8\d\d bytes of memory, for 1,048"):
+            open_log(tmp_path / name)
+
+
+def test_blank_lines_are_skipped_and_counted(tmp_path):
+    """The second line ends a read, and the last lines follow a mebibyte of blank ones."""
+    row = b'{"id": "%d", "confidence": 0.5, "correct": 1}'
+    content = b"\n \n" + row % 0 + b"\n" * 2**20 + b" " + row % 1 + b"\r\n\n" + row % 2 + b"\n" + b'{"id": 7,\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
+    groups = list(lines_of(tmp_path / "a.jsonl.gz", 9))
+    assert [place for group in groups for place in group.places] == [3, 2**20 + 3, 2**20 + 5, 2**20 + 6]
+    assert [number for group in groups for number in group.numbers] == [1, 2, 3, 4]
+    assert b"".join(line for group in groups for line in group.content).count(b'"id"') == 4
 
 
 # lm-eval

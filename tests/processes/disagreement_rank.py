@@ -86,6 +86,8 @@ SITUATIONS = (
     ("`n_bins` of ECE: 15 on rank 0, 7 on rank {odd}", either(tc.ECE, {}, {"n_bins": 7}, **BINARY)),
     ("`n_bins` of ECE: 15 on rank 0, 7 on rank {odd}", either(tc.ECE, {}, {"n_bins": 7}, "test", **BINARY)),
     ("`n_bins` of ECE: 15 on rank 0, 7 on rank {odd}", either(tc.ECE, {}, {"n_bins": 7}, "n_dropped", **BINARY)),
+    ("`n_bins` of ACE: 15 on rank 0, 7 on rank {odd}", either(tc.ACE, {}, {"n_bins": 7}, **BINARY)),
+    ("`average` of KS: macro on rank 0, none", either(tc.KS, {}, {"average": "none"}, **CLASSES, num_classes=3)),
     ("`num_classes` of ECE: 3", either(tc.ECE, {"num_classes": 3}, {"num_classes": 4}, **CLASSES)),
     ("`num_classes` of KS: 3", either(tc.KS, {"num_classes": 3}, {"num_classes": 4}, **CLASSES)),
     ("`resolution` of KS: 64", either(tc.KS, {"resolution": 64}, {"resolution": 32}, **BINARY)),

@@ -26,6 +26,7 @@ from helpers.prediction_files import HITS, LABELS, LOGITS, PROBS, WRITERS
 
 from torchcalib.calibration import TemperatureScaling, save_calibrator
 from torchcalib.calibration.saving import load_calibrator
+from torchcalib.core.saved import _CHECKSUM, _checksum
 from torchcalib.io.errors import InputError
 from torchcalib.reporting.building import ReportBuilder
 
@@ -84,6 +85,12 @@ def mutate_member(content, max_size, seed):
     return buffer.getvalue() if buffer.tell() <= max_size else atheris.Mutate(content, max_size)
 
 
+def mutate_form(content, max_size, _):
+    """Change the content of a saved form, and correct its checksum."""
+    changed, at = atheris.Mutate(content, max_size), _CHECKSUM
+    return changed[: at.start] + _checksum(changed) + changed[at.stop :] if len(changed) > at.stop else changed
+
+
 def write_seeds(suffix, folder):
     """Write valid files as the first inputs."""
     text = suffix in ("csv", "csv.gz", "tsv", "jsonl", "jsonl.gz", "parquet", "npz")
@@ -118,7 +125,7 @@ def main():
     read = {"state": read_state, "calibrator": read_calibrator}.get(suffix, read_predictions)
     warnings.simplefilter("ignore")
     with TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as temporary:
-        path = Path(temporary) / f"a.{'pt' if suffix in ('state', 'calibrator') else suffix}"
+        path = Path(temporary) / f"a.{suffix}"
         np.save(Path(temporary) / "target.npy", HITS)
 
         def run(content):
@@ -126,8 +133,10 @@ def main():
             read(path)
 
         limits = [f"-artifact_prefix={findings}/{suffix}-", "-rss_limit_mb=8192", "-timeout=10", "-max_len=20000"]
-        is_archive = suffix in ("npz", "pt", "state", "calibrator")
+        is_archive = suffix in ("npz", "pt")
         mutator = {"custom_mutator": mutate_member} if is_archive else {}
+        if suffix in ("state", "calibrator"):
+            mutator = {"custom_mutator": mutate_form}
         atheris.Setup([sys.argv[0], str(corpus), *limits, *options], run, **mutator)
         atheris.Fuzz()
 

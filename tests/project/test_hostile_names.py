@@ -13,7 +13,7 @@ from helpers.reports import bare
 import torchcalib as tc
 from torchcalib.cli import main
 from torchcalib.inference import CalibrationTest
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
@@ -121,6 +121,30 @@ def test_names_in_verdict_cause_action_tips_and_fitted_parameters_are_escaped(ca
         assert "\x1b" not in page
         assert page.count("&lt;script&gt;") > 4, "in verdict, cause, key numbers and fitted parameters"
         assert "49" not in re.findall(r'id="(?:verdict|cause|action)".*', page)[0]
+
+
+def test_printed_results_have_no_control_characters(compared):
+    """Names of groups, classes, systems, logs and files."""
+    names = ["\x1b[31mred", "a\u202eb", "c\rd"]
+    preds, target = torch.rand(60, 3).softmax(-1), torch.arange(60) % 3
+    groups = [names[k % 3] for k in range(60)]
+    by_group = tc.ByGroup(tc.ECE(num_classes=3), group_names=names, num_groups=3)
+    by_group.update(preds, target, groups=groups)
+    logs = [[{"id": k, "confidence": 0.1 * (k % 9), "correct": k % 2, "m": names[k % 2]} for k in range(40)]] * 2
+    results = [
+        tc.report(preds, target, class_names=names, groups=groups),
+        tc.report(preds, target, class_names=names, groups=groups).groups,
+        tc.compare({names[0]: preds, names[1]: preds.roll(1, 0)}, target, class_names=names, n_replicates=39),
+        tc.functional.by_group(tc.functional.ece, preds, target, groups=groups, task="multiclass"),
+        by_group.worst(n_replicates=39),
+        tc.audit(*logs, names=names[:2]),
+        tc.audit(logs[0], by="m"),
+        compared,
+    ]
+    for result in results:
+        for shown in (str(result), repr(result)):
+            assert_harmless(shown)
+        assert "?" in str(result) or result is compared
 
 
 def test_errors_are_one_line_without_control_characters(tmp_path, capsys):

@@ -1,9 +1,7 @@
 """Merged builders give the report of the whole data: addition of builders, their files, and `torchcalib merge`."""
 
-import io
 import json
-import zipfile
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +14,9 @@ from helpers.shards import add_to, assert_same, cut, data_set, shards
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
+from torchcalib.core.saved import content_of, saved_bytes
 from torchcalib.reporting import testing
 from torchcalib.reporting.building import ReportBuilder
-
-VERSION = ReportBuilder.FORMAT[1]
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +81,7 @@ def test_builders_with_other_options_raise_an_error_and_change_nothing():
     assert mine.report().to_dict() == before
 
 
-# Hostile files in the format of states
+# Hostile files in the form of states
 
 
 @cache
@@ -99,15 +96,15 @@ def saved(task):
     return builder_of(data_set(task, n=12, weights="counts"), task).state_bytes()
 
 
-def changed(*keys, to, task="multiclass", **options):
+def changed(*keys, to, task="multiclass"):
     """Return a writer of a state with one change at the path `keys`: a value, or a function of the old value."""
 
     def write(path):
-        state = holder = torch.load(io.BytesIO(saved(task)), weights_only=True)
+        state = holder = content_of(saved(task), ReportBuilder.KIND)
         for folder in keys[:-1]:
             holder = holder[folder]
         holder[keys[-1]] = to(holder[keys[-1]]) if callable(to) else to
-        torch.save(state, path, **options)
+        path.write_bytes(saved_bytes(ReportBuilder.KIND, state))
 
     return write
 
@@ -155,41 +152,13 @@ def stored_clusters(to):
     return changed("predictions", "pieces", 0, "groups", to=to, task="clusters")
 
 
-class Evil:
-    def __reduce__(self):
-        return (Path.touch, (Path("evil"),))
-
-
-def deflated(path):
-    """Write a state that is a thousand times larger after decompression."""
-    many = {"input_preds": torch.zeros(10**6, 4), "input_target": torch.zeros(10**6, dtype=torch.int64)}
-    buffered("pieces", to=[{**many, "weights": None, "complement": None}])(path)
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
 ONE_AXIS_MORE = {"input_preds": torch.zeros(1, 12, 4), "input_target": torch.zeros(1, 12, dtype=torch.int64)}
 ONE_AXIS_MORE |= {"weights": None, "complement": None}
 HOSTILE = {
-    "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_bytes(b"hello" * 99),
-    "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
-    "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=VERSION, _use_new_zipfile_serialization=False),
-    "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
-    "a tensor": lambda path: torch.save(torch.ones(3), path),
-    "other format": changed("format", to="other"),
-    "compressed": deflated,
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
     "another axis": changed("likely_axis", to=True),
     "other classes": changed("num_classes", to=3),
-    "expanded": buffered("pieces", 0, "input_preds", to=torch.ones(1, 1).expand(10**9, 4)),
-    "laughs": changed("states", "nll", to=reduce(lambda value, _: [value, value], range(40), [])),
-    "sparse": buffered("pieces", 0, "input_preds", to=torch.ones(12, 4).to_sparse()),
     "settings": changed("settings", to={"task": "multiclass", "nonsense": 1}),
     "bins": changed("settings", "n_bins", to=10**9),
     "a bin more": changed("settings", "n_bins", to=16),
@@ -199,6 +168,8 @@ HOSTILE = {
     "a sum less": sums(lambda parts: [parts[0][:-1]]),
     "sums of another kind": sums([1, 2]),
     "chunks": changed("states", "sample of top_label", 0, to=lambda chunks: chunks * 2),
+    "parts": changed("parts", to={"a": 3}),
+    "a negative number": buffered("n_samples", to=-1),
     "probabilities": samples(0, lambda chunk: chunk + 2, "positive", "probabilities"),
     "outcomes": samples(1, lambda chunk: chunk + 200),
     "counts": samples(2, lambda chunk: chunk - 9),
@@ -216,10 +187,13 @@ HOSTILE = {
     "cells elsewhere": sketch(places=torch.tensor([5, 10**9])),
     "cells twice": sketch(places=torch.tensor([5, 5])),
     "cells of another shape": sketch(cells=CELLS[1:]),
+    "cells of half a sample": sketch(cells=CELLS / 2),
     "cells below 0": sketch(cells=-CELLS),
     "cells of NaN": sketch(cells=CELLS * torch.nan),
     "cells without labels": sketch(has_labels=3),
     "cells of -1 rows": sketch(n_rows=torch.tensor(-1)),
+    "negative sums of groups": groups(1, lambda x: -x),
+    "negative noise flags": groups(2, lambda x: x - 1),
     "sums of a group less": groups(1, lambda x: x[1:]),
     "float32 sums of groups": groups(1, lambda x: x.float()),
     "noise flag of a group less": groups(2, lambda x: x[1:]),
@@ -239,7 +213,7 @@ HOSTILE = {
 }
 
 
-def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, monkeypatch):
+def test_files_with_other_content_raise_an_error_that_names_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = r"^`bad\.pt` must be a complete report state, got"
 
@@ -251,19 +225,13 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
         assert str(e.value).isprintable()
         with pytest.raises(ValueError, match="`content` must be a complete report state, got"):
             ReportBuilder.from_bytes(Path("bad.pt").read_bytes())
-        assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=VERSION + 1)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match=f"must be {VERSION}, got {VERSION + 1}"):
-        ReportBuilder.load(tmp_path / "new.pt")
-    with pytest.raises(FileNotFoundError):
-        ReportBuilder.load(tmp_path / "none.pt")
 
 
 def test_states_before_the_hostile_changes_are_valid(tmp_path):
     for task in ("multiclass", "binary", "probabilities", "groups", "clusters", "sketch"):
-        write = sketch() if task == "sketch" else changed("version", to=VERSION, task=task)
+        write = sketch() if task == "sketch" else changed("likely_axis", to=None, task=task)
         write(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
         assert_same(ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).report().to_dict(), report.to_dict())

@@ -346,6 +346,7 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     largest_fit = 1, 2**25
     lost_consequence = "the fit of the temperature leaves them out."
     initial: ClassVar = {**TemperatureScaling.initial, "weights": [1.0, 0.0, 0.0]}
+    ranges: ClassVar = {"weights": (0, 1)}
 
     def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
         """Return 3: the temperature and two of the three weights, whose sum is 1."""

@@ -88,6 +88,8 @@ class Calibrator(nn.Module, ABC):
     """Attributes of settings that have the name of a method of `torch.nn.Module`."""
     initial: ClassVar[Mapping[str, object]] = {}
     """Values of the parameters before the fit."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Smallest and largest value of parameters that have such limits. Loading checks them."""
 
     task: Task | None
     from_logits: bool
@@ -455,8 +457,17 @@ class Calibrator(nn.Module, ABC):
         for name, buffer in list(self.named_buffers(remove_duplicate=False)):
             saved = state_dict.get(prefix + name)
             if isinstance(saved, Tensor):  # the shape depends on the number of classes or knots
+                self._check_parameter(name, saved, buffer.is_floating_point())
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _check_parameter(self, name: str, values: Tensor, is_floating: bool) -> None:
+        low, high = {"grad_norm": (0, math.inf), **self.ranges}.get(name, (-math.inf, math.inf))
+        if values.is_floating_point() != is_floating or bool(((values < low - 1e-9) | (values > high + 1e-9)).any()):
+            raise ValueError(
+                f"`{name}` must have {'floating' if is_floating else 'whole'} values from {low:g} to {high:g}, got "
+                f"{shown(values.tolist())} of {values.dtype}. The file is corrupt."
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
         """Move the buffers to the device of `fn` in full precision: float16 would round a scale to 3 digits."""

@@ -115,7 +115,9 @@ def _counts_by_fold(at: Tensor, target: Tensor, present: Tensor, n_classes: int,
 def _shuffled_ranks(key: Tensor, seed: int) -> Tensor:
     """Return the rank of each sample by its key `(..., N)`, int64. Samples with equal keys are in random order."""
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.rand(key.shape[-1], generator=generator, dtype=torch.float32).to(key.device).argsort()
+    shuffled = (
+        torch.rand(key.shape[-1], generator=generator, dtype=torch.float32, device="cpu").to(key.device).argsort()
+    )
     order = shuffled[key[..., shuffled].sort(dim=-1, stable=True).indices]
     rank = torch.arange(key.shape[-1], device=key.device)
     return torch.empty_like(key).scatter_(-1, order, rank.expand(key.shape))
@@ -128,25 +130,27 @@ def _grouped(
     found = []
     for labels, is_present, group in zip(*rows, strict=True):
         names, index = torch.unique(group, return_inverse=True)
-        counts = torch.zeros(len(names), n_classes, dtype=torch.float64)
+        counts = torch.zeros(len(names), n_classes, dtype=torch.float64, device="cpu")
         counts.index_put_((index, labels), is_present.double(), accumulate=True)
         generator = torch.Generator().manual_seed(seed)
         shuffled = torch.randperm(len(names), generator=generator)
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         if is_stratified:
             total = counts.sum(0).clamp(min=1)
-            load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64)
-            fold_of = torch.zeros(len(counts), dtype=torch.int64)
+            load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64, device="cpu")
+            fold_of = torch.zeros(len(counts), dtype=torch.int64, device="cpu")
             for g in order.tolist():
                 fold = int((load @ (counts[g] / total.square())).argmin())
                 fold_of[g] = fold
                 load[fold] += counts[g]
         else:  # the next `n_folds` groups by size are assigned to different folds, in random order
-            turns = torch.rand(-(-len(names) // n_folds), n_folds, generator=generator, dtype=torch.float32)
+            turns = torch.rand(
+                -(-len(names) // n_folds), n_folds, generator=generator, dtype=torch.float32, device="cpu"
+            )
             fold_of = torch.empty_like(order).scatter_(0, order, turns.argsort(-1).flatten()[: len(names)])
         # The groups of a class that are all in one fold are spread over two folds.
         has_class = counts > 0
-        in_fold = torch.zeros(n_folds, has_class.shape[-1]).index_add(0, fold_of, has_class.float())
+        in_fold = torch.zeros(n_folds, has_class.shape[-1], device="cpu").index_add(0, fold_of, has_class.float())
         n_groups = has_class.sum(0)
         for k in ((in_fold.amax(0) == n_groups) & (n_groups > 1)).nonzero().flatten().tolist():
             holders = has_class[:, k].nonzero().flatten()

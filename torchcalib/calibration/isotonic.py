@@ -50,6 +50,7 @@ class IsotonicCalibration(OneAgainstRest):
     name = "isotonic calibration"
     assigns_zero: ClassVar[bool] = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
+    ranges: ClassVar = {"rates": (0, 1)}
 
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         wide = wide_dtype(values.device)
@@ -192,6 +193,7 @@ class VennAbersCalibration(OneAgainstRest):
 
     name = "Venn-Abers calibration"
     initial: ClassVar = {"knots": [torch.nan], "lower": [torch.nan] * 2, "upper": [torch.nan] * 2}
+    ranges: ClassVar = {"lower": (0, 1), "upper": (0, 1)}
 
     def predict_interval(self, preds: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1, the calibrated probabilities of y = 1 if the test sample had label 0 or 1.
@@ -279,7 +281,7 @@ def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tenso
     on_cpu = scores.device.type == "cpu" and is_plain(scores, n)
     if on_cpu and not p.from_logits and value_if_available(((n == 0) | (n == 1)).all()):  # twice as fast
         score, label, size = sort_labelled(scores.clamp(0, 1), is_positive.to(torch.uint8))
-        given = torch.arange(score.shape[-1]) < size.unsqueeze(-1)
+        given = torch.arange(score.shape[-1], device="cpu") < size.unsqueeze(-1)
         return score.masked_fill(~given, torch.inf), (label & given).to(n), given.to(n), size, unknown
     # The sign of the weights encodes the outcome, because one column is faster to sort than two.
     score, signed, _, size = sorted_columns(scores, torch.where(is_positive, n, -n), None)

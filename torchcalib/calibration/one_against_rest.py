@@ -127,6 +127,7 @@ class HistogramBinning(OneAgainstRest):
     assigns_zero = True
     settings = ("n_bins", "right", "empty")
     initial: ClassVar = {"rate": [torch.nan]}
+    ranges: ClassVar = {"rate": (0, 1)}
     no_data_remark = "there are no samples of positive weight: predictions are left unchanged."
 
     def __init__(

@@ -209,7 +209,7 @@ def recommend(
         raise ValueError("`worthwhile` must be a number of percent, got nan. Omit it for 5.")
     # `func` is the function in a functools.partial
     named = score if isinstance(score, str) else getattr(getattr(score, "func", score), "__name__", "score")
-    used, before, after, obstacle = named, torch.tensor(torch.nan), dict[str, Candidate](), ""
+    used, before, after, obstacle = named, torch.tensor(torch.nan, device="cpu"), dict[str, Candidate](), ""
     for name, calibrator in zip(names, calibrators, strict=True):
         if isinstance(score, str):
             fitting = fitted(preds, target, task, calibrator, options)

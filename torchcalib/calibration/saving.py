@@ -1,28 +1,31 @@
 """Save fitted calibrators to files, and load them. The file contains the class name."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
+from torchcalib.core.saved import check_is_file, content_of, loading, saved_bytes
 from torchcalib.io.archives import load_tensors
 from torchcalib.io.errors import shown
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
+
+_KIND = "calibrator"  # of the saved form
 
 _CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
 
 
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
-    """Write the `state_dict` of a fitted calibrator to a file, atomically.
+    """Write a fitted calibrator to a file, atomically; see `torchcalib.core.saved`.
 
-    Load the file with `load_calibrator`, or pass `torch.load(path, weights_only=True)` to `load_state_dict`.
+    `load_calibrator` loads the file.
 
     Args:
         calibrator: a fitted calibrator. `load_calibrator` supports the classes of this package; for your own subclass
@@ -36,15 +39,15 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     Example:
         >>> from torchcalib.calibration import TemperatureScaling
         >>> calibrator = TemperatureScaling().fit([0.9, 0.99, 0.01, 0.8, 0.05], [1, 0, 0, 1, 0])
-        >>> save_calibrator(calibrator, "temperature.pt")  # doctest: +SKIP
+        >>> save_calibrator(calibrator, "temperature.safetensors")  # doctest: +SKIP
     """
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")
     if calibrator.task is None:
         raise ValueError(f"`calibrator` must be fitted, got {shown(calibrator)}. Call fit(preds, target) first.")
-    content = io.BytesIO()
-    torch.save(calibrator.state_dict(), content)
-    write_whole(Path(path), content.getvalue())
+    state = calibrator.state_dict()
+    described = state.pop("_extra_state")
+    write_whole(Path(path), saved_bytes(_KIND, {"described": described, "parameters": dict(state)}))
 
 
 def load_calibrator(path: str | Path) -> Calibrator:
@@ -69,22 +72,22 @@ def load_calibrator(path: str | Path) -> Calibrator:
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
         >>> calibrator = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_calibrator(calibrator, f"{folder}/cal.pt")
-        ...     loaded = load_calibrator(f"{folder}/cal.pt")
+        ...     save_calibrator(calibrator, f"{folder}/cal.safetensors")
+        ...     loaded = load_calibrator(f"{folder}/cal.safetensors")
         >>> bool((loaded(preds) == calibrator(preds)).all())
         True
     """
-    with Path(path).open("rb"):  # raises an OSError, which is more precise than the errors below
-        pass
-    try:
-        saved = load_tensors(Path(path))
-        return calibrator_from(saved.get(CHECKPOINT_KEY, saved))
-    # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
-    except Exception as error:
-        raise ValueError(
-            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which has other content "
-            f"({type(error).__name__}). Fit and save the calibrator again."
-        ) from error
+    place = Path(path)
+    with loading(_KIND, str(path), "`save_calibrator`"):
+        check_is_file(place)
+        if is_zipfile(place):  # a checkpoint of torch
+            checkpoint = load_tensors(place)
+            if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
+                raise ValueError("a checkpoint must contain a calibrator, got none. Versions before 0.1.0 wrote others")
+            return calibrator_from(checkpoint[CHECKPOINT_KEY])
+        saved = content_of(place, _KIND)
+        described = {name: tuple(x) if isinstance(x, list) else x for name, x in saved["described"].items()}
+        return calibrator_from({"_extra_state": described, **saved["parameters"]})
 
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:

@@ -132,7 +132,7 @@ def design_effect(p: Predictions, before: Tensor, after: Tensor, groups: Tensor)
 
 def chi_squared_tail(statistic: float, n_parameters: float) -> float:
     """Return the probability that a chi-squared variable with these degrees of freedom is at least `statistic`."""
-    half = torch.tensor((n_parameters / 2, max(statistic, 0) / 2), dtype=torch.float64)
+    half = torch.tensor((n_parameters / 2, max(statistic, 0) / 2), dtype=torch.float64, device="cpu")
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
@@ -219,8 +219,10 @@ def choose(before: Tensor, after: Mapping[str, Candidate], *, is_nll: bool) -> C
 
     def choice_among(candidates: Sequence[str]) -> Choice:
         parts = torch.stack([after[name].parts for name in candidates])
-        sizes = torch.tensor([after[name].n_parameters for name in candidates], dtype=torch.float64)
-        kept = torch.tensor([p_value >= _LEVEL or not _is_worse(after[name], tested) for name in candidates])
+        sizes = torch.tensor([after[name].n_parameters for name in candidates], dtype=torch.float64, device="cpu")
+        kept = torch.tensor(
+            [p_value >= _LEVEL or not _is_worse(after[name], tested) for name in candidates], device="cpu"
+        )
         index, n_rivals = (int(x) for x in _preferred(parts, sizes, torch.ones_like(before).unsqueeze(0), kept))
         chosen, raw_gain = after[candidates[index]], gains[names.index(candidates[index])]
         gain = raw_gain - 100 * _optimism_of_choice(chosen, n_rivals) / abs(raw)
@@ -321,8 +323,8 @@ def _optimism_of_choice(after: Candidate, n_rivals: int) -> float:
     k = after.n_parameters
     if n_rivals < 2 or not math.isfinite(k) or after.in_sample is None:
         return 0.0
-    x = torch.linspace(0, k + 20 * math.sqrt(k) + 20, 4_001, dtype=torch.float64)
-    cdf = torch.special.gammainc(torch.tensor(k / 2, dtype=torch.float64), x / 2)
+    x = torch.linspace(0, k + 20 * math.sqrt(k) + 20, 4_001, dtype=torch.float64, device="cpu")
+    cdf = torch.special.gammainc(torch.tensor(k / 2, dtype=torch.float64, device="cpu"), x / 2)
     largest = float(torch.trapezoid(1 - cdf**n_rivals, x))
     return _optimism(after) * (largest / k - 1)
 
@@ -369,8 +371,10 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
     block = torch.randperm(before.numel(), generator=generator) % n
     columns = torch.cat((before.unsqueeze(0), parts)).double()
     columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
-    drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator)
-    weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64).scatter_add(-1, drawn, torch.ones_like(drawn).double())
+    drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator, device="cpu")
+    weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64, device="cpu").scatter_add(
+        -1, drawn, torch.ones_like(drawn).double()
+    )
     chosen = _preferred(columns[1:], sizes, weights)[0].unsqueeze(-1)
     out_of_bag = (weights == 0).double() @ columns.mT
     return 100 * (1 - float(out_of_bag[:, 1:].gather(-1, chosen).sum() / out_of_bag[:, 0].sum()))

@@ -16,7 +16,6 @@ from torchcalib.cli.inputs import check_places
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.options import check_options
 from torchcalib.cli.parser import Command, make_parser
-from torchcalib.cli.ranks import joined
 
 _MOST_OBJECTS = 1_000_000
 """New objects after which Python searches for unused cycles, a search that visits all objects of torch."""
@@ -34,20 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal encoding may not support all characters
     try:
-        with warnings_in_one_line(), _fast_start(), joined() as ranks:
-            with ranks.agreed():
-                command: Command = arguments.declared
-                check_options(arguments)
-                paths = command.find(arguments)
-                arguments.is_part = ranks.n_ranks > 1
-                if ranks.n_ranks == 1:  # otherwise each rank opens its share of the files
-                    command.open(arguments, paths)
-                if ranks.is_first:
-                    check_places(arguments, command.places, paths)
-                with working("loading torch", shown=ranks.is_first):
-                    module = import_module(f"torchcalib.cli.{command.module}")
-                    import_module("torchcalib.ops.threads").limit_threads()
-            code: int | None = getattr(module, arguments.command)(arguments, paths, ranks)
+        with warnings_in_one_line(), _fast_start():
+            command: Command = arguments.declared
+            check_options(arguments)
+            paths = command.find(arguments)
+            command.open(arguments, paths)
+            check_places(arguments, command.places, paths)
+            with working("loading torch"):
+                module = import_module(f"torchcalib.cli.{command.module}")
+                import_module("torchcalib.ops.threads").limit_threads()
+            code: int | None = getattr(module, arguments.command)(arguments, paths)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

@@ -7,8 +7,6 @@ from typing import Any
 
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.messages import computing, output, working
-from torchcalib.cli.ranks import on_first
-from torchcalib.io.errors import printable
 from torchcalib.reporting.audit import audit as audited
 from torchcalib.reporting.render import terminal
 
@@ -16,7 +14,6 @@ _OPTIONS = ["confidence", "correct", "target", "pred", "id", "by", "gold", "sele
 """Options that are arguments of the function."""
 
 
-@on_first
 def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Read logs, and print and write the calibration under each definition of the confidence."""
     if arguments.out is not None:
@@ -37,5 +34,5 @@ def audit(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.json:
         output(found.to_json())
     else:
-        output("\n".join(map(printable, str(found).split("\n"))))
+        output(str(found))
         terminal.show_paths(written)

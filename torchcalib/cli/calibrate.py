@@ -13,16 +13,14 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.inputs import opened_to_convert
 from torchcalib.cli.messages import computing, output, warn, working
-from torchcalib.cli.ranks import on_first
-from torchcalib.display.words import count
+from torchcalib.display.words import count, printable
 from torchcalib.io.copying import copy_of
-from torchcalib.io.errors import printable, quoted, shown
+from torchcalib.io.errors import quoted, shown
 from torchcalib.io.names import are_logits
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 from torchcalib.reporting.building import ReportBuilder
 
 
-@on_first
 def calibrate(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Fit a calibrator, by default the recommended one, to the predictions in files, and save it."""
     place = Path(arguments.out)
@@ -63,7 +61,6 @@ def _unsuitable(reason: str) -> ValueError:
     return ValueError(f"The data must be such that calibrators can be fitted, got unsuitable data: {reason}.")
 
 
-@on_first
 def apply(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Copy prediction files with calibrated predictions."""
     place = Path(arguments.out)

@@ -6,13 +6,10 @@ from pathlib import Path
 
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.messages import computing, output
-from torchcalib.cli.ranks import on_first
-from torchcalib.display.words import ONE_LOOK
-from torchcalib.io.errors import printable
+from torchcalib.display.words import ONE_LOOK, printable
 from torchcalib.results.conditions import Condition
 
 
-@on_first
 def check(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
     """Compute a report, print whether the condition of failure holds, and return the exit code."""
     condition: Condition = arguments.condition

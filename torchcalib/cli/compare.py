@@ -8,7 +8,6 @@ from torch import Tensor
 from torchcalib.cli.files import check_logits, check_pages, in_rows
 from torchcalib.cli.inputs import make_place, opened_systems
 from torchcalib.cli.messages import computing, output, working
-from torchcalib.cli.ranks import on_first
 from torchcalib.cli.systems import System
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
@@ -17,7 +16,6 @@ from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.reporting.render import terminal
 
 
-@on_first
 def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:

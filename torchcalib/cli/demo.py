@@ -19,7 +19,6 @@ except ImportError as error:
 from torchcalib.cli.files import check_pages
 from torchcalib.cli.inputs import make_folder
 from torchcalib.cli.messages import computing, output, working
-from torchcalib.cli.ranks import on_first
 from torchcalib.integrations.monitoring.monitor import Monitor
 from torchcalib.integrations.monitoring.over_confidence import OverConfidenceWarning
 from torchcalib.reporting.building import ReportBuilder
@@ -28,7 +27,6 @@ from torchcalib.reporting.render import terminal
 _N_TRAIN = 250  # number of training samples, small enough for over-fitting
 
 
-@on_first
 def demo(arguments: argparse.Namespace, _: Any) -> None:
     """Train the classifier, print its metrics after every epoch, and write a report on the validation data."""
     check_pages(arguments.out)

@@ -33,7 +33,6 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
             ignore_index=arguments.ignore_index,
             nan_policy=arguments.nan_policy,
             normalize=arguments.normalize,
-            is_part=arguments.is_part,
         )
     return known[key]
 
@@ -101,6 +100,8 @@ def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
     folder = path.parent
     if path.is_dir() or not path.name:
         raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"`{option}` must be a file, got the device or pipe {str(path)!r}. Name another one.")
     if not folder.is_dir():
         raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
     if not os.access(folder, os.W_OK):

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchcalib.display.progress import listening
-from torchcalib.io.errors import InputError, limited, printable
+from torchcalib.display.words import printable
+from torchcalib.io.errors import InputError, limited
 
 _INPUTS = "preds|target|weights|groups|clusters|confidence|correct|pred|id|by|gold"
 _SETTINGS = "class_names|epochs|fail_if|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
@@ -93,14 +94,14 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def working(description: str, total: float | None = None, shown: bool = True) -> Iterator[Callable[..., None]]:
+def working(description: str, total: float | None = None) -> Iterator[Callable[..., None]]:
     """Show a step on stderr during the `with` block, if stderr is a terminal: its time, or its percentage of `total`.
 
     Yield a function that advances the step. Its arguments are a number of parts of `total`, such as rows, and
     optionally a new description.
     """
     bar: Any = None
-    if shown and sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         with suppress(ImportError):  # of the extra `report`; the command itself raises an error if it is needed
             bar = _bar(total is not None)
     if bar is None:

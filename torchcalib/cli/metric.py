@@ -13,7 +13,6 @@ from torchcalib.cli.files import mode_of, print_json, read
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import output, working
 from torchcalib.cli.parser import metrics
-from torchcalib.cli.ranks import on_first
 from torchcalib.core.arguments import INPUT_DEFAULTS, unknown_argument
 from torchcalib.functional.estimator import declaration_of, stream_factory_of, stream_parameters
 from torchcalib.functional.proper_scores import accuracy
@@ -25,7 +24,6 @@ _DECLARED = {"task", "num_classes", "num_labels", "from_logits", "class_axis", "
 """Arguments of metrics that follow from the files and from other options."""
 
 
-@on_first
 def metric(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Compute one metric of the predictions in files, and print its value, or its values in lines."""
     function = getattr(torchcalib.functional, arguments.name)

@@ -68,9 +68,9 @@ probabilities by option: {"item_id": 1, "gold": "A", "probs": {"A": 0.7, "B": 0.
 system are pooled, with a table by task. Files of the same questions are compared."""
 
 _CALIBRATE_EXAMPLES = """examples:
-  torchcalib calibrate valid.csv --out calibrator.pt
-  torchcalib calibrate valid.csv --out calibrator.pt --calibrator TemperatureScaling
-  torchcalib apply calibrator.pt test.csv --out calibrated.csv"""
+  torchcalib calibrate valid.csv --out calibrator.safetensors
+  torchcalib calibrate valid.csv --out calibrator.safetensors --calibrator TemperatureScaling
+  torchcalib apply calibrator.safetensors test.csv --out calibrated.csv"""
 
 
 class Command(NamedTuple):
@@ -94,7 +94,7 @@ _PARTS = Option(
     "files",
     "PART",
     "a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern such as "
-    "'part*.pt' expands to all matches, sorted by name",
+    "'part*.safetensors' expands to all matches, sorted by name",
     nargs="+",
 )
 _SYSTEMS = Option(
@@ -185,7 +185,7 @@ _LOG = (
 )
 _CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(ece) < 0.01 and ece > 0.02)")
 _CALIBRATE = (
-    Option("--out", "PATH", "file for the fitted calibrator, such as cal.pt", required=True),
+    Option("--out", "PATH", "file for the fitted calibrator, such as cal.safetensors", required=True),
     Option(
         "--calibrator",
         "NAME",
@@ -345,8 +345,7 @@ COMMANDS: Mapping[str, Command] = {
     "report": Command(
         "report",
         "compute scores, calibration errors, tables and diagrams for a file of predictions",
-        "Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
-        "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
+        "Read predictions and targets, and print scores and calibration errors. --out writes a report.",
         (options.FILES, *options.RESULTS, *_REPORT, *_REST),
         epilog=_REPORT_EXAMPLES,
         places=_PLACES,

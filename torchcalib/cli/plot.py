@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torchcalib.cli.files import mode_of, print_json, read_builder
 from torchcalib.cli.messages import output, working
 from torchcalib.cli.metric import streamed
-from torchcalib.cli.ranks import on_first
 from torchcalib.core.events import NamedMode, TopK
+from torchcalib.display.words import printable
 from torchcalib.functional.binned import ece
-from torchcalib.io.errors import printable
-from torchcalib.io.saved import write_whole
+from torchcalib.io.writing import write_whole
 from torchcalib.plots.canvas import to_png, to_svg
 from torchcalib.plots.reliability import reliability_diagram
 
@@ -35,7 +34,6 @@ _WRITERS: dict[str, Callable[["Axes"], bytes]] = {
 """Functions that draw axes in a format, by suffix."""
 
 
-@on_first
 def plot(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Draw the reliability diagram of the predictions in files, and print the path and the calibration error."""
     place = Path(arguments.out)

@@ -1,13 +1,11 @@
-"""The commands `torchcalib report FILE ...`, in one or several processes, and `torchcalib merge PART ...`."""
+"""The commands `torchcalib report FILE ...` and `torchcalib merge PART ...`."""
 
 import argparse
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import reduce
 from hashlib import blake2b
-from operator import add
 from pathlib import Path
 
 from torchcalib.calibration.calibrator import Calibrator
@@ -15,10 +13,8 @@ from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
-from torchcalib.cli.ranks import Ranks, on_first
-from torchcalib.io.errors import NoSamplesError, printable
+from torchcalib.display.words import printable
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
-from torchcalib.io.paths import share_of
 from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.catalogue import check_size
@@ -30,38 +26,16 @@ _FEW_ROWS = 20
 """Largest number of rows for which equal targets in two shards cause no warning: they may be a coincidence."""
 
 
-def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
+def report(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Read the files, then write and print their report."""
-    ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
-    files: PredictionFiles | None = None  # this rank may have no files or rows
-    with ranks.agreed():
-        if ranks.is_first and arguments.out is not None:
-            check_pages(arguments.out)
-        share = share_of(paths, ranks.rank, ranks.n_ranks)
-        with working("opening the files", shown=ranks.is_first), suppress(NoSamplesError):
-            files = opened(arguments, share) if share else None
-        if ranks.n_ranks > 1 and files is not None and files.kind_from_values:
-            raise ValueError(
-                f"--from-logits or --from-probs must be given if several processes read `{files.source.preds}`, got "
-                "none. Pass one of them."
-            )
-        if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
-            raise ValueError(
-                "--class-names must be given if several processes read text labels, got none. Pass the names of all "
-                "classes in the order of the predictions."
-            )
-    remarks: list[str] = []
-    with ranks.agreed():
-        part = None if files is None else _accumulated(arguments, files, len(paths), ranks, remarks)
-    parts = ranks.gathered(part)
-    with ranks.agreed():
-        if ranks.is_first:
-            if not parts:
-                raise NoSamplesError(paths[0])
-            _finish(reduce(add, parts), arguments, remarks)
+    if arguments.out is not None:
+        check_pages(arguments.out)
+    with working("opening the files"):
+        files = opened(arguments, paths)
+    builder, remarks = _accumulated(arguments, files)
+    _finish(builder, arguments, remarks)
 
 
-@on_first
 def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Load and merge saved states one by one, then write and print one report."""
     if arguments.out is not None:
@@ -78,10 +52,8 @@ def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     _finish(whole, arguments)
 
 
-def _accumulated(
-    arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, remarks: list[str]
-) -> ReportBuilder:
-    """Accumulate the files of this rank, of `n_files` on all ranks, and append remarks on files with equal targets."""
+def _accumulated(arguments: argparse.Namespace, files: PredictionFiles) -> tuple[ReportBuilder, list[str]]:
+    """Return a builder with the rows of all files, and remarks on files with equal targets."""
     builder = builder_for(
         files,
         n_bins=arguments.n_bins,
@@ -92,15 +64,13 @@ def _accumulated(
         nan_policy=arguments.nan_policy,
     )
     check_size(files.task, files.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
-    several = ranks.n_ranks > 1
-    reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
-    total = f" ({n_files} on all ranks)" if several else ""
-    targets = _Targets()
-    with working(reading, files.n_rows, shown=ranks.is_first) as advance:
+    n_files = len(files.source.files)
+    targets, remarks = _Targets(), []
+    with working("reading", files.n_rows) as advance:
         for k, reader in enumerate(files.readers, 1):
             names = reader.paths
             label = " + ".join(path.name for path in names)
-            advance(0, f"{reading} {label}, file {k} of {len(files.source.files)}{total}")
+            advance(0, f"reading {label}, file {k} of {n_files}")
             where = f" of `{names[0]}`" if n_files > len(names) else ""
             targets.start(str(names[0]))
             for rows in files.chunks_of(reader, PIECE_BYTES):
@@ -114,7 +84,7 @@ def _accumulated(
                     raise _no_calibrator(why_not)
                 advance(len(rows))
             remarks += targets.remark()
-    return builder
+    return builder, remarks
 
 
 class _Targets:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcalib.io.errors import printable
+from torchcalib.display.words import printable
 from torchcalib.io.paths import check_paths, expanded
 
 

@@ -370,7 +370,7 @@ def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
 
 def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
     """Check class priors and return them as float64 `(..., C)` that sum to 1."""
-    values = priors if isinstance(priors, Tensor) else torch.as_tensor(priors, dtype=torch.float64)
+    values = priors if isinstance(priors, Tensor) else torch.as_tensor(priors, dtype=torch.float64, device="cpu")
     values = values.to(wide_dtype(values.device))
     if values.dim() == 0 or values.shape[-1] != num_classes:
         raise ValueError(

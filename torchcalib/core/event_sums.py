@@ -1,5 +1,6 @@
 """Accumulators that sum functions of the confidence and outcome of events over cells, such as bins."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
     BinStats,
     Cells,
+    Ranges,
     Sums,
     kind_of_noise,
     mode_shape,
@@ -87,6 +89,11 @@ class EventSums(Generic[S]):
     def of_events(self, events: Events, p: Predictions) -> S:
         """Return the sums over events, which must not have replicate weights."""
 
+    @property
+    @abstractmethod
+    def ranges(self) -> Ranges:
+        """Range of each quantity, by which saved sums are checked."""
+
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and the weighted summands of each event."""
         events = self.events(p)
@@ -120,6 +127,13 @@ class EqualWidthBins(EventSums[BinStats]):
     def n_quantities(self) -> int:
         """Number of quantities: 3, plus 4 for the noise and 1 for the ECD."""
         return 3 + 4 * self.with_noise + self.with_ecd
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the quantities of `BinStats`. Noise and squared weights depend on the unit of floating weights."""
+        noise = ((0, 0.25), (0, math.inf), (0, math.inf), (0, 1)) if self.with_noise else ()
+        ecd = ((-math.inf, math.inf),) if self.with_ecd else ()
+        return ((1, 1), (0, 1), (0, 1), *noise, *ecd)
 
     @property
     def only_confidences(self) -> bool:
@@ -226,6 +240,11 @@ class AllClassBins(EqualWidthBins):
     A binary prediction has the classes y=0 and y=1. The mode only determines the axis of the labels of a multi-label
     task.
     """
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the quantities of `BinStats`, for a weight that is divided by the number of classes."""
+        return ((1, 1), *[(0, math.inf)] * (self.n_quantities - 1))
 
     def events(self, p: Predictions) -> Events:
         """Return the events of all classes `(..., N * C)`. Those of a sample are adjacent."""

@@ -65,7 +65,7 @@ def exchanged(
     texts = _message(problem).encode(errors="replace"), json.dumps(described).encode()
     digest = int.from_bytes(blake2b(texts[1], digest_size=8).digest(), "little", signed=True)
     padding = [0] * (_MOST_NUMBERS - len(numbers))
-    header = torch.tensor([digest, *map(len, texts), *numbers, *padding])
+    header = torch.tensor([digest, *map(len, texts), *numbers, *padding], device="cpu")
     device = device or _device(process_group)
 
     def from_all(x: Tensor) -> list[Tensor]:
@@ -75,7 +75,7 @@ def exchanged(
 
     def texts_of_all(which: int) -> list[str]:
         lengths = [header[1 + which] for header in headers]
-        mine = torch.zeros(max(lengths), dtype=torch.uint8)
+        mine = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
         mine[: len(texts[which])] = _bytes_tensor(texts[which])
         gathered = from_all(mine.to(device))
         return [bytes(x[:n].tolist()).decode() for x, n in zip(gathered, lengths, strict=True)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.core.sums import Sums, known
+from torchcalib.core.sums import Ranges, Sums, known
 from torchcalib.ops import pairwise
 from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
@@ -109,6 +109,11 @@ class BlockAccumulator:
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(3, 1)`, or `(L, 3, 1)` for L labels."""
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the three quantities: |h| is at most the product of the lengths of two residuals, 2."""
+        return (1, 1), (-2, 2), (0, 4)
 
     def from_predictions(self, p: Predictions) -> BlockStats:
         """Return the sums over blocks, `(..., 3, 1)`, with leading axes for replicate weights."""

@@ -88,7 +88,7 @@ class LinearLogits(Tensor):
         """Return statistics `(n, *)` of the other rows as `(..., N, *)`, with 0 in the rows that `_present` removed."""
         if absent is None or not self.is_cpu:
             return x
-        zeros = torch.zeros(*absent.shape, *x.shape[1:], dtype=x.dtype)
+        zeros = torch.zeros(*absent.shape, *x.shape[1:], dtype=x.dtype, device="cpu")
         return zeros.masked_scatter((~absent).reshape(*absent.shape, *[1] * (x.dim() - 1)), x)
 
     def moments(self, target: Tensor, alpha: Tensor) -> "Moments":

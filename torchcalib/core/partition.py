@@ -22,7 +22,16 @@ from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.core.sums import BinStats, Sums, SumsAccumulator, has_noise_flag, noise_flag_of, with_noise_row
+from torchcalib.core.sums import (
+    BinStats,
+    Ranges,
+    Sums,
+    SumsAccumulator,
+    check_sums,
+    has_noise_flag,
+    noise_flag_of,
+    with_noise_row,
+)
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums, weighted_sums
 
@@ -264,6 +273,12 @@ class SumsByPart(Generic[S]):
         """Whether the sums for the noise floor are included."""
         return has_noise_flag(self.accumulator)
 
+    @property
+    def ranges(self) -> Ranges:
+        """Range of each quantity, by which saved sums are checked."""
+        ranges: Ranges = self.accumulator.ranges
+        return ranges
+
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
         return (self.n_parts, *self.accumulator.shape(task, num_classes))
@@ -445,7 +460,7 @@ class NamedPartState:
         total = self.empty(list(dict.fromkeys([*state.names, *more.names])))
         places = {name: k for k, name in enumerate(total.names)}
         for part in (state, more):
-            index = torch.tensor([places[name] for name in part.names], dtype=torch.int64)
+            index = torch.tensor([places[name] for name in part.names], dtype=torch.int64, device="cpu")
             total.sums.index_add_(0, index, part.sums)
             total.noise_flag.index_add_(0, index, part.noise_flag)
         return total
@@ -472,6 +487,7 @@ class NamedPartState:
             if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or tuple(tensor.shape) != shape:
                 return None
         self.empty(names)  # raises an error for too many groups
+        check_sums(tensors[0], self.accumulator.ranges, tensors[1])
         return NamedSums(tuple(names), *tensors)
 
 

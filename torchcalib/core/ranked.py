@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
+from torchcalib.core.sums import BinStats, Cells, Ranges, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
@@ -345,6 +345,11 @@ class LogitCells:
     @property
     def _n_cells(self) -> int:
         return (_HIGHEST - _LOWEST) * self.resolution + 2
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the summed quantities. The second one is |log-odds| in the outermost cells of logits."""
+        return ((1, 1), (0, math.inf if self.from_logits else 1), (0, 1), *[(0, 1)] * self.with_squares)
 
     def from_predictions(self, p: Predictions) -> BinStats:
         """Return the sums over all events of a batch of predictions."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import LogitCells, RankedSample
-from torchcalib.core.state import Samples, SampleState
-from torchcalib.core.sums import BinStats
+from torchcalib.core.state import Samples, SampleState, check_counts
+from torchcalib.core.sums import BinStats, check_sums
 from torchcalib.io.errors import shown
 from torchcalib.ops.logs import wide_dtype
 
@@ -115,10 +115,8 @@ class SampleOrSketchState:
         exact = self.exact.check(parts[:n_exact], like.exact)
         if exact is None:
             return None
-        state = SampleOrSketch(exact)
-        check_values(self._exact_sample(state))
         if len(parts) == n_exact:
-            return state
+            return SampleOrSketch(exact)
         dtypes = (torch.int64, torch.float64, torch.bool, torch.int64)
         if tuple(part.dtype if isinstance(part, Tensor) else None for part in parts[n_exact:]) != dtypes:
             return None
@@ -132,10 +130,9 @@ class SampleOrSketchState:
                 f"`places` must be increasing cell indices below {n_cells:,}, got {shown(places.tolist())}. "
                 "The file is corrupt."
             )
-        if not bool((cells >= 0).all()):
-            raise ValueError("`cells` must be non-negative sums, got a negative number or NaN. The file is corrupt.")
+        check_sums(cells, self._sketch.ranges, None)
+        check_counts("the numbers of samples", cells[..., 0, :])
         sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
-        check_values(self._sketch.wrap(sums))
         return SampleOrSketch(exact, BinStats(sums), bool(has_labels), int(n_rows))
 
     def _exact_sample(self, state: SampleOrSketch) -> RankedSample:
@@ -168,23 +165,6 @@ def _n_samples(exact: Samples) -> int:
 def _n_rows(sample: RankedSample) -> int:
     is_counted = ~sample.score.isnan()
     return int((is_counted if sample.n is None else is_counted & (sample.n > 0)).sum())
-
-
-def check_values(sample: RankedSample) -> None:
-    """Raise a ValueError for invalid scores or counts, because they would cause invalid cell indices."""
-    score, positives, n = sample.score, sample.positives, 1 if sample.n is None else sample.n
-    possible = score.isnan() | sample.from_logits | ((score >= 0) & (score <= 1))
-    possible &= (positives >= 0) & (positives <= n)
-    if sample.n is not None:
-        possible &= (sample.n >= 0) & (sample.n == sample.n.round()) & (sample.n <= 2**53)
-    if not bool(possible.all()):
-        counts = torch.ones_like(score) if sample.n is None else sample.n
-        first = int((~possible.expand(score.shape)).reshape(-1).int().argmax())
-        found = [x.expand(score.shape).reshape(-1)[first].item() for x in (score, positives, counts)]
-        raise ValueError(
-            "`parts` and `cells` must have scores in [0, 1], whole counts n and 0 to n positives, got "
-            "score {:.4g}, positives {:g} and n = {:g}. The file is corrupt.".format(*found)
-        )
 
 
 def are_labels(sample: RankedSample) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcalib.core.events import BatchSummary
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import SumsAccumulator, has_noise_flag, with_noise_row
+from torchcalib.core.sums import SumsAccumulator, check_sums, has_noise_flag, with_noise_row
 
 S = TypeVar("S", covariant=True)
 
@@ -24,8 +24,15 @@ N_IGNORED = 2
 """Number of counts in each state: ignored invalid rows, and ignored missing rows (`nan_policy="drop"`)."""
 
 
-def _are_counts(n_ignored: Tensor) -> bool:
-    return bool(((n_ignored >= 0) & (n_ignored == n_ignored.round()) & n_ignored.isfinite()).all())
+def check_counts(name: str, counts: Tensor) -> None:
+    """Raise ValueError unless all numbers of a saved state are counts."""
+    _check(name, "be counts", counts, (counts >= 0) & (counts == counts.round()) & counts.isfinite())
+
+
+def _check(name: str, rule: str, values: Tensor, is_valid: Tensor) -> None:
+    if not bool(is_valid.all()):
+        first = values.expand(is_valid.shape)[~is_valid][0].item()
+        raise ValueError(f"`state` must be possible: {name} must {rule}, got {first:g}. The state is corrupt.")
 
 
 def ignored_counts(p: Predictions, like: Tensor) -> Tensor:
@@ -107,9 +114,15 @@ class SumState(Generic[S]):
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
             return None
-        if not _are_counts(state[:N_IGNORED]):
-            return None
+        self._check_sums(state)
         return state.detach().to(like, copy=True)
+
+    def _check_sums(self, state: Tensor) -> None:
+        """Raise ValueError unless the numbers of ignored rows and the sums are possible."""
+        check_counts("the numbers of ignored rows", state[:N_IGNORED])
+        sums = state[self._offset :].reshape(self.shape)
+        noise_flag = state[N_IGNORED : self._offset].reshape(self.shape[:-2]) if self._offset > N_IGNORED else None
+        check_sums(sums, self.accumulator.ranges, noise_flag)
 
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first, float64 `(n,)`: the state itself. n is equal on all ranks."""
@@ -242,8 +255,6 @@ class SampleState:
             return None
         if not isinstance(n_ignored, Tensor) or (n_ignored.shape, n_ignored.dtype) != ((N_IGNORED,), torch.float64):
             return None
-        if not _are_counts(n_ignored):
-            return None
         for part, dtypes in zip(
             lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, _WEIGHT_DTYPES, *self._more_dtypes), strict=True
         ):
@@ -254,8 +265,19 @@ class SampleState:
             fits = score.shape == outcome.shape and score.shape[:-1] == self.leading_shape == n.shape[:-1]
             if not fits or n.shape[-1] not in (0, score.shape[-1]):
                 return None
+        check_counts("the numbers of ignored rows", n_ignored)
+        for score, outcome, n, *_ in zip(*lists, strict=True):
+            self._check_chunk(score, outcome, n)
         columns = [[t.detach().to(device, copy=True) for t in part] for part in lists]
         return self.join([*columns, n_ignored.detach().to(device, copy=True)])
+
+    def _check_chunk(self, score: Tensor, outcome: Tensor, n: Tensor) -> None:
+        """Raise ValueError unless scores, outcomes and weights of samples are possible. An ignored score is NaN."""
+        ignored = score.isnan()
+        if not self.from_logits:
+            _check("scores", "be in [0, 1]", score, ignored | ((score >= 0) & (score <= 1)))
+        _check("outcomes", "be in [0, 1]", outcome, ignored | ((outcome >= 0) & (outcome <= 1)))
+        _check("weights", "be counts up to 2^53", n, (n >= 0) & (n == n.round()) & (n <= 2**53))
 
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first, float64 `(6,)`.

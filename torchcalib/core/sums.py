@@ -231,6 +231,36 @@ def has_noise_flag(accumulator: object) -> bool:
     return bool(getattr(accumulator, "with_noise", False))
 
 
+Ranges = Sequence[tuple[float, float]]
+"""Smallest and largest value of each summed quantity, for a row of weight 1. The first quantity is the weight."""
+
+
+def check_sums(sums: Tensor, ranges: Ranges, noise_flag: Tensor | None) -> None:
+    """Raise ValueError unless sums `(..., F, K)` of a saved state are possible for weights that are not negative.
+
+    With a `noise_flag` of 0, weights and outcomes are whole numbers; see `noise_flag_of`.
+    """
+    n = sums[..., 0, :]
+    is_possible = (n >= 0) & n.isfinite()
+    for k, (low, high) in enumerate(ranges[1:], 1):
+        total, tolerance = sums[..., k, :], 1e-6 * n
+        # Infinite limits would be NaN for n = 0. A sum without rows is 0.
+        least = low * n - tolerance if math.isfinite(low) else n.new_full((), low)
+        most = high * n + tolerance if math.isfinite(high) else n.new_full((), high)
+        is_possible &= (total >= least) & (total <= most) & ((n > 0) | (total == 0))
+    if noise_flag is not None:
+        counts = sums[..., (0, 2), :]
+        are_counts = (counts == counts.round()).all(-2)
+        is_possible &= (noise_flag >= 0).unsqueeze(-1) & noise_flag.isfinite().unsqueeze(-1)
+        is_possible &= are_counts | (noise_flag != 0).unsqueeze(-1)
+    if not bool(is_possible.all()):
+        first = sums.transpose(-1, -2)[~is_possible][0].tolist()
+        raise ValueError(
+            f"`state` must be possible: sums of weights and quantities must be finite and in their ranges, got "
+            f"{', '.join(f'{x:g}' for x in first)}. The state is corrupt."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
     """Cell index and weighted summands of every event: `Sums.sums` contains the sum of the summands in each cell."""
@@ -252,6 +282,10 @@ class SumsAccumulator(Protocol[S]):
     def wrap(self, sums: Tensor) -> S:
         """Convert sums `(..., F, K)` to the statistic of the metric, for example `BinStats`."""
 
+    @property
+    def ranges(self) -> Ranges:
+        """Range of each quantity, by which saved sums are checked."""
+
     def n_events(self, p: Predictions) -> int:
         """Return the number of values that `from_predictions` stores in memory for each replicate weight."""
 
@@ -269,6 +303,13 @@ class ScoreAccumulator:
     kind: "Kind | None" = field(default=None, compare=False)
     # coefficients of the score of a label as a sum of the statistics in `BatchSummary.totals`; None for other scores
     of_statistics: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
+    # smallest and largest score
+    score_range: tuple[float, float] = field(default=(-math.inf, math.inf), compare=False, repr=False)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of weight and score and, by class, of the sum of squared targets."""
+        return ((1, 1), self.score_range, *[(0, 1)] * self.by_class)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class, with a leading axis for L labels."""

@@ -13,7 +13,7 @@ from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Literal, Self
 
-from torchcalib.display.words import decimals, p_words, significant
+from torchcalib.display.words import decimals, p_words, printable_lines, significant
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def to_text(table: Table, with_page: bool = False) -> str:
 
     title = [table.title] if table.title else []
     body = _lines(table, lambda heading: [heading] if heading else [], lambda row: line([cell.text for cell in row]))
-    return "\n".join([*title, line(headers), *body])
+    return printable_lines("\n".join([*title, line(headers), *body]))
 
 
 def _lines(

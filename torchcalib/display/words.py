@@ -173,3 +173,13 @@ def _signed(value: float, digits: str, plus: str = "") -> str:
     if float(digits.replace(",", "")) == 0:
         return digits
     return ("−" if value < 0 else plus) + ("infinite" if math.isinf(value) else digits)
+
+
+def printable(text: str) -> str:
+    """Replace non-printable characters by "?", because text from a file could control the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, each of which is `printable`."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -125,7 +125,7 @@ class CostMatrix:
         if device in self._on_gpus:
             return self._on_gpus[device]
         if torch.compiler.is_compiling():
-            return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
+            return torch.tensor(self.costs, dtype=wide_dtype(device), device="cpu").to(device, non_blocking=True)
         costs = torch.from_numpy(self._array).to(device, wide_dtype(device), non_blocking=True)
         if device.type != "cpu":
             with torch.inference_mode(False):  # the cached tensor must also be usable in a backward pass

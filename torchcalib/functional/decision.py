@@ -155,7 +155,10 @@ def bayes_risk(
         tensor([0., 0., 0., 1.])
     """
     matrix = cost if cost is None or isinstance(cost, CostMatrix) else CostMatrix(cost)
-    score = Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
+    constant = partial(_cheapest_constant, cost=matrix)
+    costs = [0.0, 1.0] if matrix is None else [cost for row in matrix.costs for cost in row]
+    score_range = min(costs), max(costs)
+    score = Score(_bayes_cost, constant, normalizable=True, arguments=(matrix,), score_range=score_range)
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 

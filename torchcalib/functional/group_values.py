@@ -12,6 +12,7 @@ from torchcalib.core.arguments import InputOptions, Task, check_count, task_of
 from torchcalib.core.groups import check_group_range, check_groups, numbered_groups
 from torchcalib.core.inputs import flattened
 from torchcalib.core.tasks import infers_task
+from torchcalib.display.words import printable_lines
 from torchcalib.io.errors import first_of, shown
 from torchcalib.ops.host_values import constant
 
@@ -57,7 +58,7 @@ class GroupValues(Tensor):
         """Return one line for each group."""
         values = self.as_subclass(Tensor)
         rows = [f"{x:.4g}" if values.dim() == 1 else str(x) for x in values.tolist()]
-        return "\n".join(f"{name}: {row}" for name, row in zip(self.group_names, rows, strict=True))
+        return printable_lines("\n".join(f"{name}: {row}" for name, row in zip(self.group_names, rows, strict=True)))
 
     def to_pandas(self) -> Any:
         """Return a pandas Series with the names as its index, or a DataFrame for values `(G, K)`."""

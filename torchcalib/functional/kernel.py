@@ -220,7 +220,9 @@ def skce_over_blocks(
 def _asymptotic(found: Tensor, level: float = 0.95, method: str = "normal approximation") -> CalibrationTest:
     """Convert mean, variance of the mean and p-value `(3, ...)` to a `CalibrationTest` with a normal interval."""
     mean, variance, p_value = found
-    margin = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * variance.sqrt()
+    margin = (
+        math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu")).item() * variance.sqrt()
+    )
     return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level, method)
 
 

@@ -5,6 +5,7 @@ distance therefore has two or three components: the value, the noise floor and, 
 the noise. The noise floor is the expected value if annotations are sampled from the predictions.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
@@ -113,7 +114,10 @@ def _distance(p: Predictions, distance: str, component: Component) -> Tensor:
 
 def _score(distance: str, component: Component) -> Score:
     check_choice("component", component, tuple(_DISTANCES[distance]))
-    return Score(_distance, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
+    has_sign = component == "corrected" or (distance == "entropy" and component == "value")
+    score_range = -math.inf if has_sign else 0, 1 if distance == "total variation" else math.inf
+    arguments = distance, component
+    return Score(_distance, arguments=arguments, min_annotators=_MIN_ANNOTATORS[component], score_range=score_range)
 
 
 @metric_function(
@@ -410,4 +414,4 @@ def ranking_score(
         >>> ranking_score(preds, counts, task="multiclass", reduction="none")
         tensor([1., 0.])
     """
-    return scored(Score(_same_ranking), task, options, average=average, reduction=reduction)
+    return scored(Score(_same_ranking, score_range=(0, 1)), task, options, average=average, reduction=reduction)

@@ -16,7 +16,7 @@ from torchcalib.core.events import Events, Mode
 from torchcalib.core.partition import AnyPartition, Partition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import Sums
+from torchcalib.core.sums import Ranges, Sums
 from torchcalib.functional.estimator import (
     Declaration,
     Estimator,
@@ -261,6 +261,11 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
     def n_quantities(self) -> int:
         """Number of sums: 3."""
         return 3
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the three quantities."""
+        return (1, 1), (-1, 1), (0, 1 / 16)
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return cell index 0 for every event."""

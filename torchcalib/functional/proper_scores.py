@@ -177,7 +177,7 @@ def nees_interval(n: int, dimension: int = 1, *, level: float = 0.95) -> tuple[f
     check_count("n", n)
     check_count("dimension", dimension)
     check_level(level)
-    half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64)
+    half_degrees = torch.tensor(n * dimension / 2, dtype=torch.float64, device="cpu")
     # Half of a chi-squared variable has a gamma distribution, here with 12 standard deviations above its mean and more.
     most = n * dimension / 2 + 12 * (n * dimension / 2) ** 0.5 + 40
 
@@ -271,7 +271,7 @@ def nll(
     """
     if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
         raise ValueError(f"`eps` must be a float in (0, 1) or None, got {shown(eps)}. A common value is 1e-7.")
-    score = Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
+    score = Score(_nll_of, _entropy, normalizable=True, arguments=(eps,), score_range=(0, math.inf))
     if eps is None:
         score = score._replace(kind="log", of_statistics=(-1, 0, 0, 0, 0))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
@@ -345,9 +345,10 @@ def brier_score(
         tensor(0.0467)
     """
     if normalize == "classes":
-        score, normalize = Score(_brier_over_classes, _brier_of_prior, kind="square"), None
+        score, normalize = Score(_brier_over_classes, _brier_of_prior, kind="square", score_range=(0, 2)), None
     else:
         score = Score(_brier_of, _brier_of_prior, normalizable=True, kind="square", of_statistics=(0, 1, 0, 0, 0))
+        score = score._replace(score_range=(0, 2))
     return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
@@ -391,7 +392,7 @@ def stratified_brier_score(
         >>> stratified_brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.0450)
     """
-    return scored(Score(_brier_of), task, options, average=average, stratified=True)
+    return scored(Score(_brier_of, score_range=(0, 2)), task, options, average=average, stratified=True)
 
 
 def _ecd_of(p: Predictions) -> Tensor:
@@ -540,5 +541,5 @@ def accuracy(
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.6667)
     """
-    score = Score(is_correct, _largest_share, of_statistics=(0, 0, 0, 0, 1))
+    score = Score(is_correct, _largest_share, of_statistics=(0, 0, 0, 0, 1), score_range=(0, 1))
     return scored(score, task, options, priors=priors, average=average)

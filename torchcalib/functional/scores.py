@@ -1,5 +1,6 @@
 """Common implementation of scores: means over samples, optionally normalised or reweighted to given class priors."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -35,6 +36,7 @@ class Score(NamedTuple):
     min_annotators: int = 0  # minimum number of annotators per target
     of_statistics: tuple[float, ...] | None = None  # see `ScoreAccumulator`
     kind: Kind | None = None  # its name in `Predictions.score_sum`, for scores that have one
+    score_range: tuple[float, float] = (-math.inf, math.inf)  # smallest and largest score
 
 
 @of_arrays
@@ -141,6 +143,8 @@ def scored(
     averages = check_average(average, input_format.read_as == "multilabel")
     normalizes = normalize is not None
     by_class = normalizes or hard_targets
-    accumulator = ScoreAccumulator(score.per_sample, score.arguments, by_class, score.kind, score.of_statistics)
+    accumulator = ScoreAccumulator(
+        score.per_sample, score.arguments, by_class, score.kind, score.of_statistics, score.score_range
+    )
     formula = mean_over_classes if stratified else mean_score
     return ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)

@@ -16,7 +16,7 @@ from torchcalib.core.events import Events, Mode
 from torchcalib.core.partition import Partition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.sums import BinStats, kind_of_noise, noise_flag_of
+from torchcalib.core.sums import BinStats, Ranges, kind_of_noise, noise_flag_of
 from torchcalib.functional.estimator import Declaration, Estimator, factory_of, metric_function
 from torchcalib.functional.ranked import no_average
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
@@ -49,6 +49,11 @@ class SmoothingAccumulator(EventSums[BinStats]):
     def n_quantities(self) -> int:
         """Number of sums per cell: 5, or 6 if `with_noise` is True."""
         return 5 + self.with_noise
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the quantities of `SmoothingCells`."""
+        return ((1, 1), (0, 1), (0, 1), (0, 0.25), *[(0, math.inf)] * self.with_noise, (0, 1))
 
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the cell index for every event."""

@@ -250,14 +250,14 @@ def _expanded_tail(tail: float, n: float) -> float:
     """
     # Expanded percentile (Hesterberg 2015): Phi(-sqrt(n / (n - 1)) t) with n = df + 1
     df = max(1.0, n - 1)
-    t = float(t_critical(torch.tensor(df, dtype=torch.float64), 2 * tail))
-    return float(torch.special.ndtr(torch.tensor(-t * math.sqrt((df + 1) / df), dtype=torch.float64)))
+    t = float(t_critical(torch.tensor(df, dtype=torch.float64, device="cpu"), 2 * tail))
+    return float(torch.special.ndtr(torch.tensor(-t * math.sqrt((df + 1) / df), dtype=torch.float64, device="cpu")))
 
 
 def nominal_tail(tail: Tensor, n: float) -> Tensor:
     """Return the tail probability whose percentile `_expanded_tail` moves outwards to `tail` (inverse function)."""
     # Solve Phi(-sqrt(n / (n - 1)) t) = `tail` for t, and return the tail of Student's t-distribution beyond it.
-    df = torch.tensor(max(1.0, n - 1), dtype=torch.float64)
+    df = torch.tensor(max(1.0, n - 1), dtype=torch.float64, device="cpu")
     t = -torch.special.ndtri(tail.double()) / ((df + 1) / df).sqrt()
     beyond = betainc(df / 2, 0.5, df / (df + t.square())) / 2  # P(T > |t|) for Student's t-distribution
     return torch.where(t > 0, beyond, 1 - beyond)

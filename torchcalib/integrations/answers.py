@@ -42,7 +42,9 @@ def events_of(pairs: Iterable[Pair]) -> tuple[Tensor, Tensor]:
             f"Outcomes must be 0 or 1, got {other[0]}. Read a log with several epochs by torchcalib.audit."
         )
     fractions = [scale.fraction(each) if isinstance(each, Stated) else float(each) for each, _ in read]
-    return torch.tensor(fractions, dtype=torch.float64), torch.tensor(outcomes, dtype=torch.float64).long()
+    return torch.tensor(fractions, dtype=torch.float64, device="cpu"), torch.tensor(
+        outcomes, dtype=torch.float64, device="cpu"
+    ).long()
 
 
 def _test(confidence: Tensor, correct: Tensor) -> CalibrationTest:

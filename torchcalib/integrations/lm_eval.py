@@ -55,7 +55,7 @@ def choice_results(
     """
 
     def process_results(doc: Document, results: Sequence[Any]) -> dict[str, Any]:
-        probs = torch.tensor([float(score) for score, _ in results], dtype=torch.float64).softmax(0)
+        probs = torch.tensor([float(score) for score, _ in results], dtype=torch.float64, device="cpu").softmax(0)
         confidence, chosen = probs.max(0)
         return _results(float(confidence), float(int(chosen) == target(doc)), metrics)
 

@@ -201,7 +201,7 @@ class Safetensors(_ArrayReader):
         return [file.get_slice(name) for name in names]
 
     def _opened(self, stack: ExitStack, framework: str = "pt") -> Any:
-        from safetensors import safe_open  # optional dependency
+        from safetensors import safe_open  # only this format needs it
 
         return stack.enter_context(safe_open(self.paths[0], framework=framework))
 
@@ -254,6 +254,6 @@ def _tensor(rows: Any) -> torch.Tensor | Text:
     if rows.dtype.kind == "U":
         numbers: dict[str, int] = {}
         codes = [numbers.setdefault(text, len(numbers)) for text in rows.ravel().tolist()]
-        return Text(list(numbers), torch.tensor(codes, dtype=torch.int64))
+        return Text(list(numbers), torch.tensor(codes, dtype=torch.int64, device="cpu"))
     # torch requires writeable memory ("W"), so the rows of a read-only memory map are copied.
     return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W", "E"]))

@@ -201,7 +201,7 @@ def _pt(arrays: Mapping[str, Values]) -> bytes:
 
 
 def _safetensors(arrays: Mapping[str, Values]) -> bytes:
-    from safetensors.torch import save  # optional dependency
+    from safetensors.torch import save  # only this format needs it
 
     content: bytes = save(_tensors(arrays))
     return content

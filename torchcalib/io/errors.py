@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
+from torchcalib.display.words import printable
+
 FILL_IN = "Fill it in, or pass nan_policy='drop' to drop rows with missing values."
 """Advice for a missing value."""
 _MAX_MESSAGE = 500  # characters of a message
@@ -60,11 +62,6 @@ def limited(message: str) -> str:
     if len(message) > _MAX_MESSAGE:
         message = f"{message[: _MAX_MESSAGE - 4]} ..."
     return printable(message)
-
-
-def printable(text: str) -> str:
-    """Replace non-printable characters by "?", because text from a file could control the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def short_name(name: str, most: int = 28) -> str:

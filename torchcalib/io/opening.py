@@ -22,7 +22,7 @@ from torchcalib.io.names import PROBS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
 from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
-from torchcalib.io.source import Source
+from torchcalib.io.source import Conversion
 
 if TYPE_CHECKING:
     from torchcalib.io.rows import Rows
@@ -37,23 +37,12 @@ Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
 
 
-@dataclass(frozen=True)
-class PredictionFiles:
+@dataclass(frozen=True, kw_only=True)
+class PredictionFiles(Conversion):
     """Predictions of one data set in one or more files. Files are open only while rows are read."""
 
-    source: Source
-    task: Task
     readers: tuple[Reader, ...]  # one reader per file with rows, in order; `.npy` files share a reader
-    allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
-    normalize: bool = False  # divide probabilities by their sum over classes
-    classes: tuple[
-        str, ...
-    ] = ()  # names of classes, of which labels are names or positions; see `io.columns.positions`
-    ignored_label: int | None = None  # label of ignored rows in the files
     kind_from_values: bool = False  # whether all values decided that predictions are logits or probabilities
-    left_out: frozenset[str] = (
-        frozenset()
-    )  # texts in the targets, such as annulled resolutions, whose rows are left out
 
     @property
     def n_rows(self) -> int:
@@ -194,12 +183,12 @@ def open_predictions(
             "preds='NAME'."
         )
     opened = PredictionFiles(
-        source,
-        task_found,
-        filled,
-        nan_policy == "drop",
-        normalize,
-        preds_found.classes,
+        source=source,
+        task=task_found,
+        readers=filled,
+        allow_missing=nan_policy == "drop",
+        normalize=normalize,
+        classes=preds_found.classes,
         kind_from_values=from_logits is None,
     )
     opened = replace(

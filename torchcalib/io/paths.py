@@ -1,8 +1,7 @@
-"""Paths of prediction files: patterns, checks, and the assignment of files to processes. No file is opened."""
+"""Paths of prediction files: patterns and checks. No file is opened."""
 
 from collections.abc import Iterable, Sequence
 from glob import glob
-from itertools import accumulate
 from pathlib import Path
 
 from torchcalib.io.errors import InputError, quoted, reading
@@ -83,18 +82,3 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     if len({path.resolve() for path in files}) < len(files):
         raise InputError(f"Every file must be named once, got a repeated file in {quoted(files)}. Remove it.")
     return files
-
-
-def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]:
-    """Return the files that process `rank` of `n_ranks` reads. Each rank reads consecutive files, in rank order.
-
-    All bytes are divided into equal ranges, and a rank reads the files whose middle byte is in its range. Rank 0 reads
-    all `.npy` files, which form one data set.
-    """
-    if paths and paths[0].suffix.lower() == ".npy":
-        return tuple(paths) if rank == 0 else ()
-    sizes = [path.stat().st_size for path in paths]
-    total = max(1, sum(sizes))
-    middles = [end - size / 2 for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    owners = [min(int(middle * n_ranks / total), n_ranks - 1) for middle in middles]
-    return tuple(path for path, owner in zip(paths, owners, strict=True) if owner == rank)

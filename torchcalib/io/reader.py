@@ -129,7 +129,7 @@ class Reader(ABC):
                 f"`{array.name}` in `{self.label}` must contain {rule} in every cell, got {found!r}. Write one number "
                 "per class in every row."
             )
-        return torch.tensor(rows, dtype=torch.float64)[values.codes].reshape(-1, *array.shape[1:])
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")[values.codes].reshape(-1, *array.shape[1:])
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torchcalib.io.columns import check_same_words, shown_classes
 from torchcalib.io.errors import InputError
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
 from torchcalib.io.roles import codes_of
+from torchcalib.io.source import Conversion
 from torchcalib.io.text import (
     check_present,
     class_indices,
@@ -22,9 +23,6 @@ from torchcalib.io.text import (
     first_row,
     group_numbers,
 )
-
-if TYPE_CHECKING:
-    from torchcalib.io.opening import PredictionFiles
 
 _MAX_DECIMALS = 6
 _MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
@@ -49,7 +47,7 @@ class Rows:
         return replace(self, **sliced)
 
 
-def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], start: int) -> Rows:
+def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: int) -> Rows:
     """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
     labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
     if files.left_out:
@@ -85,7 +83,9 @@ def rows_of(files: PredictionFiles, reader: Reader, values: dict[str, Any], star
 def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
     """Return the rows whose text target is not left out."""
     target = values["target"]
-    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool)[target.codes]
+    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool, device="cpu")[
+        target.codes
+    ]
     return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
 
 
@@ -93,7 +93,7 @@ def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, 
     """Return 1 in rows whose predicted label is the true one, else 0; NaN without a true label if `allow_missing`."""
     codes, texts = codes_of(predicted)
     true_codes, true_texts = codes_of(true)
-    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool)[true_codes]
+    is_missing = torch.tensor([text in ("", "nan") for text in true_texts], dtype=torch.bool, device="cpu")[true_codes]
     if not allow_missing:
         check_present(is_missing, labels["target"], start)
     try:
@@ -101,12 +101,14 @@ def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, 
     except ValueError as error:
         raise InputError(str(error)) from None
     numbers = {text: k for k, text in enumerate(dict.fromkeys((*texts, *true_texts)))}
-    own, other = (torch.tensor([numbers[text] for text in each], dtype=torch.int64) for each in (texts, true_texts))
+    own, other = (
+        torch.tensor([numbers[text] for text in each], dtype=torch.int64, device="cpu") for each in (texts, true_texts)
+    )
     right = own[codes] == other[true_codes]
     return right.double().masked_fill(is_missing, torch.nan) if bool(is_missing.any()) else right.long()
 
 
-def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int) -> Tensor:
+def _whole_labels(files: Conversion, target: Tensor, label: str, start: int) -> Tensor:
     """Convert floating-point class indices to int64, unless some are missing (NaN)."""
     wrong = target != target.round()
     row = first_row(wrong & ~target.isnan() if files.allow_missing else wrong)
@@ -119,7 +121,7 @@ def _whole_labels(files: PredictionFiles, target: Tensor, label: str, start: int
     return target if bool(target.isnan().any()) else target.to(torch.int64)
 
 
-def _with_missing_as_nan(files: PredictionFiles, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_missing_as_nan(files: Conversion, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
     preds = tensors["preds"]
     for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0)):

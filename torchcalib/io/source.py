@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from torchcalib.io.errors import InputError, printable
+from torchcalib.display.words import printable
+from torchcalib.io.errors import InputError
+from torchcalib.io.names import Task
 
 _MAX_SHOWN = 20  # largest number of class names in a description
 
@@ -80,6 +82,7 @@ class Source:
         """Create a source from the result of `state`, loaded from a file. Raise ValueError for a wrong type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         for name, value in values.items():
             if not _has_type(value, kinds[name]):
                 raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")
@@ -87,6 +90,20 @@ class Source:
         if not source.shape:
             raise ValueError("`shape` must not be empty, got an empty tuple")
         return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Conversion of the rows of files to tensors; see `torchcalib.io.rows.rows_of`."""
+
+    source: Source
+    task: Task
+    allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
+    normalize: bool = False  # divide probabilities by their sum over classes
+    classes: tuple[str, ...] = ()  # of which labels are names or positions; see `io.columns.positions`
+    ignored_label: int | None = None  # label of ignored rows in the files
+    # texts in the targets, such as annulled resolutions, whose rows are left out
+    left_out: frozenset[str] = frozenset()
 
 
 def _has_type(value: object, kind: Any) -> bool:

@@ -277,6 +277,8 @@ class Jsonl(_Table):
                     raise InputError(
                         f"`{self.label}` must have lines of at most 8 MiB, got a longer one. Check the file."
                     )
+                if (data + rest).isspace():
+                    continue
                 lines = [line for line in (data + rest).splitlines(keepends=True) if not line.isspace()]
                 for line in lines:
                     _check_depth(self.label, line, _MAX_DEPTH)

@@ -31,12 +31,12 @@ def decimals_of(values: Tensor, most: int, tolerance: float) -> int | None:
 def hashes_of(texts: Sequence[str]) -> Tensor:
     """Return a 64-bit hash of each text, int64 `(N,)`, which is equal in all files and processes."""
     digests = {text: blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in set(texts)}
-    return torch.tensor([int.from_bytes(digests[text], signed=True) for text in texts], dtype=torch.int64)
+    return torch.tensor([int.from_bytes(digests[text], signed=True) for text in texts], dtype=torch.int64, device="cpu")
 
 
 def cluster_hashes(clusters: Text, label: str, start: int) -> Tensor:
     """Return a hash of the cluster of each row. `start` rows precede the first row."""
-    row = first_row(torch.tensor([not name for name in clusters.names], dtype=torch.bool)[clusters.codes])
+    row = first_row(torch.tensor([not name for name in clusters.names], dtype=torch.bool, device="cpu")[clusters.codes])
     if row is not None:
         raise InputError(
             f"{label} must contain the cluster of each row, got an empty text in row {start + row + 1}. "
@@ -49,7 +49,7 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
     """Return the number of the group of each row, -1 for an empty text, and the sorted names of the groups."""
     names = sorted(set(groups.names) - {""})
     numbers = {"": -1, **{name: k for k, name in enumerate(names)}}
-    return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64)[groups.codes], names
+    return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64, device="cpu")[groups.codes], names
 
 
 def class_indices(labels: Text, classes: Sequence[str], label: str, start: int, allow_missing: bool = False) -> Tensor:
@@ -59,13 +59,19 @@ def class_indices(labels: Text, classes: Sequence[str], label: str, start: int, 
     """
     names = [text.strip() for text in labels.names]
     if not allow_missing:
-        check_present(torch.tensor([not name for name in names], dtype=torch.bool)[labels.codes], label, start)
+        check_present(
+            torch.tensor([not name for name in names], dtype=torch.bool, device="cpu")[labels.codes], label, start
+        )
     try:
         index = positions([name for name in names if name], classes) or {}
     except ValueError as error:
-        row = first_row(torch.tensor([name not in ("", *classes) for name in names], dtype=torch.bool)[labels.codes])
+        row = first_row(
+            torch.tensor([name not in ("", *classes) for name in names], dtype=torch.bool, device="cpu")[labels.codes]
+        )
         raise InputError(f"{label} must contain {error} (row {start + int(row or 0) + 1}). {MATCH_NAMES}") from None
-    found = torch.tensor([float(index.get(name, torch.nan)) for name in names], dtype=torch.float64)[labels.codes]
+    found = torch.tensor([float(index.get(name, torch.nan)) for name in names], dtype=torch.float64, device="cpu")[
+        labels.codes
+    ]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
 
 
@@ -123,7 +129,9 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     for reader in readers:
         for values, labels in reader.stream([preds, target], _BYTES_AT_ONCE, allow_missing=True):
             rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
-            total = torch.zeros(len(labels.names), rows.shape[1], dtype=torch.float64).index_add_(0, labels.codes, rows)
+            total = torch.zeros(len(labels.names), rows.shape[1], dtype=torch.float64, device="cpu").index_add_(
+                0, labels.codes, rows
+            )
             sizes = torch.bincount(labels.codes, minlength=len(labels.names)).tolist()
             for text, part, size in zip(labels.names, total, sizes, strict=True):
                 name = text.strip()

@@ -519,6 +519,6 @@ def _forwarded(name: str) -> property:
 # A wrapper has the metadata of the wrapped metric.
 for _name in (
     *(field.name for field in fields(Declaration)),
-    *("is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),
+    *("settings", "is_differentiable", "higher_is_better", "plot_lower_bound", "plot_upper_bound"),
 ):
     type.__setattr__(WrappedMetric, _name, _forwarded(_name))

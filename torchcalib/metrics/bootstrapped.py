@@ -11,12 +11,12 @@ from torchmetrics.metric import Metric
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
-from torchcalib.core.sums import Sums
+from torchcalib.core.saved import Description
+from torchcalib.core.state import N_IGNORED, SumState, check_counts, ignored_counts
+from torchcalib.core.sums import Sums, check_sums
 from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
-from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.ops.logs import wide_dtype
 
@@ -34,6 +34,11 @@ class Replicates(SumState[S]):
     def statistic(self, state: Tensor) -> S:
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
         return self.accumulator.wrap(state[N_IGNORED:-2].reshape(self.shape))
+
+    def _check_sums(self, state: Tensor) -> None:
+        n_rows, n_clustered = state[-2], state[-1]
+        check_counts("the numbers of rows", torch.cat((state[:N_IGNORED], state[-2:], n_rows - n_clustered.reshape(1))))
+        check_sums(state[N_IGNORED:-2].reshape(self.shape), self.accumulator.ranges, None)
 
     def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
         """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""
@@ -190,7 +195,7 @@ class Bootstrapped(WrappedMetric[S]):
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
-            state, described = read_state(self, "incoming_state", incoming_state)
+            state, described = self._read_state("incoming_state", incoming_state)
             n_rows, n_clustered = map(int, state[-2:])
             both_have_rows = min(self._n_rows, n_rows) > 0
             if both_have_rows and self._has_clusters != (n_clustered > 0):

@@ -19,15 +19,16 @@ from torchcalib.core.arguments import check_flag
 from torchcalib.core.events import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.saved import contains_state, content_of, loading, saved_bytes
 from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
-from torchcalib.io.saved import saved_bytes
 from torchcalib.metrics.base import CalibrationMetric, changes_by_summary
-from torchcalib.metrics.checkpoint import contains_state, read_state, saved_state
 from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.softmax_stats import Detail
+
+_KIND = "states of a collection"  # of the saved form
 
 
 class CalibrationCollection(UpdatesFromHidden, MetricCollection):
@@ -237,8 +238,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
 
     def state_bytes(self) -> bytes:
         """Return the states of all metrics as bytes for `from_bytes`; see `CalibrationMetric.state_bytes`."""
-        states = {name: metric.metric_state for name, metric in self._by_name().items()}
-        return saved_bytes({f"{name}.{part}": value for name, of in states.items() for part, value in of.items()})
+        return saved_bytes(_KIND, {name: metric._content() for name, metric in self._by_name().items()})
 
     def from_bytes(self, content: bytes) -> Self:
         """Return a copy of this collection with states from `state_bytes`; see `CalibrationMetric.from_bytes`.
@@ -248,14 +248,17 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         Raises:
             ValueError: If the bytes are damaged, or belong to other metrics or another format.
         """
-        saved, collection = saved_state(content), deepcopy(self)
+        with loading(_KIND, "content", "`state_bytes`"):
+            states = content_of(content, _KIND)
+            saved = {f"{name}.{part}": value for name, state in states.items() for part, value in state.items()}
         for name, metric in self._by_name().items():
-            read_state(metric, "content", saved, f"{name}.")
-        if others := {key.partition(".")[0] for key in saved} - self._by_name().keys():
+            metric._read_state("content", saved, f"{name}.")
+        if others := states.keys() - self._by_name().keys():
             raise ValueError(
                 f"`content` must contain the states of this collection only, got {quoted(sorted(others))}. "
                 "Create both collections with the same metrics."
             )
+        collection = deepcopy(self)
         collection.reset()
         collection.load_state_dict(saved, strict=False)
         return collection
@@ -271,7 +274,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             member_prefix = f"{prefix}{name}."
             if contains_state(state_dict, member_prefix):
                 refuse_if_synced(metric, "load_state_dict")
-                read_state(metric, "state_dict", state_dict, member_prefix)
+                metric._read_state("state_dict", state_dict, member_prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:

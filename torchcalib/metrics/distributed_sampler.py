@@ -39,5 +39,5 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
             "For other samplers, pass weight 0 for repeated rows to `update`."
         )
     # The sampler repeats the (shuffled) data set from its beginning. Rank r of R gets positions r, r + R, ...
-    positions = torch.arange(len(sampler)) * sampler.num_replicas + sampler.rank
+    positions = torch.arange(len(sampler), device="cpu") * sampler.num_replicas + sampler.rank
     return (positions < len(cast(Sized, sampler.dataset))).long()

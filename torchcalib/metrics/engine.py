@@ -28,14 +28,16 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.linear_logits import linear_logits
 from torchcalib.core.mistakes import Evidence
+from torchcalib.core.saved import DESCRIPTION, Description, contains_state, content_of, loading, read_state, saved_bytes
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.io.saved import saved_bytes
-from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state, saved_state
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
+
+KIND = "metric state"
+"""Kind of the saved form."""
 
 
 @contextmanager
@@ -93,6 +95,8 @@ class StatefulMetric(Metric, Generic[S]):
     """Whether a graph cannot repeat an update, because its effect on the sums depends on earlier batches."""
     _evidence: Evidence
     """Evidence of mistakes in the input, from all batches."""
+    settings: dict[str, Any]
+    """Arguments of the metric, which determine its value."""
 
     @abstractmethod
     def _configuration(self) -> dict[str, object]:
@@ -172,7 +176,7 @@ class StatefulMetric(Metric, Generic[S]):
             incoming_state = incoming_state.metric_state
         described = None
         if isinstance(incoming_state, dict):
-            state, described = read_state(self, "incoming_state", incoming_state)
+            state, described = self._read_state("incoming_state", incoming_state)
             incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
         with unchanged_on_error(self), self._writing_in_place():
             super().merge_state(incoming_state)
@@ -283,9 +287,15 @@ class StatefulMetric(Metric, Generic[S]):
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
         """State as a dict, with a description of the configuration, for `merge_state`."""
+        return {**self._parts(), DESCRIPTION: self._description().encoded()}
+
+    def _parts(self) -> dict[str, Tensor | list[Tensor]]:
         parts = zip(self.kind.names, self.kind.parts(self.state), strict=True)
-        copies = {name: list(part) if isinstance(part, list) else part for name, part in parts}
-        return {**copies, DESCRIPTION: self._description().encoded()}
+        return {name: list(part) if isinstance(part, list) else part for name, part in parts}
+
+    def _content(self) -> dict[str, Any]:
+        """Return the parts of the state and the description, the content of the saved form."""
+        return {DESCRIPTION: self._description().plain(), **self._parts()}
 
     def state_bytes(self) -> bytes:
         """Return the state, with a description of the configuration, as bytes for `from_bytes`.
@@ -301,7 +311,7 @@ class StatefulMetric(Metric, Generic[S]):
             >>> bool(whole.compute() == part.compute())
             True
         """
-        return saved_bytes(self.metric_state)
+        return saved_bytes(KIND, self._content())
 
     def from_bytes(self, content: bytes) -> Self:
         """Return a copy of this metric with a state from `state_bytes`. This metric is unchanged.
@@ -316,8 +326,10 @@ class StatefulMetric(Metric, Generic[S]):
         Raises:
             ValueError: If the bytes are damaged, or belong to a different metric or format.
         """
-        saved, metric = saved_state(content), copy.deepcopy(self)
-        read_state(self, "content", saved)
+        with loading(KIND, "content", "`state_bytes`"):
+            saved = content_of(content, KIND)
+        self._read_state("content", saved)
+        metric = copy.deepcopy(self)
         metric.reset()
         metric.load_state_dict(saved, strict=False)
         return metric
@@ -329,7 +341,7 @@ class StatefulMetric(Metric, Generic[S]):
 
         The keys are `description` and the parts of the state: `sums`, or `scores`, `outcomes`, `weights`, `n_ignored`.
         The description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect
-        the state. `torch.load(weights_only=True)` can load the dict. safetensors can store sums, but not samples.
+        the state. `torch.load(weights_only=True)` can load the dict.
 
         Each rank saves and loads its own state. Between `sync` and `unsync` the dict contains the global state, which
         only one rank may load. `load_state_dict` raises ValueError if the format or any argument except `nan_policy`
@@ -352,6 +364,10 @@ class StatefulMetric(Metric, Generic[S]):
         with unchanged_on_error(self):
             return super().load_state_dict(state_dict, strict, assign)
 
+    def _read_state(self, argument: str, saved: Mapping[str, Any], prefix: str = "") -> tuple[Any, Description]:
+        """Check a saved state of this metric, and return a copy and its description; see `core.saved.read_state`."""
+        return read_state(self.kind, self.state, self._configuration(), argument, saved, prefix)
+
     def _description(self) -> Description:
         return Description(self._configuration(), self._update_count, self.input_format.likely_axis, None)
 
@@ -367,7 +383,7 @@ class StatefulMetric(Metric, Generic[S]):
         """Validate and load a state. Also clear the cached value and report missing keys, unlike torchmetrics."""
         if contains_state(state_dict, prefix):
             refuse_if_synced(self, "load_state_dict")
-            state, described = read_state(self, "state_dict", state_dict, prefix)
+            state, described = self._read_state("state_dict", state_dict, prefix)
             for name in (*self.kind.names, DESCRIPTION):
                 del state_dict[prefix + name]  # torch reports the remaining keys as unexpected
             with self._writing_in_place():

@@ -418,7 +418,8 @@ def calibration_test(
         metric, preds, target = (None, metric, target) if preds is None else (None, metric, preds)
     preds, target, weights = as_tensors(preds, target, weights, sample_weight)
     if metric is None:
-        metric = ECE(infer_task(preds, target, options) if task is None else task, **options)
+        with preds.device:  # not the default device
+            metric = ECE(infer_task(preds, target, options) if task is None else task, **options)
     elif options or (task is not None and task_of(task) != metric.settings["task"]):
         name = next(iter(options), "task")
         raise TypeError(

@@ -4,24 +4,32 @@ The first one compares the configurations, see `core.gathering`. The second one 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.gathering import Gather, all_gathered, exchanged, waiting
-from torchcalib.metrics.checkpoint import STATE_FORMAT
-
-if TYPE_CHECKING:
-    from torchcalib.core.state import SampleState, SumState
-    from torchcalib.metrics.engine import StatefulMetric
+from torchcalib.core.saved import FORM
+from torchcalib.core.state import SampleState, SumState
 
 _SYNC = "sync the same metrics"
 
 
-def synced_states(
-    metrics: "Sequence[StatefulMetric[Any]]", process_group: Any, gather: Gather | None = None
-) -> list[Any]:
+class Synced(Protocol):
+    """What a sync needs of a metric."""
+
+    kind: SumState[Any] | SampleState
+    settings: dict[str, Any]
+
+    @property
+    def state(self) -> Any:
+        """State on this rank."""
+
+    def _configuration(self) -> dict[str, object]: ...
+
+
+def synced_states(metrics: Sequence[Synced], process_group: Any, gather: Gather | None = None) -> list[Any]:
     """Return the state of every metric over all ranks. The order of metrics is the same on all ranks.
 
     `gather` is a user-defined `dist_sync_fn`. The length of its result defines the number of ranks, because
@@ -52,9 +60,7 @@ def synced_states(
     ]
 
 
-def dropped_over_ranks(
-    metrics: "Sequence[StatefulMetric[Any]]", process_group: Any, gather: Gather | None = None
-) -> list[int]:
+def dropped_over_ranks(metrics: Sequence[Synced], process_group: Any, gather: Gather | None = None) -> list[int]:
     """Return the number of dropped rows per metric, summed over all ranks; see `synced_states`."""
     counts = torch.cat([metric.kind.n_ignored(metric.state)[1:].detach() for metric in metrics])
     _compared("n_dropped", metrics, 0, process_group, gather)
@@ -64,7 +70,7 @@ def dropped_over_ranks(
 
 def _compared(
     method: str,
-    metrics: "Sequence[StatefulMetric[Any]]",
+    metrics: Sequence[Synced],
     size: int,
     process_group: Any,
     gather: Gather | None,
@@ -72,17 +78,19 @@ def _compared(
 ) -> list[int]:
     """Compare the configurations of all ranks, and return their sizes."""
     names = [type(metric).__name__ for metric in metrics]
-    settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the format": STATE_FORMAT}
+    settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the form": FORM}
     for k, (name, metric) in enumerate(zip(names, metrics, strict=True), 1):
         place = f"{name}, metric {k}" if names.count(name) > 1 else name
-        settings |= {f"`{option}` of {place}": value for option, value in metric._configuration().items()}
+        # Options such as the bins of ranked samples determine the value, but not the state.
+        options = {**metric.settings, **metric._configuration()}
+        settings |= {f"`{name}` of {place}": getattr(x, "__qualname__", x) for name, x in options.items()}
     device = metrics[0].kind.n_ignored(metrics[0].state).device
     numbers = exchanged(_SYNC, (size,), process_group, settings=settings, problem=problem, device=device, gather=gather)
     return [theirs for (theirs,) in numbers]
 
 
 def _unpacked(
-    message: Tensor, kinds: "Sequence[SumState[Any] | SampleState]", lengths: Sequence[int]
+    message: Tensor, kinds: Sequence[SumState[Any] | SampleState], lengths: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Split the message of a rank into what each kind announced, and its payload."""
     start = 8 * sum(lengths)

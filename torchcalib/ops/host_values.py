@@ -52,7 +52,7 @@ def largest(counts: Tensor, bound: int) -> int:
 
 def constant(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor on a device. The host does not wait for the copy, unlike in `torch.tensor`."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
 
 
 def is_captured(x: Tensor) -> bool:

@@ -25,7 +25,10 @@ def most_probable(p: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
     `p` `(..., M)` is P(y=1), float32 or float64, and `label` is y. For p = 1/2, y = 0 counts as more probable. NaN in
     `p` gives NaN. There is no gradient.
     """
-    confidence, correct = torch.empty(p.shape, dtype=torch.float64), torch.empty(p.shape, dtype=torch.bool)
+    confidence, correct = (
+        torch.empty(p.shape, dtype=torch.float64, device="cpu"),
+        torch.empty(p.shape, dtype=torch.bool, device="cpu"),
+    )
     columns = [x.detach().reshape(-1).numpy() for x in (p, label, confidence, correct)]
     for start in range(0, p.numel(), _BLOCK):
         given, labels, most, is_correct = (x[start : start + _BLOCK] for x in columns)
@@ -52,7 +55,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     keys.numpy().sort(axis=-1)
     label = keys.bitwise_and(1).to(torch.uint8)
     score = keys.bitwise_right_shift_(1).view(score.dtype)
-    ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype)
+    ones = torch.ones((*score.shape[:-1], 1), dtype=score.dtype, device="cpu")
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
 
 
@@ -81,7 +84,7 @@ def risk_sums(score: Tensor, correct: Tensor, size: Tensor) -> Tensor:
       confidences count one half.
     """
     rows = [x.reshape(-1, score.shape[-1]).numpy() for x in (score, correct)]
-    sums = torch.empty((*size.shape, 4), dtype=torch.float64)
+    sums = torch.empty((*size.shape, 4), dtype=torch.float64, device="cpu")
     for scores, labels, n, into in zip(*rows, size.reshape(-1).tolist(), sums.view(-1, 4).numpy(), strict=True):
         _fill_sums(scores[:n], labels[:n], into)
     return sums

@@ -20,8 +20,7 @@ from matplotlib.transforms import Bbox, Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
-from torchcalib.display.words import short_probability
-from torchcalib.io.errors import printable
+from torchcalib.display.words import printable, short_probability
 
 Column = NDArray[np.float64]
 

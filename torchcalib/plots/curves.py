@@ -12,10 +12,11 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.display.words import printable
 from torchcalib.functional.proper_scores import ecd
 from torchcalib.functional.risk_area import AreaWeight, weights_at
 from torchcalib.functional.selective import RiskCoverageCurve
-from torchcalib.io.errors import printable, shown
+from torchcalib.io.errors import shown
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
 from torchcalib.plots.sources import Source
 from torchcalib.results.history import History
@@ -75,7 +76,7 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
     ax.set(xlim=(0, 1), ylim=(-0.5, 2))
     canvas.label("p, the predicted probability of x = 1", "ECD (nats)")
     ax.axhline(0, color=style.ink, linewidth=0.8)
-    p = torch.linspace(0, 1, 1025, dtype=torch.float64)
+    p = torch.linspace(0, 1, 1025, dtype=torch.float64, device="cpu")
     at = 1 / (1 - ECD_MINIMUM)
     for x, formula, color, dashes, lowest, side, edge in (
         (1, "(p − 1) log(p / (1 − p))", style.above, (1, 0), at, 0.2, "left"),
@@ -210,7 +211,7 @@ def bayes_risk_diagram(
     unweighted = isinstance(weight, str) and weight == "uniform"
     ax.set(xlim=(0, 1))
     canvas.label("operating point c", "Bayes risk" if unweighted else "Bayes risk, weighted")
-    c = torch.arange(1, _OPERATING_POINTS, dtype=torch.float64) / _OPERATING_POINTS
+    c = torch.arange(1, _OPERATING_POINTS, dtype=torch.float64, device="cpu") / _OPERATING_POINTS
     w = weights_at(weight, c)
     constant: dict[str, Any] | None = None  # look of the curve of the constant decision
     for name, risk, cheapest, area in source.by_model(label, partial(_risk_curves, c=c, weight=weight)):

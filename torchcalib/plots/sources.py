@@ -12,7 +12,7 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
-from torchcalib.display.words import ends
+from torchcalib.display.words import ends, printable
 from torchcalib.functional.binned import BinnedEstimator, calibration_curve
 from torchcalib.functional.decision import BayesRiskCurve, bayes_risk_curve
 from torchcalib.functional.estimator import Estimator
@@ -28,7 +28,7 @@ from torchcalib.functional.smooth import (
     smoothing_cells,
 )
 from torchcalib.functional.test_based import tce_table
-from torchcalib.io.errors import printable, shown
+from torchcalib.io.errors import shown
 from torchcalib.plots.canvas import columns_of
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.report import Report

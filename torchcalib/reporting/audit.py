@@ -29,9 +29,9 @@ from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.columns import check_gold
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import CONFIDENCES, Log, golds_of, named_fields, open_log
-from torchcalib.io.logs.blocks import NONE, SEVERAL, Array, Block, Scores
+from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
 from torchcalib.io.logs.fields import MOST_SYSTEMS
-from torchcalib.io.logs.stated import SCALES, Scale, ScaleName
+from torchcalib.io.logs.stated import SCALES, Array, Scale, ScaleName
 from torchcalib.io.text import hashes_of
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.reporting.audit_pairs import EventRows, compared_audits
@@ -436,7 +436,7 @@ class AuditBuilder:
         if self.layout.repeats and not self.pooled:
             found = list(self.samples.majorities(self.omitted))
             if found:
-                confidence, correct = torch.tensor(found, dtype=torch.float64).unbind(1)
+                confidence, correct = torch.tensor(found, dtype=torch.float64, device="cpu").unbind(1)
                 self._add_confidences("frequency", "most frequent", confidence, correct.long(), None)
 
     @property
@@ -579,7 +579,11 @@ class AuditBuilder:
             if which.any():
                 self.omitted[f"options without an event: {reason}"] += int(which.sum())
         # Without repeated questions, the number of an answer identifies its question.
-        questions = hashes_of(block.questions) if self.layout.repeats else self.n_answers + torch.arange(len(block))
+        questions = (
+            hashes_of(block.questions)
+            if self.layout.repeats
+            else self.n_answers + torch.arange(len(block), device="cpu")
+        )
         for source, scores in block.scores.items():
             if source in self.same_as:
                 continue
@@ -634,9 +638,13 @@ class AuditBuilder:
     def _add_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block, questions: Tensor) -> None:
         rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
-        held = torch.arange(self.layout.width) < sizes.unsqueeze(1)
+        held = torch.arange(self.layout.width, device="cpu") < sizes.unsqueeze(1)
         are_equal = bool(held.all())  # the options of all answers are then a matrix
-        scores = values.reshape(held.shape) if are_equal else torch.full(held.shape, lowest, dtype=torch.float64)
+        scores = (
+            values.reshape(held.shape)
+            if are_equal
+            else torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
+        )
         if not are_equal:
             scores[held] = values
         is_impossible = (scores == lowest).all(-1)

@@ -101,9 +101,9 @@ def _in_pairs(rows: Sequence[EventRows], has_shared_target: bool) -> tuple[list[
     """Return the rows that all logs contain, in the order of the first, and the number of different targets."""
     places = [each.places() for each in rows]
     common = [key for key in places[0] if all(key in each for each in places)]
-    chosen = [torch.tensor([each[key] for key in common], dtype=torch.long) for each in places]
+    chosen = [torch.tensor([each[key] for key in common], dtype=torch.long, device="cpu") for each in places]
     targets = [each.target[index] for each, index in zip(rows, chosen, strict=True)]
-    kept = torch.ones(len(common), dtype=torch.bool)
+    kept = torch.ones(len(common), dtype=torch.bool, device="cpu")
     for other in targets[1:] if has_shared_target else ():
         kept &= targets[0] == other
     documents = [document for (document, _), keep in zip(common, kept.tolist(), strict=True) if keep]

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
-from torchcalib.io.saved import saved_tensor, saved_value
+from torchcalib.core.saved import saved_count, saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
 
 MAX_VALUES = 2**26
@@ -94,7 +94,7 @@ class PredictionBuffer:
     def loaded(self, state: Any) -> Self:
         """Return a buffer, restored from a result of `state()`, with the checks of new predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
-        n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
+        n_samples, n_values = saved_count(state, "n_samples"), saved_count(state, "n_values")
         are_stored = saved_value(state, "are_stored", bool)
         loaded = replace(self, n_samples=n_samples, n_values=n_values, are_stored=are_stored, pieces=pieces)
         if not loaded.why_not and (size := sum(piece.input_preds.numel() for piece in pieces)) != n_values:

@@ -26,7 +26,7 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.gathering import exchanged
+from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
@@ -41,21 +41,23 @@ from torchcalib.core.partition import (
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
+from torchcalib.core.saved import saved_value
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import as_tensors, check_name_count, per_sample
 from torchcalib.io.errors import shown
-from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
+from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
+from torchcalib.reporting.builder import Builder, check_distinct, with_saved_axis
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
-from torchcalib.reporting.saving import GATHER, Builder, parts_of_ranks
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
+_GATHER = "gather a report"  # call of all ranks, for errors
 _GROUPS, _BY_CLUSTER = "groups", " by cluster"  # name of the sums of groups, and suffix of the names of sums by cluster
 
 _MAX_CLUSTER_SUMS = 2**24  # maximum number of float64 sums by cluster for a mode (128 MB)
@@ -88,7 +90,7 @@ class ReportBuilder(Builder):
         4.0
     """
 
-    FORMAT = "torchcalib report state", 21
+    KIND = "report state"
     _WRITERS = "`torchcalib report --save-state` or `ReportBuilder.save`"
 
     def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[BuilderOptionsDict]) -> None:
@@ -383,9 +385,9 @@ class ReportBuilder(Builder):
             >>> parts[1].update(torch.tensor([0.9, 0.4]), torch.tensor([1, 1]))
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     for k in range(2):
-            ...         parts[k].save(f"{folder}/part{k}.pt")
-            ...     whole = ReportBuilder.load(f"{folder}/part0.pt")
-            ...     whole.merge(ReportBuilder.load(f"{folder}/part1.pt"))
+            ...         parts[k].save(f"{folder}/part{k}.safetensors")
+            ...     whole = ReportBuilder.load(f"{folder}/part0.safetensors")
+            ...     whole.merge(ReportBuilder.load(f"{folder}/part1.safetensors"))
             >>> whole.report().n
             4.0
         """
@@ -407,13 +409,21 @@ class ReportBuilder(Builder):
             RuntimeError: the same error on all ranks if the builders cannot be merged, see `merge`; or if a rank does
                 not answer.
         """
-        whole, problem = None, None
-        parts = parts_of_ranks(self, process_group)
+        sizes = exchanged(_GATHER, self.held, process_group)
+        is_first = torch.distributed.get_rank(process_group) == 0
+        content, whole, problem = b"", None, None
         try:
-            whole = reduce(add, parts) if parts else None
+            self.limit(*map(sum, zip(*sizes, strict=True)))
+            content = b"" if is_first else self.state_bytes()
+        except Exception as error:  # for example too little memory; without an answer, other ranks would wait
+            problem = error
+        received = gathered_bytes(_GATHER, content, process_group, problem=problem)
+        try:
+            if is_first:
+                whole = reduce(add, map(ReportBuilder.from_bytes, received[1:]), self)
         except Exception as error:  # all ranks raise the same errors
             problem = error
-        exchanged(GATHER, (), process_group, problem=problem)
+        exchanged(_GATHER, (), process_group, problem=problem)
         return whole
 
     @property
@@ -447,7 +457,7 @@ class ReportBuilder(Builder):
         """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
-        builder._parts = {str(part): str(digest) for part, digest in saved_value(state, "parts", dict).items()}
+        builder._take_parts(state)
         saved = saved_value(state, "states", dict)
         if not saved:
             return builder
@@ -500,30 +510,6 @@ class ReportBuilder(Builder):
                     shape = (n_clusters, *residuals.shape(task, num_classes))
                     kinds[name + _BY_CLUSTER] = ClusterState(SumsByPart(residuals, n_clusters, cluster_numbers), shape)
         return kinds
-
-
-def with_saved_axis(input_format: InputFormat, state: Mapping[str, Any]) -> InputFormat:
-    """Return the format for later batches of a saved stream, which have the class axis of its first batches."""
-    axis = state["likely_axis"]
-    if not (axis is None or (type(axis) is int and axis in (-1, 1))):
-        raise ValueError(f"`likely_axis` must be None, -1 or 1, got {shown(axis)}. The file is corrupt.")
-    return input_format if axis is None else input_format.preferring(axis)
-
-
-def check_distinct(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Raise ValueError if two builders have a part in common, by the identifiers and digests of their parts."""
-    shared = [part for part in theirs if part in mine]
-    changed = [part for part in shared if mine[part] != theirs[part]]
-    if changed:
-        raise ValueError(
-            f"Part {shown(changed[0])} must have the same rows in all states, got different rows in two of them. Merge "
-            "states of one run, in which the rows of a partition do not change."
-        )
-    if shared:
-        raise ValueError(
-            "`other` must contain no predictions of this builder, got a part that was merged before. "
-            "Merge each builder once."
-        )
 
 
 def _agreed(name: str, mine: bool | None, theirs: bool | None) -> bool | None:

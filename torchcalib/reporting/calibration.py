@@ -31,9 +31,9 @@ from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.display.progress import in_parts
-from torchcalib.display.words import capitalised, listed
+from torchcalib.display.words import capitalised, listed, printable
 from torchcalib.functional.proper_scores import is_correct
-from torchcalib.io.errors import printable, shown
+from torchcalib.io.errors import shown
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.lines import bin_table
 from torchcalib.reporting.testing import failure

@@ -259,10 +259,10 @@ def counts_of(task: Task) -> dict[str, ScoreAccumulator]:
     of all predictions that exclude this outcome.
     """
     if task == "multiclass":  # an additional pass over the probabilities of all classes would take too long
-        return {"impossible": ScoreAccumulator(_is_impossible, (), by_class=False)}
+        return {"impossible": ScoreAccumulator(_is_impossible, (), by_class=False, score_range=(0, 1))}
     return {
         f"{'impossible' if occurred else 'excluded'} {outcome}": ScoreAccumulator(
-            _excludes, (outcome, occurred), by_class=False
+            _excludes, (outcome, occurred), by_class=False, score_range=(0, 1)
         )
         for outcome in (1, 0)
         for occurred in (True, False)

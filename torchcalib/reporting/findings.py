@@ -116,8 +116,8 @@ class Labels(NamedTuple):
     p_values: Tensor  # p-value of ECE of each label `(L,)`
     gaps: Sequence[Gaps]
     # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
-    roots: Tensor = torch.zeros(0, 2)
-    scores: Tensor = torch.zeros(0)  # see `scores_of_gaps`, `(L,)`
+    roots: Tensor = torch.zeros(0, 2, device="cpu")
+    scores: Tensor = torch.zeros(0, device="cpu")  # see `scores_of_gaps`, `(L,)`
 
     @classmethod
     def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:

@@ -268,7 +268,7 @@ def _bootstrap(
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:
     """Return the bootstrap interval of a line, without its bias, from its replicates `(R,)`; None if undefined."""
     replicates = replicates.cpu()
-    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates, LEVEL, n_clusters)
+    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype, device="cpu"), replicates, LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchcalib._version import __version__
 from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
-from torchcalib.display.words import count, listed, p_words, significant
+from torchcalib.display.words import count, listed, p_words, printable_lines, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
 from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
@@ -286,7 +286,7 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
         blocks += [findings, cards, [self.sentence] * bool(self.sentence)]
         blocks += [[EXPLAINED]] if self.confidences else []
         blocks += [[Tabular.__str__(self.tasks)]] if self.tasks is not None else []
-        return "\n\n".join("\n".join(block) for block in blocks if block)
+        return printable_lines("\n\n".join("\n".join(block) for block in blocks if block))
 
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; see `Report.to_dict`."""
@@ -370,7 +370,7 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
             findings = [f"{reason}: {count(n)}" for reason, n in audit.counts.items()]
             lines += ["", f"{self.by}: {name}. {audit.input_line}", *marks, *audit.notes, *findings]
             lines += [audit.sentence] if audit.sentence else []
-        return "\n".join(lines)
+        return printable_lines("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values."""
@@ -387,8 +387,11 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-        written = self._save(path, lambda: _html("render_groups")(self), lambda: _html("group_files")(self))
-        return written + _saved_parts(self.audits, path, "part", pages)
+
+        def files() -> dict[str, bytes]:
+            return {**_html("group_files")(self), **_files_of_parts(self.audits, "part", pages)}
+
+        return self._save(path, lambda: _html("render_groups")(self), files)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -429,7 +432,7 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
             lines += ["", f"{CONFIDENCES[key].name}, {count(self.n_paired[key])} answers in pairs"]
             lines += [f"Accuracy of all answers: {', '.join(accuracies)}.", to_text(system_table(compared))]
             lines += compared.sentences.values()
-        return "\n".join([*lines, *([""] * bool(self.notes)), *self.notes])
+        return printable_lines("\n".join([*lines, *([""] * bool(self.notes)), *self.notes]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values."""
@@ -451,8 +454,11 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-        written = self._save(path, str, lambda: _html("comparison_files")(self))
-        return written + _saved_parts(self.audits, path, "log", pages)
+
+        def files() -> dict[str, bytes]:
+            return {**_html("comparison_files")(self), **_files_of_parts(self.audits, "log", pages)}
+
+        return self._save(path, str, files)
 
 
 _LEVEL = 0.05  # of the test whose result stands beside a direction
@@ -468,10 +474,13 @@ def _html(name: str) -> Any:
     return above(f"torchcalib.reporting.render.html:{name}")
 
 
-def _saved_parts(audits: Mapping[str, Audit], path: str | Path, name: str, pages: bool) -> tuple[Path, ...]:
-    """Write each audit to a folder in the folder `path`; nothing if it is a file."""
-    folders = enumerate(audits.values(), 1) if Path(path).is_dir() else ()
-    return tuple(file for k, audit in folders for file in audit.save(Path(path) / f"{name}_{k}", pages=pages))
+def _files_of_parts(audits: Mapping[str, Audit], name: str, pages: bool) -> dict[str, bytes]:
+    """Return the files of each audit, in a folder for each."""
+    found: dict[str, bytes] = {}
+    for k, audit in enumerate(audits.values(), 1):
+        files = _html("audit_files")(audit, pages)
+        found |= {f"{name}_{k}/{file}": content for file, content in files.items()}
+    return found
 
 
 def _columns() -> list[Column]:

@@ -19,7 +19,7 @@ from torchcalib.core.bins import BinTable
 from torchcalib.display.tables import Tabular
 from torchcalib.display.words import count
 from torchcalib.io.errors import quoted, shown
-from torchcalib.io.saved import write_all, write_whole
+from torchcalib.io.writing import write_all, write_whole
 from torchcalib.results.history import History
 
 V = TypeVar("V")

@@ -8,8 +8,8 @@ from html import escape
 from typing import Any, Literal
 
 from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
-from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, significant
-from torchcalib.io.errors import printable, short_name
+from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, printable, printable_lines, significant
+from torchcalib.io.errors import short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import (
     ComparedLine,
@@ -81,7 +81,8 @@ class Comparison(Results[ComparedLine]):
 
     def __str__(self) -> str:
         tables = [to_text(difference_table(self, name)) for name in self.systems[1:]]
-        return "\n\n".join([" ".join(self.sentences.values()), *tables, "\n".join([self.caution, *self.notes])])
+        notes = "\n".join([self.caution, *self.notes])
+        return printable_lines("\n\n".join([" ".join(self.sentences.values()), *tables, notes]))
 
 
 def compared_verdict(comparison: Comparison, name: str) -> str:

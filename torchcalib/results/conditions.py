@@ -148,7 +148,11 @@ def _truth(node: ast.expr, terms: dict[Term, None]) -> Callable[[_Values], bool]
             part = _truth(operand, terms)
             return lambda values: not part(values)
         case ast.Compare(left=left, ops=operators, comparators=others) if {*map(type, operators)} <= {*_COMPARISONS}:
-            numbers = [_number(operand, terms) for operand in (left, *others)]
+            compared: dict[Term, None] = {}
+            numbers = [_number(operand, compared) for operand in (left, *others)]
+            if not compared:  # always true, or always false
+                raise ConditionError(ast.unparse(node))
+            terms.update(compared)
             compare = [_COMPARISONS[type(each)] for each in operators]
             return lambda values: all(
                 holds(a(values), b(values)) for holds, (a, b) in zip(compare, pairwise(numbers), strict=True)

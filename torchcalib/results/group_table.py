@@ -13,9 +13,9 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count
 from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction
-from torchcalib.display.words import count, p_words
+from torchcalib.display.words import count, p_words, printable
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.io.errors import printable, short_name
+from torchcalib.io.errors import short_name
 
 SMALL_P = 0.05
 """Significance level. Groups with a p-value of at least `SMALL_P` are marked "within chance"."""

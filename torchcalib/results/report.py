@@ -16,8 +16,8 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import checked_names, cluster_ids, outcomes_of, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, attribute_column, number, p_value, to_text
-from torchcalib.display.words import count, percent
-from torchcalib.io.errors import printable, shown
+from torchcalib.display.words import count, percent, printable, printable_lines
+from torchcalib.io.errors import shown
 from torchcalib.results.base import Results, above, plain
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision
@@ -514,7 +514,7 @@ class Report(Results[float]):
         stage_notes = "" if self.calibration is None else " ".join(self.calibration.notes)
         numbers = "\n".join([to_text(line_table(self)), *self.notes])
         texts = [self.sentence, self.decision.action, stage_notes, self.input_line, str(self.main_line), numbers]
-        return "\n\n".join([*filter(None, texts), *map(to_text, tables)])
+        return printable_lines("\n\n".join([*filter(None, texts), *map(to_text, tables)]))
 
 
 report = Report.from_predictions

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import pickle
 from functools import partial
 
@@ -13,9 +12,8 @@ from torch import nn
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core.saved import FORM, saved_bytes
 from torchcalib.core.state import SumState
-from torchcalib.io.saved import saved_bytes
-from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 BINARY = {"task": "binary"}
@@ -39,7 +37,7 @@ def test_state_contains_a_description_and_can_be_stored_by_safetensors(tmp_path)
     options = {**BINARY, "n_bins": 7, "right": True, "ignore_index": -1}
     metric, loaded = updated(tc.ECE(**options, persistent=True)), tc.ECE(**options)
     described = description(metric.state_dict())
-    assert (described["format"], described["torchcalib"], described["n_updates"]) == (STATE_FORMAT, tc.__version__, 1)
+    assert (described["form"], described["torchcalib"], described["n_updates"]) == (FORM, tc.__version__, 1)
     assert described["configuration"].items() >= {"class": "ECE", "task": "binary", "n_bins": 7, "right": True}.items()
     assert loaded.state_dict() == {}
     files = pytest.importorskip("safetensors.torch")
@@ -138,28 +136,17 @@ def damaged(state):
     text = bytes(state["description"].tolist())
     contents = [text[:-9], b"", b"[" * 100_000, b"\xff\xfe", b"{}"]
     contents += [torch.zeros(2**20 + 1, dtype=torch.uint8), torch.zeros(2, 2), -torch.ones(5), "text"]
-    wrong = [{"format": "1"}, {"format": 0}, {"configuration": []}, {"n_updates": -1}, {"draws": "0"}]
+    wrong = [{"form": "1"}, {"form": 0}, {"configuration": []}, {"n_updates": -1}, {"draws": "0"}]
     contents += [{**description(state), **changed} for changed in wrong]
     for content in contents:
         yield "a damaged one", {"description": content}
-    of_format = "with format {}, written by torchcalib {}. {}".format
-    newer = {"format": STATE_FORMAT + 1, "torchcalib": "9.1", "configuration": {}}
-    older = {"format": STATE_FORMAT - 1, "torchcalib": "0.1", "configuration": {}}
-    yield of_format(STATE_FORMAT + 1, "9.1", "Update torchcalib"), {"description": {**description(state), **newer}}
-    yield (
-        of_format(STATE_FORMAT - 1, "0.1", "Load it with that version"),
-        {"description": {**description(state), **older}},
-    )
+    for form, advice in ((FORM + 1, "Update torchcalib"), (FORM - 1, "Create it anew")):
+        other = {**description(state), "form": form, "torchcalib": "9.1"}
+        message = f"must have version {FORM} of the saved form, got {form}, written by torchcalib '9.1'. {advice}"
+        yield message, {"description": other}
     yield "must contain 'description'", {"description": None}
-    # names of states in early versions
-    yield "must contain 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}
     yield r"must contain {'sums': '\(108,\) float64'}, got {'sums': '\(107,\) float64'}", {"sums": state["sums"][1:]}
     yield "got {'sums': '.* bfloat16'}. It is damaged, or its dtype was changed", {"sums": state["sums"].bfloat16()}
-    for no_count in (math.nan, -1.0, 0.5):  # the count of invalid rows
-        yield (
-            "It is damaged, or its dtype was changed",
-            {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)},
-        )
     yield "got {}", {"sums": None}
     yield "got {'sums': 3}", {"sums": 3}
 
@@ -167,16 +154,13 @@ def damaged(state):
 @pytest.mark.parametrize(
     "metric", [tc.ECE(**BINARY), tc.CalibrationCollection([tc.NLL(**BINARY), tc.KS(**BINARY)], prefix="v/")]
 )
-def test_damaged_bytes_and_those_of_other_metrics_raise_errors(metric):
+def test_bytes_of_other_metrics_raise_errors(metric):
     content = updated(metric.clone()).state_bytes()
     if isinstance(metric, tc.CalibrationCollection):
         with pytest.raises(ValueError, match="must contain the states of this collection only, got `KS`"):
             tc.CalibrationCollection([tc.NLL(**BINARY)]).from_bytes(content)
-    for damaged in (b"", b"hello" * 99, content[:-50], content[:100] + content[120:]):
-        with pytest.raises(ValueError, match="must be the complete state of a metric, got"):
-            metric.from_bytes(damaged)
     for other in (tc.ECE(**BINARY, n_bins=7), tc.CalibrationCollection([tc.ECE(**BINARY)])):
-        with pytest.raises(ValueError, match=r"must (have the configuration of this metric|contain)"):
+        with pytest.raises(ValueError, match=r"must (have the configuration of this metric|contain|be of this kind)"):
             other.from_bytes(content)
 
 
@@ -197,7 +181,7 @@ def test_damaged_newer_older_and_undescribed_states_raise_errors():
                 refusing(given)
             assert snapshot(metric) == before
         with pytest.raises(ValueError, match=message):
-            metric.from_bytes(saved_bytes(given))
+            metric.from_bytes(saved_bytes("metric state", given))
 
     check_each(damaged(state), refuses)
     metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # a tool may cast all tensors

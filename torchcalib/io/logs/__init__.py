@@ -10,7 +10,8 @@ from typing import Any
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Answer, Log, LogOptions, Source, is_table, rows_in
+from torchcalib.io.logs.answers import START, Log, LogOptions, Source, is_table, rows_in
+from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import ARGUMENTS, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect

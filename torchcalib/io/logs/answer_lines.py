@@ -18,7 +18,6 @@ from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
     NEITHER,
     START,
-    Answer,
     IrregularError,
     Log,
     LogOptions,
@@ -32,10 +31,10 @@ from torchcalib.io.logs.answers import (
     options_of_answer,
     start_of,
 )
-from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.blocks import NONE, Answer, Columns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
 from torchcalib.io.logs.objects import RowGroup, whole_file
-from torchcalib.io.logs.stated import MOST
+from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"

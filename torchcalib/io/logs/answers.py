@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
-from torchcalib.io.logs.blocks import Array, Block, Columns
+from torchcalib.io.logs.blocks import Answer, Block, Columns
 from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, number_of
 from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
-from torchcalib.io.logs.stated import MOST, Stated, stated_by, stated_in
+from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
 
 _GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
@@ -31,30 +31,6 @@ UNNAMED = "target that names no option"
 """Findings of several kinds of logs."""
 MOST_LOG_PROB = 1e-3
 """Largest log-probability: a sum of rounded ones of a certain text can be slightly above 0."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """One answer to one question, with every confidence in it that a log contains.
-
-    Options have a score from each source: a log-probability, not normalised, in `log_probs`, or a probability in
-    `probs`. The chosen option of a source is the one with the greatest score, the first of equal ones. Other
-    confidences belong to the answer that the log calls right or wrong.
-    """
-
-    document: str  # identifier of the question, with its data set
-    content: str = ""  # what answers to the same question have in common, such as its text; see `Fields.content`
-    sample: int = 0  # number of the answer to the same question: an epoch, or a repetition
-    correct: float = math.nan  # 1 if the log calls the answer right, 0 if wrong, NaN if neither
-    right: tuple[int, ...] = ()  # indices of the right options
-    log_probs: dict[str, list[float]] = field(default_factory=dict)
-    probs: dict[str, list[float]] = field(default_factory=dict)
-    confidences: dict[str, float] = field(default_factory=dict)
-    stated: dict[str, Stated] = field(default_factory=dict)  # confidences whose scale follows from all answers
-    truth: float = math.nan  # log-probability of the right answer, if the log contains no other
-    text: str | None = None  # the response
-    short: str | None = None  # the answer in it, if the log contains it separately
-    voted: tuple[str, float] | None = None  # the answer that was selected among several, and whether it is right
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from torchcalib.io.logs.answers import Answer
+from torchcalib.io.logs.stated import Array, Stated
 
-Array = np.ndarray[Any, Any]
 Numbers = Sequence[float] | Sequence[int] | Array
 
 _MAX_SCORES, _MAX_LETTERS = 2**20, 2**24  # in a block
@@ -24,6 +23,30 @@ NONE, SEVERAL = -1, -2
 def only(right: Sequence[int]) -> int:
     """Return the index of the only right option, or `NONE` or `SEVERAL`."""
     return NONE if not right else right[0] if len(right) == 1 else SEVERAL
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer to one question, with every confidence in it that a log contains.
+
+    Options have a score from each source: a log-probability, not normalised, in `log_probs`, or a probability in
+    `probs`. The chosen option of a source is the one with the greatest score, the first of equal ones. Other
+    confidences belong to the answer that the log calls right or wrong.
+    """
+
+    document: str  # identifier of the question, with its data set
+    content: str = ""  # what answers to the same question have in common, such as its text; see `Fields.content`
+    sample: int = 0  # number of the answer to the same question: an epoch, or a repetition
+    correct: float = math.nan  # 1 if the log calls the answer right, 0 if wrong, NaN if neither
+    right: tuple[int, ...] = ()  # indices of the right options
+    log_probs: dict[str, list[float]] = field(default_factory=dict)
+    probs: dict[str, list[float]] = field(default_factory=dict)
+    confidences: dict[str, float] = field(default_factory=dict)
+    stated: dict[str, Stated] = field(default_factory=dict)  # confidences whose scale follows from all answers
+    truth: float = math.nan  # log-probability of the right answer, if the log contains no other
+    text: str | None = None  # the response
+    short: str | None = None  # the answer in it, if the log contains it separately
+    voted: tuple[str, float] | None = None  # the answer that was selected among several, and whether it is right
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, Log, add_lengths, add_stated_confidence, add_token_confidences
+from torchcalib.io.logs.answers import Log, add_lengths, add_stated_confidence, add_token_confidences
+from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import HELM, correctness, first
 from torchcalib.io.logs.objects import whole_file
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchcalib.io.logs.answers import (
-    Answer,
     Log,
     add_stated_confidence,
     add_token_confidences,
     option_index,
     options_of_answer,
 )
+from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import INSPECT, correctness, first
 from torchcalib.io.logs.objects import members_of, whole_file
 

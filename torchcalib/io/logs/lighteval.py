@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import (
-    Answer,
-    RowLog,
-    add_lengths,
-    add_stated_confidence,
-    lengths_of,
-    option_index,
-)
+from torchcalib.io.logs.answers import RowLog, add_lengths, add_stated_confidence, lengths_of, option_index
+from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import LIGHTEVAL, correctness, first
 
 Row = Mapping[str, Any]

@@ -15,7 +15,6 @@ from torchcalib.io.logs.answers import (
     MOST_LOG_PROB,
     NEITHER,
     UNNAMED,
-    Answer,
     IrregularError,
     RowLog,
     add_lengths,
@@ -24,9 +23,10 @@ from torchcalib.io.logs.answers import (
     lengths_of,
     option_index,
 )
-from torchcalib.io.logs.blocks import NONE, Array, Columns
+from torchcalib.io.logs.blocks import NONE, Answer, Columns
 from torchcalib.io.logs.fields import LM_EVAL, correctness, first
 from torchcalib.io.logs.objects import RowGroup, floats_of
+from torchcalib.io.logs.stated import Array
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,13 @@ except ImportError:
 
 _MAX_LINE = 8 * 2**20  # largest line in bytes
 _MAX_GROUP = 2**16  # bytes of lines that are read at once
-_MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes: objects take about 10 times their text
+_MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes, which is parsed at once
+_MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its size
+_COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
+"""Bytes of an object with up to 5 keys, of an array, of a value after a comma, and of a key with its place."""
+_WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character that takes 4 bytes in a string
+_IN_PARTS = "Write a format that is read in parts, such as .eval or .jsonl."
+_LINE = re.compile(rb"\S[^\n]*")  # a line that is not blank, from its first letter
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
 _NUMBERS_OF_TOKENS = ("input_tokens", "cont_tokens", "output_tokens", "full_prompt", "pred_logits")
@@ -177,12 +184,17 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
             rest = file.readline(_MAX_LINE)
             if len(rest) == _MAX_LINE:
                 raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
-            lines = (text + rest).removesuffix(b"\n").split(b"\n")
-            places: Sequence[int] = range(place, place + len(lines))
-            place += len(lines)
-            if not all(lines) or any(map(bytes.isspace, lines)):
-                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
-                lines = [line for line in lines if line.strip()]
+            text += rest
+            if text.isspace():
+                place += text.count(b"\n")
+                continue
+            lines, places, end = [], [], 0
+            for line in _LINE.finditer(text):
+                place += text.count(b"\n", end, line.start())
+                end = line.start()
+                lines.append(line[0])
+                places.append(place)
+            place += text.count(b"\n", end)
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
                 yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
@@ -194,10 +206,28 @@ def whole_file(path: Path) -> Any:
     size = path.stat().st_size
     if size > _MAX_FILE:
         raise InputError(
-            f"`{path}` must have at most {_MAX_FILE:,} bytes, because it is read at once, got {size:,}. "
-            "Write a format that is read in parts, such as .eval or .jsonl."
+            f"`{path}` must have at most {_MAX_FILE:,} bytes, because it is read at once, got {size:,}. {_IN_PARTS}"
         )
-    return loads(path.read_bytes())
+    text = path.read_bytes()
+    _check_memory(text, str(path))
+    return loads(text)
+
+
+def _check_memory(text: bytes, label: str) -> None:
+    """Raise unless the objects in a JSON text need at most 4 times its size and 300 MB of memory.
+
+    A value has a comma, a colon or a bracket before it. The text needs memory for itself, for its strings and, without
+    orjson, once more as a string, whose widest character determines the bytes of all.
+    """
+    width = 1 if text.isascii() else 4 if _WIDE.search(text) else 2
+    needed = len(text) * (1 + width * (1 + (orjson is None)))
+    needed += sum(cost * text.count(mark) for mark, cost in _COSTS.items())
+    most = 4 * len(text) + _MAX_MEMORY
+    if needed > most:
+        raise InputError(
+            f"`{label}` must need at most {most:,} bytes of memory, for {len(text):,} bytes of JSON, got values that "
+            f"need up to {needed:,}. {_IN_PARTS}"
+        )
 
 
 def members_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -214,6 +244,7 @@ def members_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
                 )
             packed = info.compress_type == _ZSTD
             text = _decompressed(file, info) if packed else archive.read(info)
+            _check_memory(text, f"{path}/{info.filename}")
             yield info.filename, object_of(text, info.filename)
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.logs.answers import Answer, RowLog, add_lengths, add_stated_confidence
+from torchcalib.io.logs.answers import RowLog, add_lengths, add_stated_confidence
+from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import OLMES, correctness, first, number_of
 
 _LENGTHS = {"token": "num_tokens", "character": "num_chars", "byte": "num_bytes"}

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from torchcalib.io.logs.blocks import Array
+Array = np.ndarray[Any, Any]
 
 ScaleName = Literal["fraction", "percent"]
 SCALES: tuple[ScaleName, ...] = ("fraction", "percent")

@@ -67,7 +67,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     # one: most events of a rare class are in the first bin.
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
     length = min(size, confidence.shape[-1]) if countable and n_lanes > 1 else 0
-    lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
+    lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells, device="cpu").repeat(-(-length // n_lanes))
     for element, into in enumerate(sums):
         by_outcome = sums.new_zeros(len(into), n_lanes * 2 * n_cells if countable else 0)
         for values, outcomes, w, more, group in _event_chunks(element, size, events):
@@ -125,7 +125,10 @@ def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tupl
     its order.
     """
     n_columns, n_cells = confidence.shape[1], confidence.shape[1] * bins.n_bins
-    sums, first = torch.zeros(shape[0], n_cells, dtype=torch.float64), torch.arange(0, n_cells, bins.n_bins)
+    sums, first = (
+        torch.zeros(shape[0], n_cells, dtype=torch.float64, device="cpu"),
+        torch.arange(0, n_cells, bins.n_bins, device="cpu"),
+    )
     size = max(1, max(_SAMPLES, n_cells) // n_columns)
     for start in range(0, len(confidence), size):
         p, y = confidence[start : start + size], outcome[start : start + size]
@@ -189,7 +192,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
         # Allocate the buffers once. Temporary tensors for every chunk would fragment the heap.
         size = min(_ENTRIES, values[block].numel()) + n_classes
         mask = np.empty(size, bool)
-        wide = torch.empty(1 if weights is None else 2, size, dtype=sums.dtype)
+        wide = torch.empty(1 if weights is None else 2, size, dtype=sums.dtype, device="cpu")
         for part, q in _chunks(values[block], top[block], confidence[block], from_logits):
             # 1. Collect the probabilities >= 1/B, and replace them by 0.
             row_weight = w[part].unsqueeze(-1)
@@ -249,8 +252,8 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
     """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
     n_classes, n_sums, n_bins = sums.shape
-    totals = torch.zeros(n_sums, n_classes * n_bins, dtype=sums.dtype)
-    first = torch.arange(0, n_classes * n_bins, n_bins)
+    totals = torch.zeros(n_sums, n_classes * n_bins, dtype=sums.dtype, device="cpu")
+    first = torch.arange(0, n_classes * n_bins, n_bins, device="cpu")
     for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
         cell = _fast_bin_index(q.view(-1), n_bins, bins.right).view(q.shape).add_(first)
         _add_to_cells(totals, cell.view(-1), q.double().view(-1))

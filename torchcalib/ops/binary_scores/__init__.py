@@ -27,7 +27,7 @@ def score_sums(values: Tensor, target: Tensor, kind: Kind, *, from_logits: bool,
     """
     values, target = values.detach(), target.detach()
     if not values.numel():
-        return torch.zeros(values.shape[:-1], dtype=torch.float64)
+        return torch.zeros(values.shape[:-1], dtype=torch.float64, device="cpu")
     sums: Tensor = source_of("binary_scores", "cpu", values.dtype, values.numel(), backend).score_sums(
         values, target, kind, from_logits
     )

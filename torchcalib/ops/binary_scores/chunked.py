@@ -19,8 +19,8 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     size = max(1, _PIECE // len(x))
     is_narrow = kind == "log" and from_logits and values.dtype != torch.float64 and not target.is_floating_point()
     # Scores of all pieces have the same memory: the first use of new memory takes as long as a score.
-    memory = torch.empty(len(x), min(size, n), dtype=torch.float32 if is_narrow else torch.float64)
-    total = torch.zeros(len(x), dtype=torch.float64)
+    memory = torch.empty(len(x), min(size, n), dtype=torch.float32 if is_narrow else torch.float64, device="cpu")
+    total = torch.zeros(len(x), dtype=torch.float64, device="cpu")
     for start in range(0, n, size):
         part = slice(start, start + size)
         total += _sums_of_piece(x[:, part], t[:, part], kind, from_logits, memory[:, : n - start])
@@ -41,7 +41,7 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool,
         low, high = (x.item() for x in values.aminmax())
         valid = valid and low >= 0 and high <= 1
     if not valid:
-        return torch.full((len(values),), torch.nan, dtype=torch.float64)
+        return torch.full((len(values),), torch.nan, dtype=torch.float64, device="cpu")
     if kind == "square" and not from_logits:
         scores = t.sub_(values).square_()
     elif target.is_floating_point() and not bool(((t == 0) | (t == 1)).all()):

@@ -99,7 +99,7 @@ def count_bounds(keys: Tensor, counters: Tensor, bounds: list[int], counts: Tens
 
     def fill(words: Tensor, into: Tensor) -> None:
         if words.device.type == "cpu":
-            into.copy_(torch.bucketize(words, torch.tensor(bounds), right=True))
+            into.copy_(torch.bucketize(words, torch.tensor(bounds, device="cpu"), right=True))
             return
         into.zero_()
         for bound in bounds:  # no table, because a copy to a GPU would synchronise

@@ -32,8 +32,10 @@ def sums_and_ends(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Te
     # The last bit of a key is the label, so that sorting the keys moves the labels too. Missing scores have larger keys
     # than the score 1.
     keys = label_keys(score, label)
-    key_of_1 = int(label_keys(torch.ones((), dtype=score.dtype), torch.ones((), dtype=torch.uint8)))
-    ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64)
+    key_of_1 = int(
+        label_keys(torch.ones((), dtype=score.dtype, device="cpu"), torch.ones((), dtype=torch.uint8, device="cpu"))
+    )
+    ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64, device="cpu")
     for row, into in zip(keys.view(-1, keys.shape[-1]).numpy(), ends.view(-1, n_bins), strict=True):
         size = int(np.count_nonzero(row <= key_of_1))
         cuts = [i * size // n_bins for i in range(1, n_bins + 1)]
@@ -44,7 +46,7 @@ def sums_and_ends(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Te
             cuts = [int(np.searchsorted(row, row[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
         else:
             cuts = _cuts_by_partition(row, cuts)
-        into[:] = torch.tensor(cuts)
+        into[:] = torch.tensor(cuts, device="cpu")
     n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).double()
     labels = run_sums(keys.bitwise_and(1), ends)
     return torch.stack((n, run_sums(keys.bitwise_right_shift_(1).view(score.dtype), ends), labels), -2), ends

@@ -122,8 +122,8 @@ def _next_bin(position, cuts, ends, b):
 def sums_and_ends(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Return sums and ends of equal-mass bins for float32 scores; see `equal_mass.equal_mass_sums`."""
     length = score.shape[-1]
-    sums = torch.zeros((*score.shape[:-1], 3, n_bins), dtype=torch.float64)
-    ends = torch.zeros((*score.shape[:-1], n_bins), dtype=torch.int64)
+    sums = torch.zeros((*score.shape[:-1], 3, n_bins), dtype=torch.float64, device="cpu")
+    ends = torch.zeros((*score.shape[:-1], n_bins), dtype=torch.int64, device="cpu")
     rows = score.view(-1, length).numpy().view(np.uint32), label.view(-1, length).numpy()
     for bits, labels, *into in zip(*rows, sums.view(-1, 3, n_bins).numpy(), ends.view(-1, n_bins).numpy(), strict=True):
         _fill_row(bits, labels, *into)

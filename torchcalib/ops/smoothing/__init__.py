@@ -162,7 +162,7 @@ class _ReplicateErrors:
         frequencies that the kernel passes, which are few if the kernel is wide and not cut off at 1/2.
         """
         # 1. Spectrum of the kernel, and its last frequency that float64 distinguishes from 0.
-        kernel = _transform(_kernel(COARSE_STEPS, torch.tensor([width], dtype=self._weight.dtype))).real
+        kernel = _transform(_kernel(COARSE_STEPS, torch.tensor([width], dtype=self._weight.dtype, device="cpu"))).real
         passes = kernel.abs() > torch.finfo(kernel.dtype).eps * kernel.abs().amax()
         n = int(passes.nonzero().amax()) + 1
         kernel = kernel[:n].unsqueeze(-1).to(self._weight.device, non_blocking=True)

@@ -213,7 +213,7 @@ def linear_gradient(values: Tensor, target: Tensor, scores: Tensor, top: Tensor,
     for rows in blocks_of(n, n_classes, _ENTRIES_OF_LONG_ROWS):
         x = values[rows].to(factors.dtype)
         # Memory in the order of rows, unlike that of a transposed `x`
-        result = out[rows] if out.dtype == x.dtype else torch.empty(x.shape, dtype=x.dtype)
+        result = out[rows] if out.dtype == x.dtype else torch.empty(x.shape, dtype=x.dtype, device="cpu")
         torch.softmax(x, 1, out=result).mul_(factors[rows])
         is_flat[rows] |= x.gather(1, top[rows].unsqueeze(1)).squeeze(1) == torch.inf
         entries = result.numpy().reshape(-1)

@@ -576,7 +576,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the statistics of every row as `chunked.forward` does."""
     n, n_classes = values.shape
-    scores, top = torch.empty(4, n, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
+    scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
     loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
     columns = [x.numpy() for x in (target.contiguous(), scores, top)]
     by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
@@ -585,7 +585,10 @@ def forward(
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return sums and top classes of rows as `chunked.sums` does."""
-    found, top = torch.empty(4, len(logits), dtype=torch.float64), torch.empty(len(logits), dtype=torch.int64)
+    found, top = (
+        torch.empty(4, len(logits), dtype=torch.float64, device="cpu"),
+        torch.empty(len(logits), dtype=torch.int64, device="cpu"),
+    )
     # The loop does not read labels.
     columns = [x.numpy() for x in (top, found, top)]
     by_rows(_fill_sums, logits, columns, (1.0 if alpha is None else float(alpha), False))

@@ -36,12 +36,12 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.mistakes import no_samples
 from torchcalib.core.sample_or_sketch import are_labels
+from torchcalib.core.saved import saved_count, saved_tensor, saved_value
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.io.saved import saved_tensor, saved_value
-from torchcalib.reporting.building import check_distinct
+from torchcalib.reporting.builder import Builder, check_distinct
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.system import (
@@ -53,7 +53,6 @@ from torchcalib.reporting.comparison.system import (
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
-from torchcalib.reporting.saving import Builder
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
 
@@ -210,7 +209,7 @@ def compare(
 class ComparisonBuilder(Builder):
     """Compute a `Comparison` from batches of predictions in bounded memory; see `compare` for the arguments."""
 
-    FORMAT = "torchcalib comparison state", 3
+    KIND = "comparison state"
     _WRITERS = "`ComparisonBuilder.state_bytes`"
 
     def __init__(
@@ -347,7 +346,7 @@ class ComparisonBuilder(Builder):
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Return a builder on the CPU from a result of `state()`. An invalid state raises an exception of any type."""
         builder = cls(**saved_value(state, "settings", dict))
-        builder._parts = {str(part): str(digest) for part, digest in saved_value(state, "parts", dict).items()}
+        builder._take_parts(state)
         saved = saved_value(state, "systems", dict)
         if not saved:
             return builder
@@ -360,7 +359,7 @@ class ComparisonBuilder(Builder):
         if not is_complete or {name: system.settings for name, system in systems.items()} != expected:
             raise ValueError("`systems` must have rows and the settings of the comparison. The file is corrupt.")
         builder._systems = systems
-        builder._n_rows, builder._n_dropped = saved_value(state, "n_rows", int), saved_value(state, "n_dropped", int)
+        builder._n_rows, builder._n_dropped = saved_count(state, "n_rows"), saved_count(state, "n_dropped")
         builder._are_counts = saved_value(state, "are_counts", bool)
         if state["clusters"] is not None:
             builder._clusters = saved_tensor(state, "clusters", torch.int64, (None,))

@@ -170,7 +170,9 @@ def compared_lines(
     for by_system in lines:
         key = by_system[first].key
         for name in others:
-            a, b = (torch.tensor(by_system[system].value, dtype=torch.float64) for system in (first, name))
+            a, b = (
+                torch.tensor(by_system[system].value, dtype=torch.float64, device="cpu") for system in (first, name)
+            )
             values[key, name] = a, b
             x, y = replicates[first], replicates[name]
             test = None

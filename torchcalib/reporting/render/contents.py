@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, significant
-from torchcalib.io.errors import printable, short_name
+from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, printable, significant
+from torchcalib.io.errors import short_name
 from torchcalib.results.base import Results
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report

@@ -28,7 +28,7 @@ except ImportError:
     Console: Any = object  # type: ignore[no-redef]
 
 from torchcalib.display.tables import Table
-from torchcalib.io.errors import printable
+from torchcalib.display.words import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.render.contents import (
     DIFFERENCE_WORDS,
