@@ -468,7 +468,7 @@ def parquet_of(footer):
     return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
-def add_logs(corpus):
+def write_logs(corpus):
     """Logs whose objects need much more memory than their text, and blank lines."""
     header = json.dumps({"version": 2, "status": "success", "eval": {}}).encode()
     size = (120 if corpus.is_long else 20) * MB
@@ -496,7 +496,7 @@ def add_logs(corpus):
 def write_corpus(folder, is_long):
     """Write all files into a folder, or only those that are written and read quickly, and return their cases."""
     corpus = Corpus(folder, is_long)
-    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_json, add_jsonl, add_parquet, add_logs):
+    for add in (add_npz, add_npy, add_pt, add_safetensors, add_csv, add_json, add_jsonl, add_parquet, write_logs):
         add(corpus)
     for suffix in ("npz", "csv", "pt", "parquet", "safetensors"):
         os.mkfifo(folder / f"pipe.{suffix}")
