@@ -187,9 +187,7 @@ _CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(
 _CALIBRATE = (
     Option("--out", "PATH", "file for the fitted calibrator, such as cal.safetensors", required=True),
     Option(
-        "--calibrator",
-        "NAME",
-        "class of the calibrator, such as TemperatureScaling (default: the recommended one)",
+        "--calibrator", "NAME", "class of the calibrator, such as TemperatureScaling (default: the recommended one)"
     ),
 )
 _APPLY = (

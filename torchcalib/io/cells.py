@@ -40,12 +40,15 @@ def scores_in(cell: Any) -> list[Any] | dict[str, Any] | None:
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
         found = found[0]
     if isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):
-        pairs = [[next((each[key] for key in keys if key in each), None) for keys in (LABEL_KEYS, SCORE_KEYS)]
-                 for each in found]  # fmt: skip
-        found = None if any(None in pair for pair in pairs) else dict(pairs)
+        labels, scores = ([_first(each, keys) for each in found] for keys in (LABEL_KEYS, SCORE_KEYS))
+        found = None if None in (*labels, *scores) else dict(zip(labels, scores, strict=True))
     if isinstance(found, Mapping):
         return {str(label).strip(): score for label, score in found.items()}
     return found if isinstance(found, list) else None
+
+
+def _first(option: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((option[key] for key in keys if key in option), None)
 
 
 def vector_in(cell: Any) -> list[float] | dict[str, float] | None:

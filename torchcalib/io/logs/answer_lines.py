@@ -73,7 +73,7 @@ class Lines(RowLog):
             self.counts["answer marked as invalid"] += 1
             return
         logged = None if self.roles.correct is None else row.get(self.roles.correct)
-        answer.correct = self._correctness(logged)
+        answer.correct = GRADES.get(str(logged), math.nan) if self.roles.has_grades else correctness(logged)
         self.complete(answer, row, gold, place)
         self._count_abstention(answer, row, gold, logged)
         yield answer
@@ -117,12 +117,6 @@ class Lines(RowLog):
         if found is None:
             self.counts[_UNMATCHED] += 1
         return found
-
-    def _is_logged(self, row: Mapping[str, Any]) -> bool:
-        return self.roles.correct is not None and row.get(self.roles.correct) is not None
-
-    def _correctness(self, value: Any) -> float:
-        return GRADES.get(str(value), math.nan) if self.roles.has_grades else correctness(value)
 
     def _count_abstention(self, answer: Answer, row: Mapping[str, Any], gold: Any, logged: Any) -> None:
         """Count an answer that the model did not give, which is wrong unless the log leaves it out."""
@@ -272,7 +266,8 @@ class Decisions(Lines):
         chosen, text, confidence = (
             None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
         )
-        if math.isnan(answer.correct) and gold is not None and chosen is not None and not self._is_logged(row):
+        is_logged = roles.correct is not None and row.get(roles.correct) is not None
+        if math.isnan(answer.correct) and gold is not None and chosen is not None and not is_logged:
             answer.correct = float(_agree(str(gold), str(chosen)))
         answer.short = None if chosen is None else str(chosen)
         answer.text = text if isinstance(text, str) else None
