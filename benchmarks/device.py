@@ -72,7 +72,7 @@ def bins_of_events(*given: Tensor) -> Tensor:
     return event_bins(*given[:-1], **BINS)
 
 
-@alternative(title="copy of as many bytes")
+@alternative(title="copying as many bytes")
 def copy(*given: Any) -> Tensor:
     return given[-1][0].copy_(given[-1][1])
 

@@ -45,7 +45,7 @@ def read(_: Call, work: Tensor) -> Tensor:
     return work.sum()
 
 
-@alternative("numba", title="as many exponentials")
+@alternative("numba", title="computing as many exponentials")
 def exponentials(_: Call, n: int) -> int:
     """Compute about n exponentials, in passes over one block for each thread, and return their number."""
     loop, block = exponential_loop()

@@ -14,14 +14,15 @@ import math
 
 import matplotlib.pyplot as plt
 
-from benchmarks.job import EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
+from benchmarks.job import DEVICE, EVERYDAY, OURS, REASONS, WITHOUT_NUMBA, jobs_of
+from benchmarks.readme import name
 from benchmarks.record import compared
 from benchmarks.run import RESULTS, is_gpu
 
 files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 machines = [content for content in files if "families" in content]
 processors = [content for content in machines if not is_gpu(content["machine"])]
-gpus = [content for content in files if content.get("speed")]
+gpus = [content for content in machines if is_gpu(content["machine"])]
 
 # sphinx_gallery_start_ignore
 TITLES = {
@@ -68,13 +69,6 @@ def records(content):
     return [record for records in families for record in records if record["numba"]]
 
 
-def name(content):
-    """Return a machine and its main versions."""
-    machine = content["machine"]
-    title = machine.get("device") or f"{machine['cpu']}, {machine['cores']} cores"
-    return f"{title}, torch {machine['torch']}, numba {machine['numba']}"
-
-
 def draw_everyday():
     """Ratios of everyday jobs, with a marker for each machine, with numba and without."""
     measured = [content for content in machines if EVERYDAY in content["families"]]
@@ -89,7 +83,7 @@ def draw_everyday():
             some = compared(records[id(content)], numba=numba)
             found = [(each.ratio, order.index(each.job.removesuffix(WITHOUT_NUMBA))) for each in some]
             if found:
-                label = f"{name(content)}{'' if numba else WITHOUT_NUMBA}"
+                label = f"{name(content['machine'])}{'' if numba else WITHOUT_NUMBA}"
                 ax.plot(*zip(*found, strict=True), marker, color=f"C{k}", label=label)
     goals = {job.name: job.peers[0].goal for job in jobs_of(EVERYDAY)}
     ax.plot([goals[job] for job in order], range(len(order)), "|", color="0.5", markersize=12, label="goal with numba")
@@ -121,7 +115,7 @@ def draw_times():
             ax.annotate(text, (max(value, 1), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
         ax.axvline(1, color="0.3", linewidth=0.8)
         ax.set(xscale="log", xlabel="times faster than the alternative (log scale)", xlim=(None, 3 * max(speed)))
-        ax.set_title(name(content), fontsize=10, loc="right")
+        ax.set_title(name(content["machine"]), fontsize=10, loc="right")
         ax.margins(y=0.01)
         ax.spines[["top", "right"]].set_visible(False)
 
@@ -153,7 +147,7 @@ def draw_memory():
         ax.margins(x=0.15)
         ax.set_yticklabels([TITLES.get(record["job"], record["job"]) for record in reversed(measured)])
         ax.grid(axis="x", alpha=0.3)
-        ax.set_title(name(content), fontsize=10)
+        ax.set_title(name(content["machine"]), fontsize=10)
 
 
 def print_states():
@@ -187,7 +181,7 @@ def draw_growth():
             points = sorted(points, key=lambda point: point[axis])
             scale = 1e9 if units else 1e3
             costs = [scale * point["seconds"]["median"] / math.prod(point[size] for size in units) for point in points]
-            ax.plot([point[axis] for point in points], costs, "o-", label=name(content))
+            ax.plot([point[axis] for point in points], costs, "o-", label=name(content["machine"]))
             ax.set(xlabel=label, ylabel=unit)
             if axis == "ranks":
                 ax.set(xticks=[point[axis] for point in points], ylim=(0, None))
@@ -208,27 +202,24 @@ def varies(point, points, axis):
     return others == {} and sum(abs(other["n"] * other.get("num_classes", 1) / work - 1) < 0.1 for other in points) > 1
 
 
-def print_limits():
-    """Share of the limits of each machine."""
-    for content in processors:
-        print(f"{name(content)}:")
-        goals = {job.name: job.peers[0].goal for job in jobs_of("kernels")}
-        for each in compared(content["families"].get("kernels", []), numba=True):
-            why = f" ({REASONS['kernels'][each.job]})" if each.ratio > goals[each.job] else ""
-            print(f"  {each.job}: {1000 * each.ours:.3g} ms, {1 / each.ratio:.0%} of the speed of {each.peer}{why}")
+def print_limits(contents, family):
+    """Share of the limits of each machine. Limits are alternatives that read or copy as many bytes, or exponentials."""
+    for content in contents:
+        print(f"{name(content['machine'])}:")
+        goals = {job.name: job.peers[0].goal for job in jobs_of(family)}
+        for each in compared(content["families"].get(family, []), numba=True):
+            if "as many" in each.peer:
+                is_missed = goals[each.job] is not None and each.ratio > goals[each.job]
+                why = REASONS.get(family, {}).get(each.job, "") if is_missed else ""
+                share = f"{1 / each.ratio:.0%} of the speed of {each.peer}{why and f' ({why})'}"
+                print(f"  {each.job}: {1000 * each.ours:.3g} ms, {share}")
 
 
 def print_machines():
     """Measured machines."""
     vendors = sorted({content["machine"]["cpu"] for content in processors})
     print(f"Processors measured: {', '.join(vendors)}.")
-    for content in gpus:
-        print(f"{content['device']}, torch {content['torch']}:")
-        for speed in content["speed"]:
-            if speed["share"] is not None:
-                print(
-                    f"  {speed['job']}, {speed['shape']}, {speed['dtype']}: {speed['share']:.0%} of the speed of a copy"
-                )
+    print_limits(gpus, DEVICE)
     if not gpus:
         print("GPU: not yet measured.")
     if len(vendors) == 1:
@@ -294,7 +285,7 @@ draw_growth()
 # (`roofline model <https://doi.org/10.1145/1498765.1498785>`_). The percentages state how close each kernel comes.
 # Both limits are measured on all threads. The gradient also allocates its result of 200 MB.
 
-print_limits()
+print_limits(processors, "kernels")
 
 # %%
 # Other machines
