@@ -34,6 +34,7 @@ def floating(case, target, dtype=F64):
 def noise_summands(metric):
     """Return the sums `spread` and `noise` over bins."""
     b = metric.statistic()
+    b = getattr(b, "each", b)  # of groups
     return torch.stack((b.spread, b.noise))
 
 

@@ -112,7 +112,7 @@ g = torch.Generator().manual_seed(0)
 logits = torch.randn(300, 3, generator=g)
 labels = torch.distributions.Categorical(logits=logits).sample()
 with open(sys.argv[1], "w") as file:
-    file.write("p,y\\n" + "".join(f"{k / 100},{int(k > 50)}\\n" for k in range(1, 100)))
+    file.write("p,y\\n" + "".join(f"{k / 100},{int(k * 7 % 100 < k)}\\n" for k in range(1, 100)))
 how = {"task": "multiclass", "from_logits": True}
 print(torchcalib.ece(logits, labels, **how).item() > 0)
 print(torchcalib.report(logits, labels, **how).n)
