@@ -241,8 +241,6 @@ LAYOUTS = [
            "`label` in .* must be the right answer, got the class with the largest prediction"),
     single("predictions as targets", {"label": CHOICE, "pred_label": CHOICE, "pred_prob": TOP},
            "`label` in .* must be the right answer, got the predicted label `pred_label` in all 30 rows"),
-    single("outcomes of the predictions", {"prob": P.tolist(), "y": (P > 0.5).astype(int).tolist()},
-           "`y` in .* must be the right answer"),
     single("the probability of 0", {"prob_0": P.tolist(), "label": Y.tolist()}, "the probability that `label` is 1"),
     single("predicted labels in capitals",
            {"label": [ANIMALS[k] for k in LABELS], "pred_label": [ANIMALS[k].upper() for k in CHOICE], "score": TOP},

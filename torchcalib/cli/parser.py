@@ -74,7 +74,7 @@ _CALIBRATE_EXAMPLES = """examples:
 
 
 class Command(NamedTuple):
-    """A command: its module in `torchcalib.cli`, its texts, its options, and checks before the import of torch.
+    """A command: its module in `torchcalib.cli`, its texts, its arguments, and checks before the import of torch.
 
     `find` checks the arguments, and returns the paths of the files. `open` opens them, which reads headers only, and
     keeps them in the arguments for the command. `places` are the options for files of results.
@@ -83,7 +83,7 @@ class Command(NamedTuple):
     module: str
     help: str
     description: str
-    options: Sequence[Option]
+    arguments: Sequence[Option]
     find: Callable[[argparse.Namespace], Any] = options.found_files
     epilog: str = ""
     open: Callable[[argparse.Namespace, Any], Any] = inputs.opened
@@ -502,6 +502,6 @@ def make_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         each = commands.add_parser(name, help=command.help, description=command.description, epilog=command.epilog)
         each.set_defaults(declared=command)
-        options.add_options(each, command.options)
+        options.add_options(each, command.arguments)
         each.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
     return parser

@@ -208,7 +208,7 @@ def open_predictions(
         _check_event(source.preds, target_found.name, filled[0].label)
     opened = replace(opened, ignored_label=ignore_index)
     is_named = target is not None or source.format not in (*TABLES, "DataFrame")
-    if not (is_named or is_part or task_found == "multilabel" or (source.are_confidences and source.pred is None)):
+    if not is_named and not is_part and (source.pred is not None or task_found == "multiclass"):
         _check_choices(opened)
     return opened
 
@@ -227,12 +227,10 @@ def _check_event(preds: str, target: str, label: str) -> None:
 
 def _check_choices(files: PredictionFiles) -> None:
     """Raise if the targets are the choices of the model in all rows; see `check_gold`."""
-    source, half = files.source, 0.0 if files.source.from_logits else 0.5
+    source = files.source
     for rows in files.chunks(_FEW_BYTES):  # usually the first chunk has an error of the model
         if source.pred is not None:
             are_choices = rows.target == 1
-        elif files.task == "binary":
-            are_choices = (rows.preds > half) == (rows.target == 1)
         elif rows.target.shape == rows.preds.shape[:-1]:
             are_choices = rows.preds.argmax(-1) == rows.target
         else:

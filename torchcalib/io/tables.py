@@ -486,7 +486,7 @@ def _flat(table: Any) -> Any:
 def _has_objects(kind: Any) -> bool:
     """Return whether the cells of a column are lists of objects, which are read as text."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and pa.types.is_struct(kind.value_type)
+    return bool(is_list and pa.types.is_struct(kind.value_type))
 
 
 def _type_of_option(options: Sequence[Mapping[str, Any]]) -> Any:
