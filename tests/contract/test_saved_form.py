@@ -30,8 +30,7 @@ def _patched(request, monkeypatch):
     patches = given.params["state"].patches if given and "state" in given.params else FEW_REPLICATES
     for name, value in patches.items():
         monkeypatch.setattr(name, value)
-    for name in ("MAX_GROUPS", "MIN_GROUPS"):  # random groups of a comparison
-        monkeypatch.setattr(system, name, 4)
+    monkeypatch.setattr(system, "num_clusters_for", lambda _: 4)  # groups of a comparison
 
 
 def kind_of(content):
@@ -292,9 +291,9 @@ IMPOSSIBLE: list[tuple[Callable, str, Callable]] = [
     (ACE, "weights", lambda x: x * 2**53 * 2),
     (ACE, "n_ignored", filled(-1.0, 0)),
     (LOGITS, "outcomes", filled(2, 0)),
-    (GROUPS, "groups", filled(3, 0)),
-    (GROUPS, "groups", filled(-1, 0)),
-    (GROUPS, "groups", lambda x: x.long()),
+    (GROUPS, "keys", filled(3, 0)),
+    (GROUPS, "keys", filled(-1, 0)),
+    (GROUPS, "keys", lambda x: x.long()),
 ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Reports of Ray, Spark and Dask equal those of one process, whatever happens to their workers."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,8 +13,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 from helpers.engines import CASES, QUICK, SYSTEMS, assert_equal, comparison_of, pieces, report_of, table_of
-from helpers.shards import assert_same
-from processes import ROOT, environments_of_ranks, run_together
+from processes import ROOT
 
 ENGINES = ("ray", "spark", "dask")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the engines
@@ -159,22 +157,6 @@ def test_dask_bags(request):
     dask = import_module("torchcalib.integrations.dask")
     found = dask.report(bag.from_sequence(table.to_pylist(), npartitions=5), **QUICK)
     assert_equal(found, report_of(table, **QUICK))
-
-
-def test_files_on_ranks_give_the_same_report(tmp_path):
-    table = table_of("binary")
-    for k, piece in enumerate(pieces(table)[3:]):
-        pyarrow.parquet.write_table(piece.drop_columns(["sharp_prob"]), tmp_path / f"{k}.parquet")
-    command = ["-m", "torchcalib", "report", *sorted(tmp_path.glob("*")), "--groups", "site", "--json"]
-    command += ["--no-intervals", "--no-calibration"]
-    codes, output = run_together([command] * 2, environments_of_ranks(2))
-    assert codes == [0, 0], output
-    arrow = import_module("torchcalib.integrations.arrow")
-    options = {"preds": "prob", "groups": "site", **QUICK}
-    found = arrow.report(pyarrow.dataset.dataset(tmp_path), **options).to_dict()
-    on_ranks = json.loads(output)
-    for name in ("lines", "tables", "groups", "decision", "n"):
-        assert_same(json.loads(json.dumps(found[name])), on_ranks[name])
 
 
 _SCRIPT = """

@@ -321,24 +321,23 @@ def summary_of(how: "InputFormat", preds: Tensor, target: Tensor, detail: Detail
     if not is_plain(preds, target) or preds.is_neg():  # numpy has no views with negated memory
         return None
     values = preds.detach() if preds.requires_grad else preds
-    is_narrow = dtype is torch.float16 or dtype is torch.bfloat16  # numpy has no bfloat16
+    array: Any = values  # loops read many values of 16 bits as they are; numpy has no bfloat16
+    is_narrow = dtype is torch.float16 or dtype is torch.bfloat16
     if is_narrow and preds.numel() > _MAX_CONVERTED:
-        return None if is_binary else _summary_of_rows(how, dtype, values, values[0].float().numpy(), target, detail)
-    array = values.float().numpy() if is_narrow else values.numpy()
-    if not is_binary:
-        return _summary_of_rows(how, dtype, array, array[0], target, detail)
-    return None if _may_be_mistaken(how, array) else BatchSummary(array, target.numpy(), None)
-
-
-def _summary_of_rows(
-    how: "InputFormat", dtype: torch.dtype, values: Any, first: Any, target: Tensor, detail: Detail
-) -> BatchSummary | None:
-    """Return the summary of multi-class rows of a dtype: an array, or a tensor with many values of 16 bits."""
-    n, n_classes = values.shape
-    source: Any = source_of("rows", "cpu", dtype, n * n_classes, "auto")
-    if n > source.MAX_ROWS or how.num_classes not in (None, n_classes) or _may_be_mistaken(how, first):
+        if is_binary:
+            return None
+        first = values[0].float().numpy()
+    else:
+        array = values.float().numpy() if is_narrow else values.numpy()
+        first = array if is_binary else array[0]
+    if _may_be_mistaken(how, first):
         return None
-    found = source.summary(values, target.numpy(), how.from_logits, SUM_TOLERANCE[dtype], detail)
+    if is_binary:
+        return BatchSummary(array, target.numpy(), None)
+    source: Any = source_of("rows", "cpu", dtype, preds.numel(), "auto")
+    if shape[0] > source.MAX_ROWS or how.num_classes not in (None, shape[1]):
+        return None
+    found = source.summary(array, target.numpy(), how.from_logits, SUM_TOLERANCE[dtype], detail)
     return None if found is None else BatchSummary(*found)
 
 
