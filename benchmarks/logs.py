@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.job import Job, alternative
 from benchmarks.samples import folder
 from torchcalib.io.logs import objects, open_log
-from torchcalib.reporting.audit import AuditOptions, have_equal_text, read_log
+from torchcalib.reporting.audit import have_equal_text, read_log
+from torchcalib.reporting.audit_builder import AuditOptions
 
 _OPTIONS = AuditOptions(15, False, False, have_equal_text, None)
 

@@ -16,10 +16,11 @@ import torchcalib
 from torchcalib import ECE, audit
 from torchcalib.io.errors import InputError
 from torchcalib.reporting import audit as module
-from torchcalib.reporting.audit import detectable_ece
+from torchcalib.reporting import audit_builder
+from torchcalib.reporting.audit_builder import detectable_ece
 
 QUICK = {"with_calibration": False}
-OPTIONS = module.AuditOptions(15, False, False, min, None)
+OPTIONS = audit_builder.AuditOptions(15, False, False, min, None)
 
 
 def normalised(scores):
@@ -69,7 +70,7 @@ SOURCES = {
 @pytest.mark.parametrize("block", [7, 2**13])
 def test_ragged_options_have_the_values_of_loops(tmp_path, monkeypatch, block):
     monkeypatch.setattr(module, "_BLOCK", block)  # later blocks may have more options than the first one
-    monkeypatch.setattr(module, "_MAX_SCORES", 5 * block)  # answers in a part of a block, if they have 5 options
+    monkeypatch.setattr(audit_builder, "_MAX_SCORES", 5 * block)  # answers in a part of a block, if they have 5 options
     asked = questions(60)
     found = audit(write_lines(tmp_path / "a.jsonl", (lm_eval_row(k, *each) for k, each in enumerate(asked))), **QUICK)
     assert (found.n_answers, found.n_documents, found.n_options) == (60, 60, (2, 5))
@@ -360,7 +361,7 @@ def test_published_numbers_are_those_of_the_benchmarks(tmp_path, benchmark, n):
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     path = tmp_path / "judged.json"
     builder = module.read_log(partial(module.open_log, path), replace(OPTIONS, as_published=benchmark)).whole
-    found = module.published(benchmark, *builder.stated)
+    found = audit_builder.published(benchmark, *builder.stated)
     given = [(row["confidence"] / 100, row["correct"]) for row in rows if str(row["id"]) not in missing]
     everything = [(1.0 if str(row["id"]) in missing else row["confidence"] / 100, row["correct"]) for row in rows]
     c, y = map(list, zip(*everything, strict=True))

@@ -10,6 +10,7 @@ from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row
 from torchcalib.io.errors import InputError
 from torchcalib.io.logs import open_log
 from torchcalib.reporting import audit as module
+from torchcalib.reporting import audit_builder
 
 P = [0.15, 0.35, 0.55, 0.75, 0.95, 0.9]
 Y = [0, 1, 0, 1, 1, 0]
@@ -23,10 +24,10 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
 
 def read(log, scale=None, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
-    how = module.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
+    how = audit_builder.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
     builder = module.read_log(partial(open_log, log, **options), how).whole
     values = {key: (each.n, float(each.bins.compute())) for key, each in builder.definitions.items() if each.n}
-    return values, {key: module._refusal(each) for key, each in builder.definitions.items()}, builder.counts
+    return values, {key: audit_builder._refusal(each) for key, each in builder.definitions.items()}, builder.counts
 
 
 REPORTED, STATED = ("reported", "answer"), ("stated", "answer")

@@ -6,7 +6,7 @@ The advice must never lead to a wrong result. If the cause is uncertain, the adv
 import torch
 from torch import Tensor
 
-from torchcalib.core.checks import MAX_LOGIT
+from torchcalib.io.names import MAX_LOGIT
 from torchcalib.io.text import decimals_of
 
 MAX_IGNORED = 0.05

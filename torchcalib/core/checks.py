@@ -17,9 +17,6 @@ from torchcalib.ops.logs import wide_dtype
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 """Largest accepted distance from 1 of the sum of a row of probabilities, by dtype."""
 
-MAX_LOGIT = 30.0
-"""Largest plausible logit: the sigmoid of a larger one differs from 1 by less than 1e-13."""
-
 MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
 
 

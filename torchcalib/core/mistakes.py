@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
+from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import warn
+from torchcalib.io.names import MAX_LOGIT
 from torchcalib.ops.host_values import value_if_available
 
 MIN_ROWS = 20

@@ -23,11 +23,11 @@ from torchcalib.core.arrays import (
     rows_in_cells,
     starts_with_tensor,
 )
-from torchcalib.core.checks import MAX_LOGIT, SUM_TOLERANCE
+from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import first_of, shown, warn
-from torchcalib.io.names import Shapes, are_logits_by_values, extra_axes, named_as_logits
+from torchcalib.io.names import MAX_LOGIT, Shapes, are_logits_by_values, extra_axes, named_as_logits
 from torchcalib.ops.host_values import value_if_available
 
 F = TypeVar("F", bound=Callable[..., Any])

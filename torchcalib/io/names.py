@@ -247,6 +247,10 @@ _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are logits."""
 
 
+MAX_LOGIT = 30.0
+"""Largest plausible logit: the sigmoid of a larger one differs from 1 by less than 1e-13."""
+
+
 def are_logits_by_values(n_negative: float, n: float, task: Task) -> bool:
     """Return whether predictions are logits: if more than 5% of all values are negative.
 

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcalib.core.arguments import Task
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.text import hashes_of
+from torchcalib.reporting.audit_builder import AuditBuilder, EventRows
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.results.audit import CONFIDENCES, AuditComparison
-
-if TYPE_CHECKING:
-    from torchcalib.reporting.audit import AuditBuilder
-
-Key = tuple[str, int]  # a question, and the number of its answer
-
-
-class EventRows(NamedTuple):
-    """Rows of one definition: the question, the confidence or the scores of options, and the outcome."""
-
-    documents: list[str]
-    preds: Tensor
-    target: Tensor
-    from_logits: bool  # whether `preds` are log-probabilities of options
-
-    @classmethod
-    def joined(cls, parts: Sequence[EventRows], width: int) -> EventRows:
-        """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
-        from_logits = parts[0].from_logits  # equal for all parts of a definition
-        missing = -torch.inf if from_logits else 0.0
-        padded = [
-            pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
-            for part in parts
-        ]
-        documents = [document for part in parts for document in part.documents]
-        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]), from_logits)
-
-    def places(self) -> dict[Key, int]:
-        """Return the index of each row. Answers to the same question are numbered in the order of the log."""
-        seen: Counter[str] = Counter()
-        found = {}
-        for index, document in enumerate(self.documents):
-            found[document, seen[document]] = index
-            seen[document] += 1
-        return found
 
 
 def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | None) -> AuditComparison:

@@ -1,0 +1,614 @@
+"""Audit a log of a language model: add its answers to a report for each definition of the confidence.
+
+Answers are read in blocks, and a `ReportBuilder` for each definition keeps sums only. The number of options, whether
+questions have several answers, the scale of stated confidences, and which definitions have equal confidences determine
+the builders. If a later block contradicts the first ones, the log is read again from its start.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcalib.core.sums import BinStats
+from torchcalib.display.words import listed, significant
+from torchcalib.functional.binned import ece, ece_from_bins
+from torchcalib.functional.estimator import factory_of
+from torchcalib.functional.stream import Stream
+from torchcalib.inference.simulation import BinCells, Simulation
+from torchcalib.io.errors import InputError, quoted, shown
+from torchcalib.io.logs import CONFIDENCES, Log
+from torchcalib.io.logs.blocks import NONE, SEVERAL, Block, Scores
+from torchcalib.io.logs.fields import MOST_SYSTEMS
+from torchcalib.io.logs.stated import Array, Scale, ScaleName
+from torchcalib.io.text import hashes_of
+from torchcalib.ops.log_odds import log_odds
+from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.published import published
+from torchcalib.results.audit import Audit, AuditedConfidence
+
+_MAX_SCORES = 2**20  # scores of options that are added at once
+_MAX_OPTIONS = 2**10  # largest number of options of an answer, which limits the memory for a block
+_REPLICATES = 999  # of the quantile of ECE
+_MAX_DISTINCT = 256  # distinct confidences that are counted, to find constant ones
+_FEW = 20  # answers from which a frequent confidence is called a constant
+_OF_TOKENS = ("raw", "per_token", "first_token")  # confidences that follow from the sampled tokens
+_LARGE = 0.1  # ECE that an evaluation should detect
+_STATED = ("stated", "reported", "forecast")
+_LOW_SHARE = 0.5  # share of one confidence from which it is called a constant
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of `audit` that all logs share."""
+
+    n_bins: int
+    with_intervals: bool
+    with_calibration: bool
+    same: Callable[[str, str], bool]
+    as_published: str | None
+    definition: str | None = None  # that the sentence names; None for the first
+    scale: ScaleName | None = None  # chosen by the caller
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the builders must know before the first answer."""
+
+    width: int = 0  # largest number of options
+    has_repeated_names: bool = False  # whether a name of a question occurs several times
+    repeats: bool = False  # whether a question has several answers
+    scales: Mapping[str, Scale] = field(default_factory=dict)  # evidence on the scale of stated confidences, by source
+    distinct: frozenset[str] = frozenset()  # sources with other confidences than the sources before
+
+
+Key = tuple[str, int]  # a question, and the number of its answer
+
+
+class EventRows(NamedTuple):
+    """Rows of one definition: the question, the confidence or the scores of options, and the outcome."""
+
+    documents: list[str]
+    preds: Tensor
+    target: Tensor
+    from_logits: bool  # whether `preds` are log-probabilities of options
+
+    @classmethod
+    def joined(cls, parts: Sequence[EventRows], width: int) -> EventRows:
+        """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
+        from_logits = parts[0].from_logits  # equal for all parts of a definition
+        missing = -torch.inf if from_logits else 0.0
+        padded = [
+            pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
+            for part in parts
+        ]
+        documents = [document for part in parts for document in part.documents]
+        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]), from_logits)
+
+    def places(self) -> dict[Key, int]:
+        """Return the index of each row. Answers to the same question are numbered in the order of the log."""
+        seen: Counter[str] = Counter()
+        found = {}
+        for index, document in enumerate(self.documents):
+            found[document, seen[document]] = index
+            seen[document] += 1
+        return found
+
+
+class _Documents:
+    """Set of the questions seen so far. The numbers 0, 1, 2, ... need no memory, other identifiers 8 bytes each."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._seen: Any = None  # sorted hashes; None while all identifiers are the numbers 0 to n - 1
+
+    def add(self, names: Sequence[str]) -> bool:
+        """Add the questions of a block. Return True if one of them was seen before."""
+        if self._seen is None:
+            if list(names) == list(map(str, range(self.n, self.n + len(names)))):
+                self.n += len(names)
+                return False
+            self._seen = hashes_of([str(k) for k in range(self.n)]).sort().values.numpy()
+        # The algorithm of a stable sort merges sorted runs.
+        both = np.sort(np.concatenate((self._seen, np.sort(hashes_of(names).numpy()))), kind="stable")
+        is_new = np.append(True, both[1:] != both[:-1])
+        self._seen = both[is_new]
+        self.n = len(self._seen)
+        return not is_new.all()
+
+
+@dataclass
+class _Definition:
+    """Sums for one source and event."""
+
+    source: str
+    event: str
+    builder: ReportBuilder
+    bins: Stream[BinStats]
+    values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
+    n: int = 0
+    n_impossible: int = 0  # outcomes that occurred with the probability 0
+    n_rounded: int = 0  # confidences with at most 2 decimals
+    n_right: int = 0  # events that occurred
+    total: float = 0.0  # sum of the confidences
+    problem: str = ""  # reason why the scale of the confidences is ambiguous
+
+    def update(self, preds: Tensor, target: Tensor, clusters: Tensor | None) -> None:
+        """Add rows to the report."""
+        self.builder.update(preds, target, clusters=clusters)
+
+    def add(self, confidence: Tensor, correct: Tensor) -> None:
+        """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
+        self.bins.update(confidence, correct)
+        found, numbers = np.unique(confidence.numpy(), return_counts=True)
+        is_known = np.isin(found, list(self.values))
+        new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
+        for index in (*np.flatnonzero(is_known), *new):
+            self.values[float(found[index])] += int(numbers[index])
+        self.n += len(confidence)
+        self.n_right += int(correct.sum())
+        self.total += float(confidence.sum())
+        self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
+
+
+@dataclass
+class _Group:
+    """Answers to a question that have the same meaning."""
+
+    text: str
+    n: int = 0
+    outcomes: set[float] = field(default_factory=set)  # whether the log calls them right
+
+
+class _SampledAnswers:
+    """Groups of the answers to each question. They stay in memory, because answers to a question may be anywhere."""
+
+    def __init__(self, same: Callable[[str, str], bool]) -> None:
+        self._same = same
+        self._groups: dict[str, list[_Group]] = defaultdict(list)
+
+    def add(self, block: Block) -> None:
+        """Add each answer to the first group whose first answer has the same meaning, or to a new one."""
+        for index, text in block.texts.items():
+            groups = self._groups[f"{block.documents[index]}\n{block.contents[index]}"]
+            group = next((each for each in groups if self._same(each.text, text)), None)
+            if group is None:
+                groups.append(group := _Group(text))
+            group.n += 1
+            if not math.isnan(block.correct[index]):
+                group.outcomes.add(block.correct[index])
+            elif index in block.voted and self._same(group.text, block.voted[index][0]):
+                group.outcomes.add(block.voted[index][1])
+
+    def majorities(self, counts: Counter[str]) -> Iterator[tuple[float, float]]:
+        """Yield the frequency of the most frequent answer to each question with several, and whether it is right."""
+        for groups in self._groups.values():
+            n, largest = sum(group.n for group in groups), max(groups, key=lambda group: group.n)
+            outcomes = {outcome for outcome in largest.outcomes if not math.isnan(outcome)}
+            if n == 1:
+                counts["question with one answer"] += 1
+            elif len(outcomes) != 1:
+                counts["most frequent answer that the log calls neither right nor wrong, or both"] += 1
+            else:
+                yield largest.n / n, outcomes.pop()
+
+
+class AuditBuilder:
+    """Sums over one pass through a log or a part of it. With `keep`, the rows of each definition too."""
+
+    def __init__(
+        self, log: Log, part: str | None, layout: Layout, options: AuditOptions, keep: bool, with_each: bool
+    ) -> None:
+        self.log, self.part, self.layout, self.options = log, part, layout, options
+        self.with_each = with_each  # whether all options have a definition, and intervals and calibrators are computed
+        self.is_contradicted = False
+        self.definitions: dict[tuple[str, str], _Definition] = {}
+        self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one
+        self.documents = _Documents()
+        self.n_answers, self.n_judged, self.fewest = 0, 0, 0
+        self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
+        self.scales = dict(layout.scales)
+        self.samples = _SampledAnswers(options.same)
+        self.omitted: Counter[str] = Counter()
+        self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
+        self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
+
+    def add(self, block: Block) -> None:
+        """Add the answers of a block that fits the layout."""
+        if self.layout.repeats:
+            self.samples.add(block)
+        self._add(block)
+        self.n_answers += len(block)
+
+    def finish(self) -> None:
+        """Add the frequencies of sampled answers, if they are of one system."""
+        # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
+        scale = self.scales.get("reported")
+        if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
+            raise InputError(
+                f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
+                "are all 0 or 1. Check whether the columns of confidence and outcome are swapped."
+            )
+        if self.layout.repeats and not self.pooled:
+            found = list(self.samples.majorities(self.omitted))
+            if found:
+                confidence, correct = torch.tensor(found, dtype=torch.float64, device="cpu").unbind(1)
+                self._add_confidences("frequency", "most frequent", confidence, correct.long(), None)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Numbers of rows by finding."""
+        of_parts = self.log.counts_of
+        logged = sum(of_parts.values(), Counter()) if self.part is None else of_parts.get(self.part, Counter())
+        return logged + self.omitted
+
+    @property
+    def pooled(self) -> Mapping[str, set[Any]]:
+        """Values of the fields that name systems, of which the answers of several are pooled."""
+        found: dict[str, set[Any]] = {}
+        for part, systems in self.log.systems.items():
+            for name, values in systems.items():
+                if self.part in (None, part) and name != self.log.options.by:
+                    found[name] = found.get(name, set()) | values
+        most = min(MOST_SYSTEMS, self.n_answers // 2)
+        return {name: values for name, values in found.items() if 2 <= len(values) <= most}
+
+    def audit(self) -> Audit:
+        """Return the results."""
+        names = list(self.log.alternatives)
+        chosen = self.log.chosen or (names[0] if names else "")
+        n_truth = self.truth[1]
+        benchmark = self.options.as_published
+        return Audit(
+            kind=self.log.kind,
+            file=self.log.path.name,
+            part="" if self.part is None else self.part,
+            chosen=chosen,
+            others=tuple(name for name in names if name != chosen),
+            n_answers=self.n_answers,
+            n_documents=self.documents.n,
+            n_options=(self.fewest, self.layout.width),
+            n_bins=self.options.n_bins,
+            nll_of_truth=-self.truth[0] / n_truth if n_truth else math.nan,
+            counts=dict(self.counts),
+            confidences=self._audited(),
+            fields=self.log.fields,
+            pooled={name: len(values) for name, values in self.pooled.items()},
+            notes=tuple(self._notes()),
+            published=None if benchmark is None else published(benchmark, *self.stated),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if not self.definitions:
+            yield (
+                "The log contains no confidence of an answer that is known to be right or wrong. "
+                f"Its calibration cannot be measured. {self.log.advice}".rstrip()
+            )
+        for name, values in self.pooled.items():
+            some = listed([*map(str, sorted(values, key=str)[:5]), *["others"] * (len(values) > 5)])
+            yield (
+                f"`{name}` has {len(values)} values ({some}), which are pooled. Pass by={name!r} (--by {name}) to "
+                "report each apart."
+            )
+        if self.layout.repeats:
+            yield "Questions have several answers. Tests and intervals treat only different questions as independent."
+
+    def fits(self, block: Block) -> bool:
+        """Return True if a block agrees with the layout, and adapt the layout. If not, the log must be read again."""
+        known = self.layout
+        has_texts = block.with_texts
+        is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)
+        for source, stated in block.stated.items():
+            before = self.scales.get(source, Scale(self.options.scale))
+            self.scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
+        sizes = [np.asarray(scores.sizes) for scores in block.scores.values()]
+        self.layout = replace(
+            known,
+            width=max([known.width, *(int(each.max()) for each in sizes)]),
+            has_repeated_names=known.has_repeated_names or is_repeated,
+            repeats=known.repeats or (is_repeated and known.has_repeated_names and has_texts),
+            scales={**known.scales, **self.scales},
+            distinct=known.distinct | self._distinct_in(block),
+        )
+        if self.layout.width > _MAX_OPTIONS:
+            n, row = next(
+                (n, row)
+                for scores in block.scores.values()
+                for n, row in zip(scores.sizes, scores.rows, strict=True)
+                if n > _MAX_OPTIONS
+            )
+            raise InputError(
+                f"`{self.log.path}` must have at most {_MAX_OPTIONS:,} options in each answer, got {n:,} for document "
+                f"{shown(block.documents[row])}. Keep the options of the question only."
+            )
+        is_contradicted = self.layout.width > known.width or any(
+            self.scales[source].name != before.name for source, before in known.scales.items()
+        )
+        has_changed = (self.layout.has_repeated_names, self.layout.repeats, self.layout.distinct) != (
+            known.has_repeated_names, known.repeats, known.distinct
+        )  # fmt: skip
+        self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
+        self.fewest = (
+            min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
+        )
+        return not self.is_contradicted
+
+    def _distinct_in(self, block: Block) -> set[str]:
+        """Return the sources that had the confidences of an earlier one until this block."""
+        columns: dict[str, tuple[Array, ...]] = {}
+        for source, scores in block.scores.items():
+            columns[source] = np.asarray(scores.rows), np.asarray(scores.sizes), np.asarray(scores.values)
+        for source, confidences in block.confidences.items():
+            columns[source] = np.asarray(confidences.rows), np.asarray(confidences.values)
+        ordered = [source for source in CONFIDENCES if source in columns]
+        for k, source in enumerate(ordered):
+            if source in self.layout.distinct or source in self.same_as or self.n_answers:
+                continue
+            others = (each for each in ordered[:k] if each not in self.same_as)
+            same = next((each for each in others if _are_equal(columns[source], columns[each])), None)
+            if same is not None:
+                self.same_as[source] = same
+        return {
+            source
+            for source, same in self.same_as.items()
+            if (source in columns or same in columns) and not _are_equal(columns.get(source), columns.get(same))
+        }
+
+    def _add(self, block: Block) -> None:
+        correct, truth = np.asarray(block.correct), np.asarray(block.truth)
+        is_judged = ~np.isnan(correct)
+        self.n_judged += int(is_judged.sum())
+        self.truth[0] += float(np.nansum(truth))
+        self.truth[1] += int((~np.isnan(truth)).sum())
+        # Count the answers that have no distribution over options with one right option.
+        right, has_options, is_single = np.asarray(block.right), *np.zeros((2, len(block)), dtype=bool)
+        for scores in block.scores.values():
+            rows = np.asarray(scores.rows)
+            has_options[rows] = True
+            is_single[rows] |= np.asarray(scores.sizes) == 1
+        reasons = {
+            "no right option": has_options & (right == NONE),
+            "several right options": has_options & (right == SEVERAL),
+            "a single option": is_single & (right >= 0),
+        }
+        for reason, which in reasons.items():
+            if which.any():
+                self.omitted[f"options without an event: {reason}"] += int(which.sum())
+        # Without repeated questions, the number of an answer identifies its question.
+        questions = (
+            hashes_of(block.questions)
+            if self.layout.repeats
+            else self.n_answers + torch.arange(len(block), device="cpu")
+        )
+        for source, scores in block.scores.items():
+            if source in self.same_as:
+                continue
+            for part in _parts_of(block, scores, self.layout.width):
+                self._add_options(source, scores.is_log, part, block, questions)
+        confidences = {
+            source: (np.asarray(each.rows), np.asarray(each.values))
+            for source, each in block.confidences.items()
+            if source not in self.same_as
+        }
+        found, last = {}, np.full(len(block), math.nan)
+        for source in self.log.stated:
+            if source not in block.stated:
+                continue
+            rows, values, signs = map(np.asarray, block.stated[source])
+            scale = self.scales[source]
+            if not scale.problem:
+                last[rows] = values = scale.fractions(values, signs)
+                found[source] = rows, values
+            elif is_judged[rows].any():
+                self._definition(source, "answer", task="confidence").problem = scale.problem
+        if self.options.as_published is not None:
+            self.stated[0].extend(last[is_judged])
+            self.stated[1].extend(np.asarray(block.correct)[is_judged])
+        confidences |= found
+        for source, (rows, values) in confidences.items():
+            judged = is_judged[rows]
+            if judged.any():
+                rows, confidence = rows[judged], torch.from_numpy(values[judged])
+                target = torch.from_numpy(correct[rows]).long()
+                self._add_confidences(
+                    source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
+                )
+                self._keep(source, "answer", block, rows, confidence, target, False)
+
+    def _add_confidences(
+        self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
+    ) -> None:
+        definition = self._definition(source, event, task="confidence")
+        definition.update(confidence, correct, clusters)
+        definition.add(confidence, correct)
+        definition.n_impossible += int((confidence == (1 - correct)).sum())
+
+    def _keep(
+        self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor, from_logits: bool
+    ) -> None:
+        if self.kept is not None:
+            names = block.questions if self.layout.has_repeated_names and not self.layout.repeats else block.documents
+            documents = [names[row] for row in rows]
+            self.kept[source, event].append(EventRows(documents, preds, target, from_logits))
+
+    def _add_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block, questions: Tensor) -> None:
+        rows, sizes, values, target = part
+        lowest = -math.inf if is_log else 0.0
+        held = torch.arange(self.layout.width, device="cpu") < sizes.unsqueeze(1)
+        are_equal = bool(held.all())  # the options of all answers are then a matrix
+        scores = (
+            values.reshape(held.shape)
+            if are_equal
+            else torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
+        )
+        if not are_equal:
+            scores[held] = values
+        is_impossible = (scores == lowest).all(-1)
+        if bool(is_impossible.any()):
+            document = block.documents[rows[int(is_impossible.long().argmax())]]
+            raise InputError(
+                f"`{self.log.path}` must have an option with a positive probability in each answer, got none for "
+                f"document {shown(document)} ({CONFIDENCES[source].name}). Check the scores."
+            )
+        probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
+        # Scores instead of their probabilities, of which small ones round to 0, and large ones to 1
+        preds = scores if is_log else probs
+        questions = questions[rows]
+        chosen = self._definition(
+            source, "chosen", task="multiclass", num_classes=self.layout.width, from_logits=is_log
+        )
+        chosen.update(preds, target, questions if self.layout.repeats else None)
+        self._keep(source, "chosen", block, rows, preds, target, is_log)
+        confidence, top = probs.max(-1)
+        chosen.add(confidence, (top == target).long())
+        of_truth = scores.gather(1, target.unsqueeze(1))
+        chosen.n_impossible += int((of_truth == lowest).sum())
+        if not self.with_each:
+            return
+        each = self._definition(source, "each", task="binary", from_logits=is_log)
+        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+        of_each = log_odds(scores)[held] if is_log else probs[held]
+        # Options of a question are dependent: exactly one of them is right.
+        each.update(of_each, is_right, questions.repeat_interleave(sizes))
+        each.add(probs[held], is_right)
+        each.n_impossible += int((of_each == torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)).sum())
+
+    def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
+        if (source, event) not in self.definitions:
+            builder = ReportBuilder(
+                **format_options,
+                n_bins=self.options.n_bins,
+                with_intervals=self.options.with_intervals and self.with_each,
+                with_calibration=self.options.with_calibration and self.with_each,
+            )
+            estimator = factory_of(ece)(task="binary", n_bins=self.options.n_bins)
+            bins = Stream(estimator.streamed(None))
+            self.definitions[source, event] = _Definition(source, event, builder, bins)
+        return self.definitions[source, event]
+
+    def _audited(self) -> tuple[AuditedConfidence, ...]:
+        found = []
+        for definition in self.definitions.values():
+            refusal = _refusal(definition)
+            equal = [source for source, same in self.same_as.items() if same == definition.source]
+            # The simulated outcomes are independent.
+            is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
+            detectable = math.nan
+            if not refusal and not is_clustered:
+                detectable = detectable_ece(definition.bins.statistic())
+            # Degenerate confidences are equal by their values, and not by their definitions.
+            for source in [definition.source, *equal] if refusal else [definition.source]:
+                scale = self.scales.get(source)
+                found.append(
+                    AuditedConfidence(
+                        source=source,
+                        event=definition.event,
+                        report=None if refusal else definition.builder.report(),
+                        equal=() if refusal else tuple(equal),
+                        mean=definition.total / definition.n if definition.n else math.nan,
+                        frequency=definition.n_right / definition.n if definition.n else math.nan,
+                        detectable=detectable,
+                        marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
+                        scale="" if scale is None else scale.rule,
+                        field=self.log.options.fields.get("confidence", "") if source in _REPORTED else "",
+                    )
+                )
+        found.sort(key=lambda each: list(CONFIDENCES).index(each.source))
+        wanted = self.options.definition
+        if wanted == "reported" and not any(each.source == "reported" for each in found):
+            wanted = "forecast" if any(each.source == "forecast" for each in found) else None
+        if wanted is None:
+            return tuple(found)
+        first = [each for each in found if wanted in (each.source, *each.equal)]
+        if not first and self.part is None:
+            raise InputError(
+                f"`confidence` must be a field or a definition in the log, got {shown(wanted)}. Definitions are "
+                f"{quoted(each.source for each in found)}."
+            )
+        return (*first, *(each for each in found if each not in first))
+
+
+_REPORTED = ("reported", "forecast")
+
+
+def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
+    """Return True for equal columns."""
+    return a is not None and b is not None and all(map(np.array_equal, a, b)) and len(a) == len(b)
+
+
+def _parts_of(block: Block, scores: Scores, width: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the answers of a block that have one right option among several, in parts of limited memory.
+
+    A part has the index in the block and the number of options of n answers, the scores of all these options in turn,
+    and the index of the right option of each answer.
+    """
+    rows, sizes, values = map(np.asarray, (scores.rows, scores.sizes, scores.values))
+    right = np.asarray(block.right)[rows]
+    kept = (right >= 0) & (sizes > 1)
+    rows, right, values, sizes = rows[kept], right[kept], values[np.repeat(kept, sizes)], sizes[kept]
+    n, ends = _MAX_SCORES // width, np.cumsum(sizes)
+    for start in range(0, len(rows), n):
+        part = slice(start, start + n)
+        columns = sizes[part], values[ends[start] - sizes[start] : ends[part][-1]], right[part]
+        yield rows[part], *map(torch.from_numpy, columns)
+
+
+def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
+    """Return the 95% quantile of ECE over simulated outcomes of a calibrated model; see `inference.simulation`."""
+    simulation = Simulation(BinCells.from_bins(b), 0, 0, n_replicates)
+    simulated = torch.cat([ece_from_bins(some) for some in simulation.statistics()])
+    # The smallest value that at most 5% of the replicates and the data itself reach
+    return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
+
+
+def _refusal(definition: _Definition) -> str:
+    """Return the reason why confidences are degenerate, as a sentence; empty if they are not."""
+    if definition.problem:
+        return f"Ambiguous: {definition.problem} Pass `scale`, 'percent' or 'fraction'."
+    if len(definition.values) > 1:
+        return ""
+    (value,) = definition.values
+    if value == 1 and definition.source in _OF_TOKENS:
+        return (
+            "Degenerate: every probability is 1. The log-probabilities seem to be those of sampling at temperature 0, "
+            "not of the model. Its calibration cannot be measured."
+        )
+    return (
+        f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy, "
+        f"{significant(definition.n_right / definition.n)}, is known."
+    )
+
+
+def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterator[str]:
+    """Yield the reasons why the numbers are not what they seem. `n_judged` answers are right or wrong."""
+    if definition.event == "answer" and definition.n < n_judged:
+        yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."
+    if detectable > _LARGE:
+        yield (
+            f"{definition.n:,} answers are too few to find small calibration errors: only an ECE above "
+            f"{detectable:.2f} is significant."
+        )
+    (value, times), n = definition.values.most_common(1)[0], definition.n
+    if n >= _FEW and times > _LOW_SHARE * n and definition.event in ("chosen", "answer"):
+        why = (
+            "a usual number of stated confidences"
+            if definition.source in _STATED
+            else "which may stand for a missing value"
+        )
+        yield f"{times:,} of {n:,} confidences are exactly {value:.6g}, {why}."
+    if definition.n_impossible:
+        is_rounded = definition.n_rounded == n and definition.source != "frequency"
+        rounded = " Probabilities are rounded to 2 decimals." if is_rounded else ""
+        yield (
+            f"NLL is infinite: the probability of {definition.n_impossible:,} outcomes that occurred is exactly 0."
+            f"{rounded} Use the Brier score."
+        )
