@@ -15,7 +15,9 @@ from helpers.samples import updated
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.calibration import relative_calibration_loss
+from torchcalib.core import partition
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.state import SumState
 from torchcalib.inference import calibration_test
 from torchcalib.metrics import by_group
 from torchcalib.results.group_table import adjusted_p_values, shrunk_to_mean
@@ -108,6 +110,23 @@ def test_group_numbers_of_samples_take_4_bytes_and_are_validated_on_loading():
     alone.persistent(True)
     with pytest.raises(ValueError, match="num_groups=None instead of num_groups=2"):
         metric.load_state_dict(alone.state_dict())
+
+
+OF_SUMS = [case for case in IN_PIECES if isinstance(case.example.kind, SumState)]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("case", list(covering(OF_SUMS, lambda case: {path_of(case)})))
+def test_values_of_groups_with_adjacent_rows_equal_a_loop(case, weighted, monkeypatch):
+    """Many adjacent rows of a group are added as a batch. Here 8 rows are many, and two groups have no rows."""
+    monkeypatch.setattr(partition, "_LONG_RUN", 8)
+    preds, target = case.data(n=60)
+    weights = case.weights(60) if weighted else None
+    groups = torch.arange(60) // 20 + 1
+    groups[50:] = 0
+    metric = by_group_of(case)
+    metric.update(preds, target, groups=groups, **({} if weights is None else {"weights": weights}))
+    close(metric.compute(), loop(case, preds, target, groups, weights).double(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.NLL])
