@@ -448,6 +448,7 @@ class ComparisonBuilder(Builder):
         for name in self._names:
             with _naming_system(name):
                 input_format = self._systems[name].input_format.resolved(preds[name], targets[name])
+                input_format.check_axis(preds[name])
                 input_format.check(preds[name], targets[name], weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
