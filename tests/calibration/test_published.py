@@ -138,8 +138,8 @@ def test_a_spline_that_was_saved_with_another_meaning_is_refused(tmp_path):
     state["_extra_state"].pop("format")  # files of the first format have none
     with pytest.raises(ValueError, match=r"must be of format 2 of SplineCalibration, got format 1.*Fit and save it"):
         SplineCalibration().load_state_dict(state)
-    torch.save(state, tmp_path / "old.pt")
-    with pytest.raises(ValueError, match="must be a complete calibrator, got"):
+    torch.save({"torchcalib_calibrator": state}, tmp_path / "old.pt")
+    with pytest.raises(ValueError, match="must be of format 2 of SplineCalibration"):
         load_calibrator(tmp_path / "old.pt")
 
 

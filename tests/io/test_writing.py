@@ -10,7 +10,7 @@ from processes import SCRIPTS, run_together
 
 from torchcalib.calibration import TemperatureScaling, load_calibrator, save_calibrator
 from torchcalib.cli import main
-from torchcalib.io.writing import write_all
+from torchcalib.io.writing import check_writable, write_all
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
@@ -55,6 +55,11 @@ def test_folders_pipes_and_devices_are_never_replaced(tmp_path, capsys):
             assert "must be a file, got the" in capsys.readouterr().err
         assert path.lstat().st_mode == mode
     assert not (tmp_path / "new").exists()
+    for name in ("/dev/stdout", "/dev/no_file"):  # behind the link can be a file
+        with pytest.raises(OSError, match="must be a file, got a place of the system"):
+            check_writable(Path(name))
+    assert main(["calibrate", str(tmp_path / "a.npz"), "--out", "/dev/no_file"]) == 2
+    assert "must be a file, got the device or pipe '/dev/no_file'" in capsys.readouterr().err
 
 
 def test_files_in_folders_below_are_written_and_links_are_replaced(tmp_path):

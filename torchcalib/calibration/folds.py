@@ -133,7 +133,7 @@ def _grouped(
         counts = torch.zeros(len(names), n_classes, dtype=torch.float64, device="cpu")
         counts.index_put_((index, labels), is_present.double(), accumulate=True)
         generator = torch.Generator().manual_seed(seed)
-        shuffled = torch.randperm(len(names), generator=generator)
+        shuffled = torch.randperm(len(names), generator=generator, device="cpu")
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         if is_stratified:
             total = counts.sum(0).clamp(min=1)

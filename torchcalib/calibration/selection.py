@@ -368,7 +368,7 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     n = min(before.numel(), _MAX_UNITS)
-    block = torch.randperm(before.numel(), generator=generator) % n
+    block = torch.randperm(before.numel(), generator=generator, device="cpu") % n
     columns = torch.cat((before.unsqueeze(0), parts)).double()
     columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
     drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator, device="cpu")

@@ -23,8 +23,8 @@ sqrt(2 / 1024), 4%.
 MAX_DISTINCT = 100_000
 """Largest number of clusters that are counted exactly. A larger number is represented by `MAX_DISTINCT` + 1."""
 
-_BITS = 22  # of the 32 bits of a hash that are not used for a number below 1,024
-_FEW_ROWS = 2**12  # up to this number, runs of equal clusters are not worth searching
+_BITS = 22  # low bits of a 32-bit hash, which do not affect a number below 1,024
+_FEW_ROWS = 2**12  # up to this number of rows, runs are not searched: hashing takes less time
 _ABSENT = 2**63 - 1  # identifier that stands for no cluster, on devices where tensors are not shortened
 
 _GOLDEN = 633  # odd, so that multiples are distinct modulo 1,024; about 1,024 times the golden ratio

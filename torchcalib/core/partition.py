@@ -53,7 +53,7 @@ class Partition(Generic[S]):
 
     sums: Tensor  # of G parts (G, ..., F, K); the first sum of each cell is its weight
     accumulator: SumsAccumulator[S]
-    n_distinct: int | None = None  # number of clusters before merging, see `ClusterState`; None if none are merged
+    n_distinct: int | None = None  # number of clusters before merging, see `ClusterState`; None if not counted
 
     @property
     def whole(self) -> S:
@@ -254,7 +254,8 @@ def _weight_and_residual(sample: RankedSample) -> Tensor:
     return columns.masked_fill(score.isnan().unsqueeze(-2), 0)
 
 
-def _is_number(keys: Tensor, n_parts: int) -> Tensor:  # noqa: ARG001
+def _unchanged(keys: Tensor, n_parts: int) -> Tensor:  # noqa: ARG001
+    """Return keys that are numbers of parts."""
     return keys
 
 
@@ -267,7 +268,9 @@ class SumsByPart(Generic[S]):
 
     accumulator: Any  # of a single part: a `SumsAccumulator` with a method `cells` or `of_groups`
     n_parts: int
-    number_of: Callable[[Tensor, int], Tensor] = _is_number  # maps keys to numbers in [0, G); a function of a module
+    number_of: Callable[[Tensor, int], Tensor] = (
+        _unchanged  # maps keys to numbers in [0, G); a module-level function, which can be pickled
+    )
 
     @property
     def with_noise(self) -> bool:

@@ -47,12 +47,16 @@ _IRRELEVANT = {"nan_policy"}
 
 def saved_bytes(kind: str, content: Mapping[str, Any]) -> bytes:
     """Return the saved form of nested dicts and lists of tensors and plain values. Equal values have equal bytes."""
-    from safetensors.torch import save  # after calls that do not save
+    from safetensors.torch import save  # imported only by calls that save
 
     tensors: dict[str, Tensor] = {}
     described = {"kind": kind, "form": FORM, "torchcalib": __version__, "byteorder": sys.byteorder}
     text = json.dumps({**described, "content": _with_names(content, "", tensors)})
     whole = save(tensors, {"torchcalib": f"{0:08x}{text}"})
+    if (size := int.from_bytes(whole[:8], "little")) > _MAX_HEADER:
+        raise ValueError(
+            f"`state` must have at most 8 MiB of names and settings, got {size:,} bytes. Use fewer or shorter names."
+        )
     return b"".join((whole[: _CHECKSUM.start], _checksum(whole), whole[_CHECKSUM.stop :]))
 
 
@@ -114,7 +118,7 @@ def content_of(given: Path | bytes | bytearray | memoryview, kind: str) -> dict[
     content = given if isinstance(given, bytes) else bytes(memoryview(given))
     length = int.from_bytes(content[:8], "little")
     if content[8 : _CHECKSUM.start] != _START or length > _MAX_HEADER:
-        old = ", which versions before 0.1.0 wrote" if content[:2] == b"PK" else ""
+        old = ": a zip archive, as versions before 0.1.0 wrote" if content[:2] == b"PK" else ""
         raise ValueError(f"it must begin with the header of a saved form, got other content{old}")
     if content[_CHECKSUM] != _checksum(content):
         raise ValueError("it must have the checksum in its header, got damaged content")
@@ -139,7 +143,7 @@ def check_form(what: str, form: object, version: object) -> None:
     if type(form) is not int or form < 1:
         raise ValueError(f"its version of the form must be a positive integer, got {shown(form)}")
     if form != FORM:
-        advice = f"Update torchcalib from version {__version__}." if form > FORM else "Create it anew from the data."
+        advice = f"Update torchcalib from version {__version__}." if form > FORM else "Create it again from the data."
         raise _OtherFormError(
             f"A {what} must have version {FORM} of the saved form, got {form}, written by torchcalib "
             f"{shown(version)}. {advice}"

@@ -46,8 +46,10 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
 def check_writable(path: Path) -> None:
     """Raise OSError if the path is a folder, or a device, pipe or socket, also behind a link.
 
-    Links to files and folders are replaced.
+    Links to files and folders are replaced, except for those of the system, such as `/dev/stdout`.
     """
+    if path.absolute().parts[1:2] in (("dev",), ("proc",), ("sys",)):
+        raise OSError(f"`{path}` must be a file, got a place of the system. Choose another name.")
     if path.exists() and not path.is_file() and not (path.is_symlink() and path.is_dir()):
         kind = "a folder" if path.is_dir() else "a device, pipe or socket"
         raise OSError(f"`{path}` must be a file, got {kind}. Choose another name.")

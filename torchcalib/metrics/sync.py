@@ -17,7 +17,7 @@ _SYNC = "sync the same metrics"
 
 
 class Synced(Protocol):
-    """What a sync needs of a metric."""
+    """Attributes of a metric that a sync uses."""
 
     kind: SumState[Any] | SampleState
     settings: dict[str, Any]

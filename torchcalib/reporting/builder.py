@@ -16,7 +16,7 @@ class Builder(ABC):
     KIND: ClassVar[str]
     """Kind of the saved form."""
     _WRITERS: ClassVar[str]
-    """What writes such states, for errors."""
+    """Commands and methods that write such states, for errors."""
 
     def __init__(self) -> None:
         # Identifiers of all merged builders, to reject a second merge, and a digest of their rows, empty if unknown
@@ -50,7 +50,8 @@ class Builder(ABC):
         Up to 2^24 exact samples take 5 to 17 bytes each (multi-label: for each label), and a sketch of more samples at
         most 110 MB. Predictions for calibrators and intervals take up to 2^26 values, 256 MB for float32. They are
         omitted with `with_calibration=False` and `with_intervals=False`, and above their limits. The state of a
-        comparison takes at most 64 MB for each sum of a system, and 20 MB for its ranked samples.
+        comparison takes at most 64 MB for each sum of a system, and 32 bytes for each of up to 2^20 ranked samples
+        (34 MB).
 
         Example:
             >>> import torch

@@ -140,7 +140,7 @@ def damaged(state):
     contents += [{**description(state), **changed} for changed in wrong]
     for content in contents:
         yield "a damaged one", {"description": content}
-    for form, advice in ((FORM + 1, "Update torchcalib"), (FORM - 1, "Create it anew")):
+    for form, advice in ((FORM + 1, "Update torchcalib"), (FORM - 1, "Create it again")):
         other = {**description(state), "form": form, "torchcalib": "9.1"}
         message = f"must have version {FORM} of the saved form, got {form}, written by torchcalib '9.1'. {advice}"
         yield message, {"description": other}

@@ -262,6 +262,22 @@ def test_damaged_states_of_a_comparison_raise_an_error():
     assert ComparisonBuilder.from_bytes(content).comparison().n == len(target)
 
 
+@pytest.mark.parametrize("with_clusters", [False, True])
+def test_empty_batches_and_empty_builders_change_nothing(with_clusters):
+    logits, target = systems("binary")
+    how = {"task": "binary", "from_logits": True, **FEW}
+    more = {"clusters": torch.arange(len(target)) // 2} if with_clusters else {}
+    more["weights"] = torch.ones(len(target))
+    builder, empty = (ComparisonBuilder(tuple(logits), **how) for _ in range(2))
+    for rows in (slice(0, 0), slice(None)):
+        batch = {name: each[rows] for name, each in logits.items()}
+        builder.update(batch, target[rows], **{name: each[rows] for name, each in more.items()})
+    empty.merge(builder)
+    expected = tc.compare(logits, target, **how, **more)
+    for found in (builder, empty):
+        assert found.comparison().to_dict()["lines"] == expected.to_dict()["lines"]
+
+
 @pytest.mark.parametrize("rows", [slice(1, 17, 2), slice(1, 2)], ids=["8 rows", "1 row"])
 def test_an_infinite_difference_is_certain(rows):
     """37% of the resamples omit a single outcome of probability 0, and the expected log loss is infinite."""

@@ -377,7 +377,7 @@ class Decisions(Lines):
         same = options[0] if len({*options}) == 1 else None  # `None` in the keys takes less time to hash
         keys = list(zip(gold, map(type, gold), options if same is None else repeat(None), strict=False))
         indices = {}
-        for key in {*keys}:
+        for key in dict.fromkeys(keys):
             names = key[2] or same or ()
             right = self.right_option(key[0], names, "a row")
             indices[key] = NONE if right is None else right

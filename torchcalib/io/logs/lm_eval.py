@@ -101,7 +101,7 @@ class LmEval(RowLog):
         correct = all_correctness(found.outcomes)
         right = _right_of_all(found.targets, texts, sizes, chosen, correct)
         if (right == NONE).all():
-            self.unnamed = found.targets[0], texts[: sizes[0]]
+            self.unnamed = self.unnamed or (found.targets[0], texts[: sizes[0]])
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])

@@ -60,7 +60,7 @@ N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
 
 _OMITTED = "UNC"  # name of the lines of a report that are omitted: uncertainty depends only on the outcomes
-_FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
+_FEW_GROUPS = 1000  # up to this number of groups, notes state the standard error of the width of intervals
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -273,7 +273,7 @@ class ComparisonBuilder(Builder):
         keys, found = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device), self._clusters
         if clusters is not None:
             keys = of_samples(identifiers(clusters, first.device), (n_rows,))
-            with_weight = slice(None) if weights is None else (weights != 0).reshape(n_rows, -1).any(-1)
+            with_weight = slice(None) if weights is None else (weights != 0).unsqueeze(-1).flatten(1).any(-1)
             found = distinct(torch.cat([*(() if found is None else (found,)), keys[with_weight]]))
         words = cluster_words(keys)
         systems = {name: copy(system) for name, system in self._systems.items()}
@@ -315,7 +315,7 @@ class ComparisonBuilder(Builder):
             )
         if not other._n_rows:
             return
-        if False in (self._has_clusters, other._has_clusters):
+        if self._n_rows and False in (self._has_clusters, other._has_clusters):
             raise ValueError(
                 "`other` must have clusters, got none in one of two builders. Pass `clusters` to `update` of both, for "
                 "example the numbers of the rows."
@@ -328,7 +328,8 @@ class ComparisonBuilder(Builder):
         self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
         self._are_counts &= other._are_counts
         clusters = [each for each in (self._clusters, other._clusters) if each is not None]
-        self._clusters, self._parts = distinct(torch.cat(clusters)), self._parts | other._parts
+        self._clusters = distinct(torch.cat(clusters)) if clusters else None
+        self._parts = self._parts | other._parts
 
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""

@@ -142,7 +142,8 @@ class SystemBuilder(ReportBuilder):
     @property
     def sums(self) -> dict[str, Partition[Any]]:
         """Sums of random groups of rows, by name of the statistic. With a single group there are no replicates."""
-        found = {name.removesuffix(_BY_ROW): self._statistic(name) for name in self._states}
+        names = [name for name in self._states if not is_ranked(self._kinds[name])]
+        found = {name.removesuffix(_BY_ROW): self._statistic(name) for name in names}
         return {name: each for name, each in found.items() if isinstance(each, Partition)}
 
     @property
@@ -213,6 +214,13 @@ def _occupied(part: Partition[Any]) -> Tensor:
     return (part.sizes.reshape(len(part.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
 
 
+def _groups_of(part: SampledPartition) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the groups with samples `(g,)`, and the index of the group of each sample."""
+    numbers = number_of_word(part.keys, MAX_CLUSTERS)
+    groups, index = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    return groups, index
+
+
 def bootstrap_of(part: AnyPartition, draws: Draws) -> Iterator[Any]:
     """Yield the statistic of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory.
 
@@ -224,7 +232,7 @@ def bootstrap_of(part: AnyPartition, draws: Draws) -> Iterator[Any]:
         for some in torch.split(draws.weights(groups), replicates_at_once(n_values)):
             yield part.replicate(some)
         return
-    groups, index = number_of_word(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    groups, index = _groups_of(part)
     part = SampledPartition(part.whole, index, len(groups))
     for some in torch.split(draws.weights(groups)[:RANKED_REPLICATES], replicates_at_once(part.n_values)):
         yield OrderedSample.from_sample(part.replicate(some))  # sorted once for all metrics
@@ -256,7 +264,7 @@ def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[
     order = order_of(part.whole.score)
     ordered = OrderedSample.from_sample(part.whole)  # the same stable order
     if flips:
-        groups, index = number_of_word(part.keys, MAX_CLUSTERS).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        groups, index = _groups_of(part)
         signs = draws.signs(groups)[:RANKED_REPLICATES]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
     rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
