@@ -292,7 +292,7 @@ class SumsByPart(Generic[S]):
         assert p.groups is not None  # set by `in_groups` or `in_clusters`
         accumulator, numbers = self.accumulator, self.number_of(p.groups, self.n_parts)
         has_loop = hasattr(accumulator, "of_groups")
-        if not has_loop or (accumulator.mode == "classwise" and p.task == "multiclass"):
+        if not has_loop or (getattr(accumulator, "mode", "") == "classwise" and p.task == "multiclass"):
             of_runs = self._of_runs(p, numbers)
             if of_runs is not None:
                 return of_runs
