@@ -4,6 +4,7 @@ States are those of states.py. The form of all of them is that of `torchcalib.co
 """
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_every_changed_bit_of_a_calibrator_is_refused(tmp_path):
 
 
 def mutated(content, rng):
-    """Return changed bytes: some bits or bytes, a part that is removed, repeated, moved, or of another state."""
+    """Return changed bytes: some bits, random bytes, zeros, or a part that is removed, repeated or appended."""
     content, (start, end) = bytearray(content), sorted(rng.choices(range(len(content) + 1), k=2))
     way = rng.randrange(6)
     if way == 0:
@@ -327,7 +328,6 @@ def test_values_that_a_state_cannot_have_are_refused_by_every_way_to_load_it():
 
 
 def test_a_folder_a_pipe_and_a_file_of_another_kind_are_no_states(tmp_path):
-    import os
 
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_bytes(b"hello")

@@ -9,7 +9,7 @@ from helpers.prediction_files import WRITERS
 TASKS = ("binary", "multiclass", "multilabel")
 
 
-def data_set(task, n=240, weights="none", soft=False, seed=0):
+def data_set(task, n=240, weights="none", soft=False, seed=0, parts=False):
     """Return logits, targets and weights as arrays, by their names in files."""
     rng = np.random.default_rng(seed)
     shape = (n,) if task == "binary" else (n, 4)
@@ -23,6 +23,8 @@ def data_set(task, n=240, weights="none", soft=False, seed=0):
     arrays = {"logits": logits, "targets": target}
     if weights != "none":
         arrays["weights"] = rng.integers(0, 3, n) if weights == "counts" else rng.random(n)
+    if parts:  # each third of the rows has another group
+        arrays |= {"groups": np.arange(n) * 3 // n, "clusters": np.arange(n) // 2}
     return arrays
 
 

@@ -16,7 +16,7 @@ import torchcalib
 from torchcalib.core import sample_or_sketch
 from torchcalib.reporting import buffer
 
-RANK, N_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, N_RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 QUICK = {"with_calibration": False, "with_intervals": False}
 IN_ORDER = {"with_intervals": False}  # calibrators depend on the order of rows
 
@@ -24,6 +24,7 @@ CASES = [  # task, rows, settings, columns, rows before the first row of each ra
     ("binary", 120, QUICK, {"weights": "counts", "soft": True}, (5, 50, 100), None),
     ("multiclass", 120, QUICK, {"weights": "real", "soft": True}, (5, 50, 100), None),
     ("multilabel", 120, QUICK, {"weights": "real"}, (5, 50, 100), None),
+    ("multiclass", 120, QUICK, {"parts": True}, (5, 50, 100), None),
     ("binary", 600, {**IN_ORDER, "right": True, "n_bins": 9}, {}, (40, 40, 40), None),
     ("multiclass", 60, IN_ORDER, {}, (10, 30, 60), None),  # the last rank has no rows
     ("binary", 60, IN_ORDER, {}, (20, 40, 50), 59),

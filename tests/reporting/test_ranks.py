@@ -6,6 +6,7 @@ import signal
 import pytest
 from helpers.shards import add_to, assert_same
 from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
+from processes.gathering_ranks import CASES, builder_of
 
 from torchcalib.core import sample_or_sketch
 from torchcalib.reporting import buffer
@@ -23,10 +24,6 @@ def launched(n_ranks, folder, *more):
 @pytest.mark.extended
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_gathered_reports_equal_that_of_one_process(n_ranks, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    from processes.gathering_ranks import CASES, builder_of
-
     outputs = launched(n_ranks, tmp_path)
     for k, case in enumerate(CASES):
         with monkeypatch.context() as patch:
