@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
-from torchcalib.display.words import printable
-
 FILL_IN = "Fill it in, or pass nan_policy='drop' to drop rows with missing values."
 """Advice for a missing value."""
 _MAX_MESSAGE = 500  # characters of a message
@@ -53,6 +51,8 @@ def reading(label: str, file_format: str) -> Iterator[None]:
 
 def limited(message: str) -> str:
     """Return a message of at most 500 printable characters. Long names in backquotes are shortened in the middle."""
+    from torchcalib.display.words import printable
+
     for most in _NAME_LENGTHS:
         if len(message) <= _MAX_MESSAGE:
             break
@@ -66,6 +66,8 @@ def limited(message: str) -> str:
 
 def short_name(name: str, most: int = 28) -> str:
     """Return a name without control characters, shortened in the middle to `most` characters."""
+    from torchcalib.display.words import printable
+
     shown, start = printable(name), most // 2
     return shown if len(shown) <= most else f"{shown[:start]}…{shown[start + 1 - most :]}"
 
