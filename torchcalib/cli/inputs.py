@@ -12,6 +12,7 @@ from pathlib import Path
 from torchcalib.cli.options import is_file
 from torchcalib.cli.systems import System
 from torchcalib.io.opening import PredictionFiles, Unconverted, open_predictions, open_without_targets
+from torchcalib.io.writing import is_of_system
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
@@ -100,8 +101,7 @@ def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
     folder = path.parent
     if path.is_dir() or not path.name:
         raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
-    is_of_system = path.absolute().parts[1:2] in (("dev",), ("proc",), ("sys",))  # such as the link /dev/stdout
-    if is_of_system or (path.exists() and not path.is_file()):
+    if is_of_system(path) or (path.exists() and not path.is_file()):
         raise ValueError(f"`{option}` must be a file, got the device or pipe {str(path)!r}. Name another one.")
     if not folder.is_dir():
         raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")

@@ -407,7 +407,7 @@ class ClusterState(SumState[Any]):
             return None
         if not all(isinstance(x, Tensor) and (x.dim(), x.dtype) == (1, torch.int64) for x in identifiers):
             return None
-        return SumsOfClusters(checked, _joined([x.to(checked.device, copy=True) for x in identifiers]))
+        return SumsOfClusters(checked, _joined([distinct(x.to(checked.device, copy=True)) for x in identifiers]))
 
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first: the sums, and the number of identifiers."""

@@ -48,7 +48,7 @@ _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _MAX_DEPTH_OF_FILE = 100  # in files whose rows may be logs
 _MAX_JSON = 128 * 2**20  # largest array of JSON in bytes, which is in memory as text
 _MAX_WIDE = 2**25  # the same with characters of 4 bytes, which make each character of the text take 4 bytes
-_WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character of 4 bytes
+WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character of 4 bytes
 _LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictions", "responses", "items", "questions")
 """Keys of a list of rows in a JSON object, before others."""
 _SPACE = re.compile(r"[\s,]*")
@@ -576,7 +576,7 @@ def opened_lines(path: Path) -> IO[bytes]:
     if path.stat().st_size > _MAX_JSON:
         raise InputError(f"`{path}` must have at most 128 MiB, got more. Write one object per line to .jsonl.")
     content = path.read_bytes()
-    if len(content) > _MAX_WIDE and _WIDE.search(content):
+    if len(content) > _MAX_WIDE and WIDE.search(content):
         raise InputError(
             f"`{path}` must have at most 32 MiB, because it has characters of 4 bytes, got more. Write one object per "
             "line to .jsonl."

@@ -48,11 +48,17 @@ def check_writable(path: Path) -> None:
 
     Links to files and folders are replaced, except for those of the system, such as `/dev/stdout`.
     """
-    if path.absolute().parts[1:2] in (("dev",), ("proc",), ("sys",)):
+    if is_of_system(path):
         raise OSError(f"`{path}` must be a file, got a place of the system. Choose another name.")
     if path.exists() and not path.is_file() and not (path.is_symlink() and path.is_dir()):
         kind = "a folder" if path.is_dir() else "a device, pipe or socket"
         raise OSError(f"`{path}` must be a file, got {kind}. Choose another name.")
+
+
+def is_of_system(path: Path) -> bool:
+    """Return True for a place directly in `/dev`, or in `/proc` or `/sys`. Folders such as `/dev/shm` are for files."""
+    folder = path.parent.resolve()
+    return folder == Path("/dev") or folder.parts[1:2] in (("proc",), ("sys",))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.tables import DECIMAL_COMMA, Frame, Parquet, opened_lines, opened_text, text_layout
+from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, opened_lines, opened_text, text_layout
 
 try:
     import orjson  # parses a line three times as fast
@@ -30,7 +30,6 @@ _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes, which 
 _MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its size
 _COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
 """Bytes of an object with up to 5 keys, of an array, of a value after a comma, and of a key with its place."""
-_WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character that takes 4 bytes in a string
 _IN_PARTS = "Write a format that is read in parts, such as .eval or .jsonl."
 _LINE = re.compile(rb"\S[^\n]*")  # a line that is not blank, from its first letter
 _BATCH = 2**12  # rows of a table that are converted at once
@@ -219,7 +218,7 @@ def _check_memory(text: bytes, label: str) -> None:
     A value has a comma, a colon or a bracket before it. The text needs memory for itself, for its strings and, without
     orjson, once more as a string, whose widest character determines the bytes of all.
     """
-    width = 1 if text.isascii() else 4 if _WIDE.search(text) else 2
+    width = 1 if text.isascii() else 4 if WIDE.search(text) else 2
     needed = len(text) * (1 + width * (1 + (orjson is None)))
     needed += sum(cost * text.count(mark) for mark, cost in _COSTS.items())
     most = 4 * len(text) + _MAX_MEMORY

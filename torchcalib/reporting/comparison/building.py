@@ -363,7 +363,7 @@ class ComparisonBuilder(Builder):
         builder._n_rows, builder._n_dropped = saved_count(state, "n_rows"), saved_count(state, "n_dropped")
         builder._are_counts = saved_value(state, "are_counts", bool)
         if state["clusters"] is not None:
-            builder._clusters = saved_tensor(state, "clusters", torch.int64, (None,))
+            builder._clusters = distinct(saved_tensor(state, "clusters", torch.int64, (None,)))
         return builder
 
     @property
