@@ -4,14 +4,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import BatchSummary, Events, Mode, n_events, reduce_to_events
+from torchcalib.core.batch import Piece
+from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
@@ -25,13 +25,15 @@ from torchcalib.core.sums import (
     sums_of_replicates,
     weighted,
 )
-from torchcalib.ops.bin_sums import Bins, class_bins, event_bins
+from torchcalib.ops.bin_sums import Bins, class_bins, class_sums, event_bins
 from torchcalib.ops.bin_sums.formula import weighted_columns
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import bin_index, bin_sums, cell_sums
 
 S = TypeVar("S", bound=Sums)
+
+_MAX_CLASS_SUMS = 2**17  # largest number of sums of all classes that take less time than the rows of a piece
 
 
 @dataclass(frozen=True)
@@ -187,26 +189,31 @@ class EqualWidthBins(EventSums[BinStats]):
         )  # fmt: skip
         return self._bin_stats(p, sums if groups is None else sums.movedim(-3, 0), events, groups, n_groups)
 
-    def takes_summary(self, task: Task, from_logits: bool) -> bool:
-        """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
+    def takes_pieces(self, task: Task, from_logits: bool) -> bool:
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
         is_own = type(self) is EqualWidthBins and not self.with_ecd  # a subclass may have other sums
         if task == "binary":
             # The sigmoid of torch rounds differently, and a probability of a calibrator can be the edge of a bin.
             return is_own and self.mode == "positive" and not from_logits
-        return is_own and self.mode == "top_label"
+        return is_own and task == "multiclass" and self.mode in ("top_label", "classwise")
 
-    def add_summary(self, batch: BatchSummary, from_logits: bool, sums: Any) -> bool:  # noqa: ARG002
-        """Add the events of a batch to the numpy array `sums` `(F, B)` in place.
+    def add_piece(self, piece: Piece, sums: Any) -> bool:
+        """Add the events of a piece to the numpy array `sums` in place: `(F, G * B)`, or `(C, F, B)` for all classes.
 
-        Return False, and add nothing, for invalid events, and for too many to be added by one thread.
+        Return False, and add nothing, for invalid events.
         """
-        source: Any = source_of("events", "cpu", torch.float64, len(batch.outcome), "auto")
-        added: bool = source.add_summary(batch.confidence, batch.outcome, self._bins, sums)
-        return added
-
-    @cached_property
-    def _bins(self) -> Bins:
-        return Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", True)
+        bins = Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", piece.copies)
+        if self.mode != "classwise":
+            source: Any = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
+            columns = piece.confidence, piece.outcome, piece.weights, piece.groups
+            is_added: bool = source.add_labelled(*columns, bins, sums)
+            return is_added
+        if piece.groups is not None or sums.size > _MAX_CLASS_SUMS:
+            return False
+        columns = piece.values, piece.label, piece.weights, piece.top, piece.confidence
+        tensors = [None if x is None else torch.from_numpy(x) for x in columns]
+        sums += class_sums("auto", *tensors, piece.from_logits, bins).numpy()
+        return True
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
         """Return the sums `(G, ..., F, B)` over the events in each group, for predictions without replicate weights.

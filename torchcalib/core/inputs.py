@@ -81,8 +81,8 @@ class InputFormat:
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # for each dtype of predictions, whether batches may have a `BatchSummary`
-    summaries: dict[torch.dtype, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # for each dtype of predictions, whether `core.batch` may read batches
+    simple_dtypes: dict[torch.dtype, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -316,12 +316,10 @@ class InputFormat:
         return {"task": self.task, "from_logits": self.from_logits, "ignore_index": self.ignore_index}
 
     @property
-    def is_simple(self) -> bool:
-        """Whether a batch of labels without weights may have a `BatchSummary`."""
-        has_all_rows = self.ignore_index is None and self.nan_policy == "raise" and self.min_annotators < 2
-        has_plain_axes = self.batch_dims == 0 and self.class_axis in (None, 1, -1)
-        is_own_task = self.task != "multilabel" and self.positive_classes is None
-        return has_all_rows and has_plain_axes and is_own_task
+    def has_simple_rows(self) -> bool:
+        """Whether `core.batch` may read batches of labels."""
+        is_plain = self.nan_policy == "raise" and self.min_annotators < 2 and self.batch_dims == 0
+        return is_plain and self.task != "multilabel" and self.positive_classes is None
 
     @property
     def read_as(self) -> Task:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.batch import Piece, added_by, takes_pieces
 from torchcalib.core.clusters import MAX_CLUSTERS, distinct, distinct_in, number_of, numbered
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
@@ -330,6 +332,21 @@ class SumsByPart(Generic[S]):
         flags = [each.noise_flag for each in found if each.noise_flag is not None]
         return Sums(in_parts([each.sums for each in found]), noise_flag=in_parts(flags) if flags else None)
 
+    def takes_pieces(self, task: Task, from_logits: bool) -> bool:
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
+        return takes_pieces(self.accumulator, task, from_logits)
+
+    def add_piece(self, piece: Piece, sums: Any) -> bool:
+        """Add a piece to the numpy array `sums` `(G, ..., F, K)` in place. Return False if it is not added."""
+        if piece.only_group is not None:
+            return added_by(self.accumulator, piece, sums[piece.only_group])
+        if sums.ndim > 3:  # with an axis of classes
+            return False
+        of_piece = np.zeros((sums.shape[1], sums.shape[0] * sums.shape[2]))
+        is_added = added_by(self.accumulator, piece, of_piece)
+        sums += of_piece.reshape(sums.shape[1], sums.shape[0], sums.shape[2]).swapaxes(0, 1)
+        return is_added
+
     def wrap(self, sums: Tensor) -> Partition[S]:
         """Convert a tensor `(G, ..., F, K)` to a `Partition`."""
         return Partition(sums, self.accumulator)
@@ -386,7 +403,7 @@ class ClusterState(SumState[Any]):
     def add(self, state: Any, more: Any) -> Any:
         """Return the sum of two states, on the device of the first."""
         identifiers = [*state.identifiers, *(x.to(state.sums.device) for x in more.identifiers)]
-        return SumsOfClusters(super().add(state.sums, more.sums), _joined(identifiers))
+        return SumsOfClusters(super().add(state.sums, more.sums), joined(identifiers))
 
     def detach(self, state: Any) -> Any:
         """Return the state without its autograd graph."""
@@ -398,7 +415,7 @@ class ClusterState(SumState[Any]):
 
     def statistic(self, state: Any) -> Any:
         """Return a `Partition` with the number of distinct clusters."""
-        return replace(super().statistic(state.sums), n_distinct=sum(map(number_of, _joined(state.identifiers))))
+        return replace(super().statistic(state.sums), n_distinct=sum(map(number_of, joined(state.identifiers))))
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
         """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
@@ -407,17 +424,17 @@ class ClusterState(SumState[Any]):
             return None
         if not all(isinstance(x, Tensor) and (x.dim(), x.dtype) == (1, torch.int64) for x in identifiers):
             return None
-        return SumsOfClusters(checked, _joined([distinct(x.to(checked.device, copy=True)) for x in identifiers]))
+        return SumsOfClusters(checked, joined([distinct(x.to(checked.device, copy=True)) for x in identifiers]))
 
     def announce(self, state: Any) -> Tensor:
         """Return the numbers that a rank sends first: the sums, and the number of identifiers."""
-        n = sum(map(len, _joined(state.identifiers)))
+        n = sum(map(len, joined(state.identifiers)))
         return torch.cat((super().announce(state.sums), state.sums.new_tensor([n])))
 
     def payload(self, state: Any) -> Tensor:
         """Return the bytes of the identifiers for an all-gather, uint8 `(n,)`."""
         empty = torch.zeros(0, dtype=torch.uint8, device=state.sums.device)
-        return torch.cat([empty, *(x.view(torch.uint8) for x in _joined(state.identifiers))])
+        return torch.cat([empty, *(x.view(torch.uint8) for x in joined(state.identifiers))])
 
     def payload_size(self, announced: Tensor) -> int:
         """Return the length of the `payload` of the rank that sent `announced`."""
@@ -427,10 +444,10 @@ class ClusterState(SumState[Any]):
         """Return the merged state of all ranks."""
         # Clone, because a view with another dtype must be aligned to its item size.
         identifiers = [payload.clone().view(torch.int64) for payload in payloads]
-        return SumsOfClusters(super().merged([one[:-1] for one in announced], payloads), _joined(identifiers))
+        return SumsOfClusters(super().merged([one[:-1] for one in announced], payloads), joined(identifiers))
 
 
-def _joined(identifiers: Sequence[Tensor]) -> list[Tensor]:
+def joined(identifiers: Sequence[Tensor]) -> list[Tensor]:
     """Return the distinct identifiers of all chunks as one chunk; an empty list without chunks."""
     return [distinct(torch.cat(list(identifiers)))] if len(identifiers) > 1 else list(identifiers)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.core.events import BatchSummary
+from torchcalib.core.batch import Piece
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import SumsAccumulator, check_sums, has_noise_flag, with_noise_row
@@ -81,13 +81,13 @@ class SumState(Generic[S]):
         )
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
-    def add_summary(self, batch: BatchSummary, from_logits: bool, total: Any) -> bool:
-        """Add a batch to a state, a numpy array, in place. Return False for an invalid batch.
-
-        The accumulator must take summaries.
-        """
+    def add_piece(self, piece: Piece, total: Any) -> bool:
+        """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.batch`."""
         accumulator: Any = self.accumulator
-        is_valid: bool = accumulator.add_summary(batch, from_logits, total[self._offset :].reshape(self.shape))
+        is_valid: bool = accumulator.add_piece(piece, total[self._offset :].reshape(self.shape))
+        if self._offset > N_IGNORED and not piece.copies:
+            flags = total[N_IGNORED : self._offset].reshape(self.shape[:-2])
+            flags[... if piece.only_group is None else piece.only_group] += piece.weight_in_groups()
         return is_valid
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import BatchSummary, Events, Mode
+from torchcalib.core.batch import Piece
+from torchcalib.core.events import Events, Mode
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import source_of
@@ -301,7 +303,7 @@ class ScoreAccumulator:
     by_class: bool  # Whether to sum separately for each true class. A soft target is weighted by its probabilities.
     # Name of the score in `Predictions.score_sum`, which computes the sum over all classes in one pass; or None
     kind: "Kind | None" = field(default=None, compare=False)
-    # coefficients of the score of a label as a sum of the statistics in `BatchSummary.totals`; None for other scores
+    # coefficients of the score of a label as a sum of the statistics in `Piece.totals`; None for other scores
     of_statistics: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
     # smallest and largest score
     score_range: tuple[float, float] = field(default=(-math.inf, math.inf), compare=False, repr=False)
@@ -339,30 +341,30 @@ class ScoreAccumulator:
             return ScoreSum(bin_sums(p.target.long(), (n, score, n), p.num_classes))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
-    def takes_summary(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
-        """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
+    def takes_pieces(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
         is_own = type(self) is ScoreAccumulator and not self.by_class  # a subclass may have other sums
         score = self.kind if task == "binary" else self.of_statistics
         return is_own and task != "multilabel" and score is not None
 
-    def add_summary(self, batch: BatchSummary, from_logits: bool, sums: Any) -> bool:
-        """Add the number of samples and their scores to the numpy array `sums` `(2, 1)` in place.
+    def add_piece(self, piece: Piece, sums: Any) -> bool:
+        """Add the weights of rows and their scores to the numpy array `sums` `(2, G)` in place.
 
         Return False, and add nothing, for invalid values.
         """
-        if batch.totals is None:
-            assert self.kind is not None  # see `takes_summary`
-            source: Any = source_of("binary_scores", "cpu", torch.float64, len(batch.outcome), "auto")
-            score = source.summary_score(batch.confidence, batch.outcome, self.kind, from_logits)
+        if piece.totals is None:
+            assert self.kind is not None  # see `takes_pieces`
+            source: Any = source_of("binary_scores", "cpu", torch.float64, piece.n_values, "auto")
+            columns = piece.weights, piece.groups, piece.n_groups
+            score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
         else:
-            score = 0.0
-            for coefficient, total in zip(self.of_statistics or (), batch.totals, strict=True):
-                if coefficient:  # 0 times infinity is NaN
-                    score += coefficient * total
-        if math.isnan(score):
+            # 0 times infinity is NaN
+            terms = [c * total for c, total in zip(self.of_statistics or (), piece.totals, strict=True) if c]
+            score = sum(terms)
+        if np.isnan(score).any():
             return False
-        sums[0, 0] += len(batch.outcome)
-        sums[1, 0] += score
+        sums[0] += piece.weight_in_groups()
+        sums[1] += score
         return True
 
     def checks(self, p: Predictions) -> bool:

@@ -30,7 +30,8 @@ from torchcalib.core.arguments import (
     with_task,
 )
 from torchcalib.core.arrays import are_plain
-from torchcalib.core.events import Mode, TopK, detail_of, resolve_mode, summary_of, takes_summary
+from torchcalib.core.batch import add_rows, detail_of, rows_of, takes_pieces
+from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import Sums, SumsAccumulator
@@ -117,8 +118,8 @@ class Estimator(Generic[S]):
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
-        if weights is None and not is_compiling():
-            found = self._from_summary(preds, target)
+        if not is_compiling():
+            found = self._in_one_pass(preds, target, weights)
             if found is not None:
                 return found
         p = self.read(preds, target, weights)
@@ -126,27 +127,26 @@ class Estimator(Generic[S]):
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
 
-    def _from_summary(self, preds: Tensor, target: Tensor) -> Tensor | None:
-        """Return the value for labels without weights by a `BatchSummary`; None if `read` must convert them."""
-        if not self.takes_summary or not (type(preds) is type(target) is Tensor):
+    def _in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Return the value for labels by the pass of `core.batch`; None if `read` must convert them."""
+        if not self.takes_pieces or not (type(preds) is type(target) is Tensor):
             return None
-        summary = summary_of(self.input_format, preds, target, self.detail)
-        if summary is None:
+        accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)
+        if rows is None:
             return None
-        accumulator: Any = self.accumulator
-        sums = np.zeros(accumulator.shape(self.input_format.task, preds.shape[-1]))
-        if not accumulator.add_summary(summary, self.input_format.from_logits, sums):
+        sums = np.zeros(accumulator.shape(self.input_format.task, rows.n_classes))
+        if not add_rows(rows, self.detail, [accumulator], [sums]):
             return None
-        if getattr(self.formula, "of_arrays", False):
+        if getattr(self.formula, "of_arrays", False) and not self.averages:
             value = self.value(accumulator.wrap(sums))
             return torch.from_numpy(np.asarray(value, np.float64 if preds.dtype == torch.float64 else np.float32))
         value = self.value(accumulator.wrap(torch.from_numpy(sums)))
         return value.to(torch.promote_types(preds.dtype, torch.float32))
 
     @cached_property
-    def takes_summary(self) -> bool:
-        """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
-        return takes_summary(self.accumulator, self.input_format.task, self.input_format.from_logits)
+    def takes_pieces(self) -> bool:
+        """Whether the pass of `core.batch` can replace the conversion of a batch of labels."""
+        return takes_pieces(self.accumulator, self.input_format.task, self.input_format.from_logits)
 
     @cached_property
     def detail(self) -> Detail:

@@ -23,7 +23,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.events import summary_of
+from torchcalib.core.batch import Parts, add_rows, rows_of, takes_pieces
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
@@ -63,8 +63,8 @@ _TORCHMETRICS_OPTIONS = (
 )
 
 
-def changes_by_summary(attributes: dict[str, Any], name: str, state: Tensor) -> dict[str, Any]:
-    """Return the changes of the attributes of a metric if a batch is added by its summary to the state `name`."""
+def changes_by_batch(attributes: dict[str, Any], name: str, state: Tensor) -> dict[str, Any]:
+    """Return the changes of the attributes of a metric if a batch changes its sums, the state `name`."""
     count = attributes["_update_count"] + 1
     # The first values of the batch have ruled out mistakes.
     return {name: state, "_computed": None, "_update_count": count, "_evidence": _NO_EVIDENCE}
@@ -134,8 +134,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     estimator: Estimator[Any]
     """Metric with its options, without a state."""
 
-    takes_summary = False
-    """Whether a `BatchSummary` can replace the conversion of a batch of labels without weights."""
+    takes_pieces = False
+    """Whether the pass of `core.batch` can replace the conversion of a batch of labels."""
 
     function: ClassVar[Callable[..., Any]]
     """Function that computes the same metric."""
@@ -200,8 +200,10 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
-        is_plain = type(self.kind) is SumState and type(self).update is CalibrationMetric.update
-        self.takes_summary = is_plain and not self.batch_shape and estimator.takes_summary
+        is_plain = type(self).update is type(self)._own_update and not self.batch_shape
+        accumulator = getattr(self.kind, "accumulator", None)
+        is_taken = takes_pieces(accumulator, self.input_format.task, self.input_format.from_logits)
+        self.takes_pieces = is_plain and is_taken
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
         # differs between metrics with different options. It does not depend on the class.
         settings = {name: value for name, value in self._configuration().items() if name != "class"}
@@ -263,28 +265,51 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             batch = self._cached((*key, self.kind), lambda: self.kind.from_predictions(p))
         self._add(preds, batch)
 
-    def _is_added(self, preds: Any = None, target: Any = None, *others: Any, **named: Any) -> bool:
-        """Add a batch of labels without weights by its summary, if it has one.
+    _own_update = update  # which `_is_added` can replace
+
+    def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
+        """Add a batch of labels by the pass of `core.batch`, if it has the form for it.
 
         Return False otherwise, also for invalid values. The metric is then unchanged.
         """
-        if others or named or not self.takes_summary or not (type(preds) is type(target) is Tensor):
+        return (
+            not named
+            and self._may_have_rows(preds, target, weights, *others)
+            and self._add_rows(preds, target, weights)
+        )
+
+    def _may_have_rows(self, preds: Any, target: Any, weights: Any, *others: Any) -> bool:
+        """Return whether `_add_rows` can add a batch, as far as its types and the settings of the metric decide."""
+        if others or not self.takes_pieces or self._shared is not None or self._is_synced or self._in_graph:
             return False
-        if self._shared is not None or self._is_synced or self._in_graph or self.device.type != "cpu":
-            return False
-        if preds.requires_grad:
-            if self._enable_grad:
-                return False
-            preds = preds.detach()
-        summary = summary_of(self.input_format, preds, target, self.estimator.detail)
-        if summary is None:
+        are_tensors = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
+        return are_tensors and self.device.type == "cpu" and not (preds.requires_grad and self._enable_grad)
+
+    def _add_rows(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None,
+        parts: Parts | None = None,
+        more: Callable[[], dict[str, Any]] = dict,
+    ) -> bool:
+        """Add a batch by the pass of `core.batch`. Return False, and change nothing, if it is not added.
+
+        `more` returns further attributes that change with the batch.
+        """
+        preds = preds.detach() if preds.requires_grad else preds
+        rows = rows_of(self.input_format, preds, target, weights, parts)
+        if rows is None:
             return False
         kind: Any = self.kind
         attributes, name = vars(self), self.state_names[0]
-        sums = attributes[name].numpy().copy()
-        if not kind.add_summary(summary, self.input_format.from_logits, sums):
+        total = attributes[name].numpy().copy()
+        if not add_rows(rows, self.estimator.detail, [kind], [total]):
             return False
-        attributes.update(changes_by_summary(attributes, name, torch.from_numpy(sums)))
+        changes = {**changes_by_batch(attributes, name, torch.from_numpy(total)), **more()}
+        if preds.dim() > 2:
+            changes["input_format"] = self.input_format.following(preds, target)
+        attributes.update(changes)
         return True
 
     def compute(self) -> Tensor:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
+from torchcalib.core.batch import Parts
+from torchcalib.core.groups import NO_GROUP, check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -23,6 +25,9 @@ from torchcalib.results.group_table import By, GroupTable, resolved
 class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
 
+    _column = "groups"
+    """Argument of `update` that assigns rows to parts."""
+
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
             raise TypeError(
@@ -37,25 +42,30 @@ class RowsInGroups(WrappedMetric[Any]):
         self.num_groups = num_groups
         super().__init__(metric, **kwargs)
 
-    def _add_in_groups(
-        self,
-        preds: Any,
-        target: Any,
-        weights: Any,
-        sample_weight: Any,
-        numbers: Callable[[torch.device, tuple[int, ...]], Tensor],
-        role: str,
-    ) -> None:
-        """Add a batch to the state. `numbers` returns the group per sample, for the device and shape of samples.
+    def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
+        """Return the key of the part of each sample, with the shape `samples`, from the argument of `update`."""
+        raise NotImplementedError
 
-        `role` distinguishes groups from clusters in the shared cache.
-        """
+    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
+        """Return the parts of the rows for `core.batch`, and a function that returns further changes of the state."""
+        raise NotImplementedError
+
+    def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
+        """Add a batch of labels by the pass of `core.batch`; see `CalibrationMetric`."""
+        if list(named) != [self._column] or not self._may_have_rows(preds, target, weights, *others):
+            return False
+        keys = self._keys(named[self._column], preds.device, self.input_format.samples_of(preds, target))
+        return self._add_rows(preds, target, weights, *self._parts(keys))
+
+    def _add_in_parts(self, preds: Any, target: Any, weights: Any, sample_weight: Any, given: Any) -> None:
+        """Add a batch to the state; `given` is the argument of `update` that assigns rows to parts."""
         refuse_if_synced(self, "update")
         preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         key, p = self._keyed_predictions(preds, target, weights)
-        groups = numbers(preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
-        key = (*key, role, self.num_groups)
-        p = self._cached(key, lambda: self._assigned(p, groups))
+        samples = self.input_format.samples_of(preds, target, len(self.batch_shape))
+        keys = self._keys(given, preds.device, samples)
+        key = (*key, self._column, self.num_groups)
+        p = self._cached(key, lambda: self._assigned(p, keys))
         self._add(preds, self._cached((*key, self.kind), lambda: self.kind.from_predictions(p)))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
@@ -160,18 +170,26 @@ class ByGroup(RowsInGroups):
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`. On CUDA, rows
                 with an invalid group number are ignored and counted, and `compute` raises.
         """
+        self._add_in_parts(preds, target, weights, sample_weight, groups)
 
-        def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
-            given, names = numbered_groups(groups, self.group_names, device)
-            if names is not None and self.group_names is None:
-                raise TypeError(
-                    f"`groups` must be numbers for a metric without names of groups, got {shown(names[0])}. "
-                    "Create it with ByGroup(metric, group_names=[...])."
-                )
-            check_groups(given, device, samples)
-            return given
+    _own_update = update
 
-        self._add_in_groups(preds, target, weights, sample_weight, numbers, "groups")
+    def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
+        groups, names = numbered_groups(given, self.group_names, device)
+        if names is not None and self.group_names is None:
+            raise TypeError(
+                f"`groups` must be numbers for a metric without names of groups, got {shown(names[0])}. "
+                "Create it with ByGroup(metric, group_names=[...])."
+            )
+        check_groups(groups, device, samples)
+        return groups
+
+    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
+        def numbers(groups: Any) -> Any:
+            is_valid = groups.min() >= NO_GROUP and groups.max() < self.num_groups
+            return groups.astype(np.int64, copy=False) if is_valid else None
+
+        return Parts(keys.numpy(), numbers, self.num_groups), dict
 
     def _configuration(self) -> dict[str, object]:
         names = {} if self.group_names is None else {"group_names": self.group_names}

@@ -1,14 +1,17 @@
 """Streaming metrics with inference for clusters of dependent rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.batch import Parts
 from torchcalib.core.clusters import (
     MAX_CLUSTERS,
     cluster_numbers,
+    distinct,
     effective_number,
     identifiers,
     in_clusters,
@@ -16,7 +19,7 @@ from torchcalib.core.clusters import (
     num_clusters_for,
     of_samples,
 )
-from torchcalib.core.partition import ClusterState, SumsByPart
+from torchcalib.core.partition import ClusterState, SumsByPart, joined
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
@@ -65,6 +68,7 @@ class Clustered(RowsInGroups):
         (True, True)
     """
 
+    _column = "clusters"
     _depends_on_earlier_batches = True  # identifiers of clusters are counted once
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
@@ -97,10 +101,26 @@ class Clustered(RowsInGroups):
         if clusters is None:
             raise ValueError("`clusters` must be passed to every update, got None. Pass the cluster of each sample.")
 
-        def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
-            return of_samples(identifiers(clusters, device), samples, len(self.batch_shape))
+        self._add_in_parts(preds, target, weights, sample_weight, clusters)
 
-        self._add_in_groups(preds, target, weights, sample_weight, numbers, "clusters")
+    _own_update = update
+
+    def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
+        return of_samples(identifiers(given, device), samples, len(self.batch_shape))
+
+    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
+        n, seen = self.kind.accumulator.n_parts, []
+
+        def numbers(clusters: Any) -> Any:
+            found = torch.from_numpy(clusters)
+            seen.append(distinct(found))
+            return cluster_numbers(found, n).numpy()
+
+        def more() -> dict[str, Any]:
+            _, name = self.state_names
+            return {name: joined([*vars(self)[name], *seen])}
+
+        return Parts(keys.numpy(), numbers, n), more
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
         """Return the calibration test, which respects clusters; see `torchcalib.inference.clusters`."""

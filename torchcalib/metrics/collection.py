@@ -16,13 +16,13 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.core.events import BatchSummary, detail_of, summary_of
+from torchcalib.core.batch import Rows, add_rows, detail_of, rows_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import contains_state, content_of, loading, saved_bytes
 from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
-from torchcalib.metrics.base import CalibrationMetric, changes_by_summary
+from torchcalib.metrics.base import CalibrationMetric, changes_by_batch
 from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
@@ -118,8 +118,8 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             sample_weight: Alias of `weights`.
         """
         is_plain = groups is None and clusters is None
-        has_labels = type(preds) is type(target) is Tensor and weights is None and sample_weight is None
-        if is_plain and has_labels and self._are_added(preds, target):
+        are_tensors = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
+        if is_plain and are_tensors and sample_weight is None and self._are_added(preds, target, weights):
             return
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         members = self._members()
@@ -164,19 +164,19 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
                     return None
         return readings
 
-    def _are_added(self, preds: Tensor, target: Tensor) -> bool:
-        """Add a batch of labels without weights to all metrics by summaries, as `CalibrationMetric` does for one.
+    def _are_added(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
+        """Add a batch of labels to all metrics by the pass of `core.batch`, as `CalibrationMetric` does for one.
 
         Return False otherwise, also for invalid values. All metrics are then unchanged.
         """
         members: list[Any] = list(self._modules.values())
-        readings = self._readings(members, False, False)
-        if readings is None or not all(reading.takes_summary for reading in readings):
+        readings = self._readings(members, weights is not None, False)
+        if readings is None or not all(reading.takes_pieces for reading in readings):
             return False
         values = preds.detach() if preds.requires_grad else preds
         changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for reading in readings:
-            found = reading.changes_after(values, target)
+            found = reading.changes_after(values, target, weights)
             if found is None:
                 return False
             changes += found
@@ -339,9 +339,9 @@ class _Reading:
     formats: list[InputFormat]  # distinct formats of the metrics, which check the batch
     by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
     sizes: set[int | None]  # numbers of classes that the formats require
-    takes_summary: bool  # whether all metrics take a `BatchSummary`
+    takes_pieces: bool  # whether the pass of `core.batch` can add a batch to all metrics
     detail: Detail  # statistics of multi-class rows that they need
-    joined: "_JoinedStates | None" = None  # states after the latest batch that was added by its summary
+    joined: "_JoinedStates | None" = None  # states after the latest batch that was added by this pass
 
     def states_after(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
@@ -361,20 +361,23 @@ class _Reading:
             states += [(metric, metric.added(batch, shared)) for metric in metrics]
         return states
 
-    def changes_after(self, preds: Tensor, target: Tensor) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-        """Return the attributes of each metric with their changes by a batch of labels; None if it has no summary."""
-        if len(preds.shape) == 2 and self.sizes not in (set(), {preds.shape[1]}):
+    def changes_after(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+        """Return the attributes of each metric with their changes by a batch of labels; None if it is not added."""
+        rows = rows_of(self.input_format, preds, target, weights)
+        if rows is None or (self.sizes and self.sizes != {rows.n_classes}):
             return None  # a format raises the error
-        summary = summary_of(self.input_format, preds, target, self.detail)
-        if summary is None:
-            return None
         if self.joined is None or not self.joined.is_current():
             if any(metric.device.type != "cpu" for metrics in self.by_state for metric in metrics):
                 return None
             self.joined = _JoinedStates(self.by_state)
-        changes = self.joined.changes_after(summary, self.input_format.from_logits)
+        changes = self.joined.changes_after(rows, self.detail)
         if changes is None:  # the states of the metrics, which a person may change, are not those of `joined`
             self.joined = None
+        elif preds.dim() > 2:
+            for attributes, of_metric in changes:
+                of_metric["input_format"] = attributes["input_format"].following(preds, target)
         return changes
 
     def _predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
@@ -410,20 +413,17 @@ class _JoinedStates:
         states = self._states
         return all(vars(metric)[name] is states[k] for metric, name, k in self._metrics)
 
-    def changes_after(
-        self, summary: BatchSummary, from_logits: bool
-    ) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+    def changes_after(self, rows: Rows, detail: Detail) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
         """Return the attributes of each metric with their changes by a batch; None if the batch is invalid."""
         sums = self._sums.copy()
         parts = [sums[part] for part in self._parts]
-        for kind, part in zip(self._kinds, parts, strict=True):
-            if not kind.add_summary(summary, from_logits, part):
-                return None
+        if not add_rows(rows, detail, self._kinds, parts):
+            return None
         self._sums, self._states = sums, [torch.from_numpy(part) for part in parts]
         changes = []
         for metric, name, k in self._metrics:
             attributes = vars(metric)
-            changes.append((attributes, changes_by_summary(attributes, name, self._states[k])))
+            changes.append((attributes, changes_by_batch(attributes, name, self._states[k])))
         return changes
 
 
@@ -447,10 +447,10 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating
         for metric in sharing:
             by_state[metric.kind].append(metric)
         formats: list[InputFormat] = list(dict.fromkeys(metric.input_format for metric in sharing))
-        takes_summary = all(metric.takes_summary for metric in sharing)
+        takes_pieces = all(metric.takes_pieces for metric in sharing)
         detail = detail_of((same[0].accumulator for same in by_state.values()), input_format.task)
         sizes = {how.num_classes for how in formats} - {None}
-        readings.append(_Reading(input_format, formats, list(by_state.values()), sizes, takes_summary, detail))
+        readings.append(_Reading(input_format, formats, list(by_state.values()), sizes, takes_pieces, detail))
     return readings
 
 

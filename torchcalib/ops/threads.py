@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -38,6 +39,7 @@ def available_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 _N_CPUS = available_cpus()
+_here = threading.local()  # `is_working`: whether this thread works on a range of `in_threads`
 
 
 def n_threads() -> int:
@@ -62,7 +64,8 @@ if hasattr(os, "register_at_fork"):
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_range: int = PER_RANGE) -> None:
     """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `n_threads()` threads.
 
-    Results must not depend on the ranges, and `work` must not call `in_threads`. A range has at least `per_range` of
+    Results must not depend on the ranges. If `work` calls this function again, the calling thread does all of that
+    work. A range has at least `per_range` of
     the `n_entries` input values. Errors of `work` are raised again after all threads have finished.
 
     Each thread takes the next range when it has finished one. A thread that starts late, because other programs or the
@@ -70,7 +73,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_ran
     """
     threads = n_threads()
     n_ranges = min(_RANGES_PER_THREAD * threads, n_entries // per_range, n)
-    if threads == 1 or n_ranges <= 1:
+    if threads == 1 or n_ranges <= 1 or getattr(_here, "is_working", False):
         work(0, n)
         return
     n_ranges -= n_ranges % min(threads, n_ranges)  # as many for each thread
@@ -78,9 +81,13 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_ran
     inference = torch.is_inference_mode_enabled()
 
     def work_on_ranges() -> None:
-        with torch.inference_mode(inference):  # it is thread-local
-            for begin, end in ranges:
-                work(begin, end)
+        _here.is_working = True
+        try:
+            with torch.inference_mode(inference):  # it is thread-local
+                for begin, end in ranges:
+                    work(begin, end)
+        finally:
+            _here.is_working = False
 
     pool = _workers(threads - 1)  # the calling thread is not in the pool
     futures: list[Future[None]] = []

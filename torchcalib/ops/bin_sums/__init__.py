@@ -20,7 +20,7 @@ from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
-__all__ = ["Bins", "Noise", "class_bins", "event_bins", "flatten_batch"]
+__all__ = ["Bins", "Noise", "class_bins", "class_sums", "event_bins", "flatten_batch"]
 
 
 def event_bins(
@@ -144,7 +144,7 @@ def _event_gradient(
 _events = fused(_event_sums, event_formula, _event_gradient)
 
 
-def _class_sums(
+def class_sums(
     backend: Backend,
     values: Tensor,
     target: Tensor,
@@ -154,6 +154,7 @@ def _class_sums(
     from_logits: bool,
     bins: Bins,
 ) -> Tensor:
+    """Return the result of `class_bins`, given the top class of each row and its probability."""
     *lead, _, n_classes = values.shape
     shape = n_classes, 3 + N_NOISE * (bins.noise != "none"), bins.n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
@@ -182,7 +183,7 @@ def _class_gradient(
     return [out]
 
 
-_classes = fused(_class_sums, class_formula, _class_gradient)
+_classes = fused(class_sums, class_formula, _class_gradient)
 
 
 def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tensor, list[Any]]]:

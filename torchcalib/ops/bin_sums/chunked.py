@@ -14,7 +14,6 @@ from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_column
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
-MAX_ROWS = 2**16  # largest number of events for `add_summary`, which stay in the cache between its steps
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
@@ -93,10 +92,11 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     return sums
 
 
-def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
-    """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
-    if len(confidence) > MAX_ROWS:
-        return False
+def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+    """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
+
+    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    """
     if outcome.dtype == np.int64:  # not of rows, which are valid
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
         if not is_valid:
@@ -106,15 +106,28 @@ def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
+    if groups is not None:
+        cell = cell + groups * bins.n_bins
     n_cells = sums.shape[1]
-    counts = np.bincount(cell, None, n_cells)
-    sums[0] += counts
-    sums[1] += np.bincount(cell, confidence, n_cells)
-    sums[2] += np.bincount(cell, outcome, n_cells)
-    if len(sums) > 3:  # weight 1 makes two of the sums of noise equal to others
-        sums[3:5] += np.bincount(cell, confidence * (1 - confidence), n_cells)
-        sums[5] += counts
-        sums[6] += np.bincount(cell, (outcome - confidence) ** 2, n_cells)
+
+    def total(column: Any) -> Any:
+        if weights is not None:
+            column = weights if column is None else weights * column
+        return np.bincount(cell, column, n_cells)
+
+    n = total(None)
+    sums[0] += n
+    sums[1] += total(confidence)
+    sums[2] += total(outcome)
+    if len(sums) > 3:
+        spread, residual = confidence * (1 - confidence), (outcome - confidence) ** 2
+        of_spread, squares = total(spread), n
+        sums[3] += of_spread
+        if weights is not None and not bins.copies:
+            of_spread, squares = total(weights * spread), total(weights)
+        sums[4] += of_spread
+        sums[5] += squares
+        sums[6] += total(residual)
     return True
 
 

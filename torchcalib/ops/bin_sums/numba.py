@@ -37,7 +37,6 @@ from torchcalib.ops.numba_math import (
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.threads import in_threads, n_threads
 
-MAX_ROWS = 2**16  # largest number of events for `add_summary`, whose sums one thread computes
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
@@ -408,23 +407,79 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
 
 @compiled_loop
-def _add_valid_labels(confidence, outcome, noise, edges, right, sums):
+def _add_valid_labels(confidence, outcome, groups, noise, edges, right, sums):
     """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
     for i in range(confidence.size):
         if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
             return False
-    add_labels(confidence, outcome, None, noise, edges, right, sums)
+    add_labels(confidence, outcome, groups, noise, edges, right, sums)
     return True
 
 
-def add_summary(confidence: Any, outcome: Any, bins: Bins, sums: Any) -> bool:
-    """Add events with labels and without weights to `sums` `(F, B)` in place; see `EqualWidthBins.add_summary`."""
-    if len(confidence) > MAX_ROWS:
-        return False
+@compiled_loop
+def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, right, sums):
+    """Add events with labels and weights, as `add_labels` does. Return False, and add nothing, if any is invalid.
+
+    `noise` is whether weights are squared, or None.
+    """
+    for i in range(confidence.size):
+        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
+            return False
+    # 1. Copies as in `add_labels`. Adjacent numbers are the sums of w, w p, w p (1 - p), w^2 and w^2 p (1 - p).
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 2 if noise is None else 6 if noise else 4
+    copies = _COPIES if groups is None else 1
+    totals = np.zeros(2 * copies * n_cells * width)
+    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    for i in range(min(BLOCK, confidence.size)):
+        first[i] = (i & (copies - 1)) * n_cells
+    for start in range(0, confidence.size, BLOCK):
+        # 2. Cells, as in `add_labels`
+        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        w = weights[start : start + BLOCK]
+        if groups is not None:
+            for i in range(values.size):
+                first[i] = np.int32(groups[start + i] * n_bins)
+        if _cells(values, n_bins, first, cells):
+            for i in range(values.size):
+                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        # 3. Additions
+        for i in range(values.size):
+            at = np.uintp(width * (2 * cells[i] + np.int32(outcomes[i])))
+            weight, value = w[i], np.float64(values[i])
+            mass = weight * value
+            totals[at] += weight
+            totals[at + np.uintp(1)] += mass
+            if noise is not None:
+                spread = mass * (1.0 - value)
+                totals[at + np.uintp(2)] += spread
+                if noise:
+                    totals[at + np.uintp(3)] += weight * weight
+                    totals[at + np.uintp(4)] += weight * spread
+    # 4. Add the copies in order. The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
+    for i in range(2 * copies * n_cells):
+        k, n, mass = i // 2 % n_cells, totals[width * i], totals[width * i + 1]
+        missed = mass
+        sums[0, k] += n
+        sums[1, k] += mass
+        if i % 2:
+            sums[2, k] += n
+            missed = n - mass
+        if noise is not None:
+            spread = totals[width * i + 2]
+            sums[3, k] += spread
+            sums[4, k] += totals[width * i + 4] if noise else spread
+            sums[5, k] += totals[width * i + 3] if noise else n
+            sums[6, k] += missed - spread
+    return True
+
+
+def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+    """Add events with labels to `sums` `(F, G * B)` in place, as `chunked.add_labelled` does."""
     events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome)
-    noise = None if bins.noise == "none" else (False, False)
-    added: bool = _add_valid_labels(*events, noise, _edges(bins.n_bins), bins.right, sums)
-    return added
+    options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
+    if weights is None:
+        return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))
+    return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
 
 
 def _sums_of_columns(confidence: Tensor, outcome: Tensor, options: Any, shape: tuple[int, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
@@ -27,13 +28,35 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     return total.view(values.shape[:-1])
 
 
-def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
-    """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
-    return score_sums(torch.from_numpy(values), torch.from_numpy(target), kind, from_logits).item()
+def labelled_sums(
+    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
+) -> Any:
+    """Return the sums of scores in each group `(G,)`; all are NaN if a value is invalid.
+
+    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    """
+    x, t = torch.from_numpy(values)[None], torch.from_numpy(label)[None]
+    if weights is None and groups is None:
+        return score_sums(x, t, kind, from_logits).numpy()
+    is_narrow = kind == "log" and from_logits and x.dtype != torch.float64
+    scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=torch.float32 if is_narrow else torch.float64))
+    if scores is None:
+        return np.full(n_groups, np.nan)
+    column = scores.double().numpy()[0]
+    column = column if weights is None else column * weights
+    return column.sum(keepdims=True) if groups is None else np.bincount(groups, column, n_groups)
 
 
 def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool, memory: Tensor) -> Tensor:
     """Return the sums over one piece `(S, n)`, NaN if it has an invalid value. Overwrite the `memory`."""
+    scores = _scores(values, target, kind, from_logits, memory)
+    if scores is None:
+        return torch.full((len(values),), torch.nan, dtype=torch.float64, device="cpu")
+    return scores.double().sum(-1)
+
+
+def _scores(values: Tensor, target: Tensor, kind: str, from_logits: bool, memory: Tensor) -> Tensor | None:
+    """Return the scores of one piece `(S, n)`, None if it has an invalid value. Overwrite the `memory`."""
     t = memory.copy_(target)
     low, high = (x.item() for x in t.aminmax())
     valid = low >= 0 and high <= 1
@@ -41,17 +64,15 @@ def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool,
         low, high = (x.item() for x in values.aminmax())
         valid = valid and low >= 0 and high <= 1
     if not valid:
-        return torch.full((len(values),), torch.nan, dtype=torch.float64, device="cpu")
+        return None
     if kind == "square" and not from_logits:
-        scores = t.sub_(values).square_()
-    elif target.is_floating_point() and not bool(((t == 0) | (t == 1)).all()):
-        scores = _scores_of_shares(values.double(), t, kind, from_logits)
-    elif not from_logits:
-        scores = _log_losses_of_labels(values.double(), t)
-    else:
-        logit = t.mul_(-2).add_(1).mul_(values)  # of the outcome that did not occur
-        scores = softplus(logit, 1, _LARGE) if kind == "log" else logit.sigmoid_().square_()
-    return scores.double().sum(-1)
+        return t.sub_(values).square_()
+    if target.is_floating_point() and not bool(((t == 0) | (t == 1)).all()):
+        return _scores_of_shares(values.double(), t, kind, from_logits)
+    if not from_logits:
+        return _log_losses_of_labels(values.double(), t)
+    logit = t.mul_(-2).add_(1).mul_(values)  # of the outcome that did not occur
+    return softplus(logit, 1, _LARGE) if kind == "log" else logit.sigmoid_().square_()
 
 
 def _log_losses_of_labels(x: Tensor, label: Tensor) -> Tensor:

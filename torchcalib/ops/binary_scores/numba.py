@@ -181,14 +181,26 @@ def _add(x, totals):
         _add_rows(x, totals)
 
 
+@step
+def _add_weighted(scores, weights, groups, totals):
+    """Add scores times weights to the totals of their groups."""
+    w, group = 1.0, 0
+    for k in range(scores.size):
+        if weights is not None:
+            w = weights[k]
+        if groups is not None:
+            group = groups[k]
+        totals[group] += w * np.float64(scores[k])
+
+
 @compiled_loop
-def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, totals):
+def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buffer, narrow, totals):
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
     `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32.
+    is float64, `narrow` float32. With `weights` or `groups`, rows have one value, and `totals` are those of the groups.
     """
-    width = totals.size
+    width = totals.size if weights is None and groups is None else 1
     size = max(1, BLOCK // width) * width
     is_narrow = is_log and from_logits and labels is not None and x.itemsize == narrow.itemsize
     number = x.dtype.type
@@ -222,7 +234,14 @@ def _add_scores(x, t, labels, shares, is_log, from_logits, buffer, narrow, total
         else:
             _fill_log_losses(values, targets, out)
         # 3. Sums
-        if is_narrow:
+        if weights is not None or groups is not None:
+            w = None if weights is None else weights[start : start + size]
+            g = None if groups is None else groups[start : start + size]
+            if is_narrow:
+                _add_weighted(narrow[: values.size], w, g, totals)
+            else:
+                _add_weighted(out, w, g, totals)
+        elif is_narrow:
             _add(narrow[: values.size], totals)
         else:
             _add(out, totals)
@@ -239,7 +258,8 @@ def _add_pieces(x, t, labels, shares, is_log, from_logits, first, size, sums):
     for i in range(len(sums)):
         row, piece = divmod(first + i, n_pieces)
         part = slice(piece * size, (piece + 1) * size)
-        _add_scores(x[row, part], t[row, part], labels, shares, is_log, from_logits, buffer, narrow, sums[i])
+        options = None, None, is_log, from_logits, buffer, narrow
+        _add_scores(x[row, part], t[row, part], labels, shares, *options, sums[i])
 
 
 def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> Tensor:
@@ -253,10 +273,14 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
     return torch.from_numpy(_sums(x, t, width, kind, from_logits).reshape(values.shape[:-1]))
 
 
-def summary_score(values: Any, target: Any, kind: str, from_logits: bool) -> float:
-    """Return the sum of scores of a batch; see `ScoreAccumulator.add_summary`."""
-    x, t = np.ascontiguousarray(values)[None], np.ascontiguousarray(target)[None]
-    return float(_sums(x, t, 1, kind, from_logits)[0, 0])
+def labelled_sums(
+    values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
+) -> Any:
+    """Return the sums of scores in each group `(G,)` as `chunked.labelled_sums` does."""
+    x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
+    totals, buffer, narrow = np.zeros(n_groups), np.empty(BLOCK), np.empty(BLOCK, np.float32)
+    _add_scores(x, t, t, None, weights, groups, kind == "log", from_logits, buffer, narrow, totals)
+    return totals
 
 
 def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:

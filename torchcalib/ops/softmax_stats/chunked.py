@@ -14,7 +14,6 @@ from torchcalib.ops.softmax_stats.logit_sums import Sums, gradient_terms, scores
 
 _CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
-MAX_ROWS = math.inf  # largest number of rows of a `summary`: torch divides its sums among threads
 
 
 def forward(
@@ -45,16 +44,25 @@ def forward(
     return scores, top
 
 
-def summary(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
-) -> tuple[Any, Any, list[float]] | None:
-    """Return confidences, outcomes and totals, as in `core.events`; None for invalid rows or labels, and tensors."""
-    if isinstance(values, Tensor):  # of 16 bits, which `forward` converts in pieces
-        return None
+def labelled_rows(
+    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
+) -> tuple[Any, Any, Any, Any] | None:
+    """Return confidences, outcomes, top classes and totals of rows; None if a row or a label is invalid.
+
+    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, n), or None for n = 1.
+    Outcomes are whether the top class is the label, uint8. Totals `(5, n)` are sums of the first four statistics of
+    `Rows` and of the outcomes in each group. Those beyond `detail` are undefined.
+    """
     scores, top = cpu.of_array(values, target, from_logits, tolerance, detail)
     outcomes = (top == target).view(np.uint8)
-    totals = [*scores.sum(-1).tolist(), np.count_nonzero(outcomes)]
-    return None if math.isnan(totals[0] + totals[3]) else (scores[3], outcomes, totals)
+    if groups is not None:
+        rows = [*scores, outcomes]
+        totals = np.stack([np.bincount(groups, x if weights is None else x * weights, n) for x in rows])
+    elif weights is not None:
+        totals = np.append(scores @ weights, outcomes @ weights)[:, None]
+    else:
+        totals = np.append(scores.sum(-1), np.count_nonzero(outcomes))[:, None]
+    return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
 
 
 def backward(

@@ -40,8 +40,7 @@ from torchcalib.ops.numba_math import (
     step,
 )
 from torchcalib.ops.softmax_stats.formula import Detail
-
-MAX_ROWS = 2**16  # largest number of rows of a `summary`, whose sums one thread computes
+from torchcalib.ops.threads import in_threads
 
 
 @step
@@ -596,37 +595,46 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @compiled_loop
-def _fill_outcomes_and_totals(scores, tops, target, outcomes, totals):
-    """Fill whether the top class of each row is its label, and add the four scores and these outcomes to `totals`."""
+def _fill_outcomes_and_totals(scores, tops, target, weights, groups, outcomes, totals):
+    """Fill whether the top class of each row is its label, and add the columns of `labelled_rows` to `totals`."""
+    w, group = 1.0, 0
     for i in range(tops.size):
+        if weights is not None:
+            w = weights[i]
+        if groups is not None:
+            group = groups[i]
         outcomes[i] = tops[i] == target[i]
         for k in range(4):
-            totals[k] += scores[k, i]
-        totals[4] += outcomes[i]
+            totals[k, group] += w * scores[k, i]
+        totals[4, group] += w * outcomes[i]
 
 
-def summary(
-    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail
-) -> tuple[Any, Any, list[float]] | None:
-    """Return confidences, outcomes and totals, as in `core.events`; None if a row or a label is invalid."""
-    n, n_classes = values.shape
-    if n * n_classes < 2 * LOGITS_PER_RANGE:  # one thread, and no tensors, whose creation takes longer than the loop
-        rows, tops = np.empty((4, n)), np.empty(n, np.int64)
-        loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
-        options = () if from_logits else (tolerance, detail == "entropy")
-        loop(np.ascontiguousarray(values), np.ascontiguousarray(target), rows, tops, *options)
-    else:
-        scores, top = forward(torch.as_tensor(values), torch.from_numpy(target), from_logits, tolerance, detail)
-        rows, tops = scores.numpy(), top.numpy()
-    if detail == "label":
-        total = rows[0].sum()
-        return None if math.isnan(total) else (rows[3], tops, [total, 0.0, 0.0, 0.0, 0.0])
-    outcomes, sums = np.empty(n, np.uint8), np.zeros(5)
-    _fill_outcomes_and_totals(rows, tops, np.ascontiguousarray(target), outcomes, sums)
-    totals = sums.tolist()
-    if math.isnan(totals[1] + totals[3]):  # the squared error is NaN for an invalid label, both for an invalid row
-        return None
-    return rows[3], outcomes, totals
+def labelled_rows(
+    values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
+) -> tuple[Any, Any, Any, Any] | None:
+    """Return confidences, outcomes, top classes and totals as `chunked.labelled_rows` does."""
+    n_rows, n_classes = values.shape
+    rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
+    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    options = () if from_logits else (tolerance, detail == "entropy")
+    if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
+        values = np.ascontiguousarray(values)
+    target = np.ascontiguousarray(target)
+
+    def fill(begin: int, end: int) -> None:
+        part = slice(begin, end)
+        loop(values[part], target[part], rows[:, part], tops[part], *options)
+
+    in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
+    if detail == "label" and weights is None and groups is None:
+        totals = np.zeros((5, 1))
+        totals[0] = rows[0].sum()
+        return None if math.isnan(totals[0, 0]) else (rows[3], tops, tops, totals)
+    outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((5, n))
+    _fill_outcomes_and_totals(rows, tops, target, weights, groups, outcomes, totals)
+    # The squared error is NaN for an invalid label, both for an invalid row.
+    checked = totals[0].sum() if detail == "label" else totals[(1, 3), :].sum()
+    return None if math.isnan(checked) else (rows[3], outcomes, tops, totals)
 
 
 def backward(
