@@ -10,7 +10,7 @@ If a batch has another form (soft targets, gradients, other devices), or is inva
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.ops.dispatch import source_of
-from torchcalib.ops.operation import is_plain
+from torchcalib.ops.operation import mode_of
 from torchcalib.ops.softmax_stats import Detail
 from torchcalib.ops.threads import in_threads
 
@@ -33,6 +33,7 @@ _MAX_SUMS = 2**20  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
+_NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 
 
@@ -65,9 +66,9 @@ class Piece(NamedTuple):
 class Parts(NamedTuple):
     """Parts of the rows of a batch, such as groups or clusters."""
 
-    keys: Any  # key of the part of each sample, an array with the shape of the samples
-    numbers: Callable[[Any], Any]  # maps keys `(n,)` to numbers in [0, n), or -1 for no part; None for invalid keys
-    n: int
+    keys: Any  # key of the part of each sample, an integer array with the shape of the samples
+    n: int  # number of parts G
+    numbers: Callable[[Any], Any]  # maps keys `(n,)` to numbers of parts; rows with a number of -1 have no part
 
 
 def takes_pieces(accumulator: Any, task: Task, from_logits: bool) -> bool:
@@ -75,44 +76,8 @@ def takes_pieces(accumulator: Any, task: Task, from_logits: bool) -> bool:
     return hasattr(accumulator, "takes_pieces") and accumulator.takes_pieces(task, from_logits)
 
 
-def add_rows(rows: "Rows", detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
-    """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
-
-    Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
-    of rows that they need. If the result is False, the totals may be incomplete.
-    """
-    places = rows.places()
-    n_chunks = min(len(places), _CHUNKS)
-    if n_chunks > 1:
-        n_chunks = min(n_chunks, _MAX_SUMS // max(1, sum(map(np.size, totals))))
-    if n_chunks <= 1:
-        return all(_is_added(rows, place, detail, adders, totals) for place in places)
-    found = [[np.zeros_like(total) for total in totals] for _ in range(n_chunks)]
-    are_added = [False] * n_chunks
-
-    def add_chunks(begin: int, end: int) -> None:
-        for k in range(begin, end):
-            chunk = places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]
-            are_added[k] = all(_is_added(rows, place, detail, adders, found[k]) for place in chunk)
-
-    in_threads(add_chunks, n_chunks, rows.n_values)
-    for chunk in found:  # in order, so that the sums do not depend on the threads
-        for total, more in zip(totals, chunk, strict=True):
-            total += more
-    return all(are_added)
-
-
-def _is_added(rows: "Rows", place: Any, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
-    piece = rows.piece(place, detail)
-    if piece is None:
-        return False
-    return not len(piece.label) or all(map(added_by, adders, repeat(piece), totals))
-
-
-def added_by(adder: Any, piece: Piece, total: Any) -> bool:
-    """Add a piece to `total` in place, and return whether it is valid and therefore added."""
-    is_added: bool = adder.add_piece(piece, total)
-    return is_added
+_Place = tuple[int, int, slice]
+"""Place of a piece: first and last item, and the slice of their rows."""
 
 
 class Rows(NamedTuple):
@@ -121,26 +86,17 @@ class Rows(NamedTuple):
     how: "InputFormat"
     dtype: torch.dtype  # of the predictions
     preds: Any  # array, or tensor of 16 bits, because numpy has no bfloat16
-    label: Any  # integers, as all other columns with the shape of the samples
-    weights: Any  # array or tensor of 16 bits; None for 1
+    label: Any  # integers, with the shape of the samples, as `weights`
+    weights: Any  # array, or tensor of 16 bits; None for 1
     copies: bool  # whether weights count copies of a row
     parts: Parts | None
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
+    n_classes: int  # 1 if binary
 
-    @property
-    def n_classes(self) -> int | None:
-        """Number of classes; None if binary."""
-        return None if self.axis is None else self.preds.shape[self.axis]
-
-    @property
-    def n_values(self) -> int:
-        """Number of predicted values."""
-        return self.label.size * (self.n_classes or 1)
-
-    def places(self) -> list[tuple[int, int, slice]]:
-        """Return the pieces: ranges of items, and the slice of their rows."""
+    def places(self) -> list[_Place]:
+        """Return the places of the pieces."""
         n_items, n_rows = len(self.label), self.label.size
-        per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, _VALUES // (self.n_classes or 1)))
+        per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, _VALUES // self.n_classes))
         if n_rows <= per_piece:
             return [(0, n_items, _ALL)]
         if per_item < per_piece:
@@ -148,12 +104,13 @@ class Rows(NamedTuple):
         ranges = _ranges(per_item, per_piece)
         return [(item, item + 1, slice(begin, end)) for item in range(n_items) for begin, end in ranges]
 
-    def piece(self, place: tuple[int, int, slice], detail: Detail) -> Piece | None:
-        """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a key is invalid."""
-        how, parts = self.how, self.parts
-        x, y = self._values(place), _column(self.label, place)
-        w = None if self.weights is None else _column(self.weights, place)
-        keys = None if parts is None else self._keys(parts.keys, place)
+    def piece(self, place: _Place, detail: Detail) -> Piece | None:
+        """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a part is invalid."""
+        how, parts, label = self.how, self.parts, self.label
+        if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
+            x, y, w, keys = self.preds[place[0] : place[1]], label[place[0] : place[1]], None, None
+        else:
+            x, y, w, keys = self._columns(place)
         if y.dtype != np.int64:
             y = y.astype(np.int64)
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid.
@@ -168,48 +125,49 @@ class Rows(NamedTuple):
         groups, only_group, n_groups = None, None, 1
         if parts is not None and len(y):
             groups = parts.numbers(keys)
-            if groups is None:
+            least, greatest = int(groups.min()), int(groups.max())
+            if least < -1 or greatest >= parts.n:
                 return None
-            x, y, w, groups = _kept(groups >= 0, x, y, w, groups)
-            if len(groups) and (groups == groups[0]).all():
-                groups, only_group = None, int(groups[0])
+            if least == greatest:
+                groups, only_group = None, least
+                y = y if least >= 0 else y[:0]
             elif parts.n > _MAX_PARTS:
                 return None
             else:
+                x, y, w, groups = _kept(groups >= 0, x, y, w, groups) if least < 0 else (x, y, w, groups)
                 n_groups = parts.n
-        columns = w, self.copies, groups, n_groups, only_group, how.from_logits, self.n_values
+        n_values = label.size * self.n_classes
+        columns = w, self.copies, groups, n_groups, only_group, how.from_logits, n_values
         # 3. Events and statistics
         if self.axis is None or not len(y):
             return Piece(x, y, x, y, None, None, *columns)
-        source: Any = source_of("rows", "cpu", self.dtype, self.n_values, "auto")
+        source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         tolerance = SUM_TOLERANCE[self.dtype]
         found = source.labelled_rows(x, y, how.from_logits, tolerance, detail, w, groups, n_groups)
         return None if found is None else Piece(x, y, *found, *columns)
 
-    @staticmethod
-    def _keys(keys: Any, place: tuple[int, int, slice]) -> Any:
-        """Return the keys of a piece `(n,)`; `(1,)` if an item has a single key in memory, as an image its cluster."""
-        begin, end, _ = place
-        is_shared = end - begin == 1 and keys.ndim > 1 and not any(keys.strides[1:])
-        return keys[(begin, *[0] * (keys.ndim - 1))][None] if is_shared else _column(keys, place)
+    def _columns(self, place: _Place) -> tuple[Any, Any, Any, Any]:
+        """Return predictions `(n,)` or `(n, C)`, labels, weights and keys of a piece.
 
-    def first(self) -> Any:
-        """Return the first binary predictions, or those of the first multi-class row."""
-        return _array_of(self.preds.reshape(-1)[:8]) if self.axis is None else self._values((0, 1, _FIRST))[0]
-
-    def _values(self, place: tuple[int, int, slice]) -> Any:
-        """Return the predictions of a piece, `(n,)` or `(n, C)`."""
-        if self.axis is None:
-            return _column(self.preds, place)
+        Keys are `(1,)` if an item has a single key in memory, as an image has one cluster.
+        """
         begin, end, part = place
-        values = self.preds[begin:end]
-        n_classes = values.shape[self.axis]
-        if self.axis != values.ndim - 1:
-            one = end - begin == 1
-            values = (
-                values.reshape(n_classes, -1).T if one else values.reshape(end - begin, n_classes, -1).swapaxes(1, 2)
-            )
-        return _array_of((values if values.ndim == 2 else values.reshape(-1, n_classes))[part])
+        columns: list[Any] = [self.preds, self.label, self.weights, None if self.parts is None else self.parts.keys]
+        for k, x in enumerate(columns):
+            if x is None:
+                continue
+            x = x[begin:end]
+            if k == 0 and self.axis is not None:
+                if self.axis < x.ndim - 1:  # the transpose of one item is a view
+                    x = x.reshape(end - begin, self.n_classes, -1).swapaxes(1, 2)
+                    x = x[0] if end - begin == 1 else x
+                x = x.reshape(-1, self.n_classes)[part]
+            elif k == 3 and end - begin == 1 and x.ndim > 1 and not any(x.strides[1:]):
+                x = x[(0,) * x.ndim][None]
+            else:
+                x = (x if x.ndim == 1 else x.reshape(-1))[part]
+            columns[k] = x.float().numpy() if isinstance(x, Tensor) else x
+        return tuple(columns)  # type: ignore[return-value]  # of four columns
 
 
 def rows_of(
@@ -221,9 +179,9 @@ def rows_of(
         how.simple_dtypes[dtype] = how.has_simple_rows and dtype in SUM_TOLERANCE
     if not (how.simple_dtypes[dtype] and preds.is_cpu and target.is_cpu and target.dtype in _LABELS and preds.numel()):
         return None
-    if not is_plain(preds, target) or preds.is_neg():  # numpy has no views with negated memory
+    if mode_of(preds, target) != "numbers" or preds.is_neg():  # numpy has no views with negated memory
         return None
-    axis, samples = None, shape
+    axis, samples, n_classes = None, shape, 1
     if how.task == "multiclass":
         axis = len(shape) - 1
         if axis > 1:
@@ -233,21 +191,70 @@ def rows_of(
             if how.axis not in (1, -axis):
                 return None
             axis = 1
-        if axis < 1 or shape[axis] < 2 or how.num_classes not in (None, shape[axis]):
+        n_classes, samples = shape[axis], shape[:axis] + shape[axis + 1 :]
+        if n_classes < 2 or how.num_classes not in (None, n_classes):
             return None
-        samples = shape[:axis] + shape[axis + 1 :]
     if not samples or target.shape != samples:
         return None
     copies = True
     if weights is not None:
-        is_known = weights.is_cpu and is_plain(weights) and not weights.is_complex() and not weights.is_neg()
+        is_known = (
+            weights.is_cpu and mode_of(weights) == "numbers" and not weights.is_complex() and not weights.is_neg()
+        )
         if how.whole_weights or weights.shape != samples or not is_known:
             return None
         copies = not weights.is_floating_point()
-        weights = _if_wide(weights)
-    values = _if_wide(preds.detach() if preds.requires_grad else preds)
-    rows = Rows(how, dtype, values, target.numpy(), weights, copies, parts, axis)
-    return None if _may_be_mistaken(how, rows.first()) else rows
+        weights = weights if weights.dtype in _NARROW else weights.numpy()
+    values: Any = preds.detach() if preds.requires_grad else preds
+    values = values if dtype in _NARROW else values.numpy()
+    rows = Rows(how, dtype, values, target.numpy(), weights, copies, parts, axis, n_classes)
+    if len(shape) > 2 or dtype in _NARROW or (axis is None and len(shape) > 1):
+        values = rows._columns((0, 1, _FIRST))[0]
+    return None if _may_be_mistaken(how, values if axis is None else values[0]) else rows
+
+
+def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+    """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
+
+    Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
+    of rows that they need. If the result is False, the totals may be incomplete.
+    """
+    is_small = rows.label.size * rows.n_classes <= _ROWS
+    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
+    n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
+    if n_chunks > 1:
+        return _add_chunks(rows, places, detail, adders, totals, n_chunks)
+    for place in places:
+        piece = rows.piece(place, detail)
+        if piece is None:
+            return False
+        for adder, total in zip(adders, totals, strict=True):
+            if len(piece.label) and not adder.add_piece(piece, total):
+                return False
+    return True
+
+
+def _add_chunks(
+    rows: Rows, places: list[_Place], detail: Detail, adders: Sequence[Any], totals: Sequence[Any], n_chunks: int
+) -> bool:
+    """Add consecutive pieces to sums of their own, in several threads, and these in order to the totals."""
+    found = [[np.zeros_like(total) for total in totals] for _ in range(n_chunks)]
+    are_added = [True] * n_chunks
+
+    def add(begin: int, end: int) -> None:
+        for k in range(begin, end):
+            for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
+                piece = rows.piece(place, detail)
+                are_added[k] &= piece is not None
+                if piece is not None and len(piece.label):
+                    added = [adder.add_piece(piece, into) for adder, into in zip(adders, found[k], strict=True)]
+                    are_added[k] &= all(added)
+
+    in_threads(add, n_chunks, rows.label.size * rows.n_classes)
+    for chunk in found:
+        for total, more in zip(totals, chunk, strict=True):
+            total += more
+    return all(are_added)
 
 
 def _ranges(n: int, most: int) -> list[tuple[int, int]]:
@@ -256,30 +263,10 @@ def _ranges(n: int, most: int) -> list[tuple[int, int]]:
     return [(n * k // n_ranges, n * (k + 1) // n_ranges) for k in range(n_ranges)]
 
 
-def _if_wide(x: Tensor) -> Any:
-    """Return a tensor as an array, but tensors of 16 bits as they are, because numpy has no bfloat16."""
-    return x if x.dtype in (torch.float16, torch.bfloat16) else x.numpy()
-
-
-def _array_of(x: Any) -> Any:
-    """Return an array or a tensor of 16 bits as an array of at least float32."""
-    return x.float().numpy() if isinstance(x, Tensor) else x
-
-
-def _column(x: Any, place: tuple[int, int, slice]) -> Any:
-    """Return the values of a piece `(n,)`."""
-    begin, end, part = place
-    x = x[begin:end]
-    x = x if x.ndim == 1 else x.reshape(-1)
-    return _array_of(x if part is _ALL else x[part])
-
-
 def _kept(keep: Any, *columns: Any) -> Sequence[Any]:
-    """Return the entries of columns where `keep` is True. A value that all rows share has another length."""
+    """Return the entries of columns where `keep` is True. A key that all rows share has another length."""
     if keep.all():
         return columns
-    if len(keep) == 1:  # of all rows
-        return [x if x is None else x[:0] for x in columns]
     removed = np.flatnonzero(~keep)
     if len(removed) > _FEW_REMOVED:
         rows = np.flatnonzero(keep)

@@ -67,12 +67,32 @@ def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
 def cluster_numbers(clusters: Tensor, n_clusters: int) -> Tensor:
     """Return a number in [0, `n_clusters`) for each identifier, int64; see `cluster_words`."""
     if clusters.device.type == "cpu" and clusters.numel() > _FEW_ROWS:
-        # Adjacent rows of a cluster, such as the pixels of an image, are hashed once.
-        runs, lengths = torch.unique_consecutive(clusters.reshape(-1), return_counts=True)
-        if 2 * len(runs) < clusters.numel():
-            numbers = np.repeat(number_of_word(cluster_words(runs), n_clusters).numpy(), lengths.numpy())
-            return torch.from_numpy(numbers).reshape(clusters.shape)
+        numbers = ClusterNumbers(n_clusters)(clusters.reshape(-1).numpy())
+        return torch.from_numpy(np.broadcast_to(numbers, clusters.numel()).reshape(clusters.shape).copy())
     return number_of_word(cluster_words(clusters), n_clusters)
+
+
+class ClusterNumbers:
+    """Function from identifiers of clusters to numbers in [0, G), which hashes each distinct identifier once."""
+
+    def __init__(self, n_clusters: int) -> None:
+        self._n_clusters = n_clusters
+        self.seen: list[Tensor] = []  # `distinct` identifiers of each call
+
+    def __call__(self, clusters: Any) -> Any:
+        """Return the numbers of identifiers `(n,)`, arrays of int64; `(1,)` if all identifiers are equal."""
+        least, greatest = int(clusters.min()), int(clusters.max())
+        if least == greatest:
+            identifiers, places = clusters[:1], np.zeros(1, np.int64)
+        elif greatest - least < len(clusters):  # counting takes less time than sorting
+            places = clusters - least
+            present = np.bincount(places) > 0
+            identifiers, places = np.flatnonzero(present) + least, (np.cumsum(present) - 1)[places]
+        else:
+            identifiers, places = np.unique(clusters, return_inverse=True)
+        found = torch.from_numpy(np.ascontiguousarray(identifiers))
+        self.seen.append(distinct(found))
+        return number_of_word(cluster_words(found), self._n_clusters).numpy()[places]
 
 
 def number_of_word(words: Tensor, n_clusters: int) -> Tensor:

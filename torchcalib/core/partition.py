@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch import Piece, added_by, takes_pieces
+from torchcalib.core.batch import Piece, takes_pieces
 from torchcalib.core.clusters import MAX_CLUSTERS, distinct, distinct_in, number_of, numbered
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
@@ -338,13 +338,15 @@ class SumsByPart(Generic[S]):
 
     def add_piece(self, piece: Piece, sums: Any) -> bool:
         """Add a piece to the numpy array `sums` `(G, ..., F, K)` in place. Return False if it is not added."""
+        accumulator: Any = self.accumulator
         if piece.only_group is not None:
-            return added_by(self.accumulator, piece, sums[piece.only_group])
+            return bool(accumulator.add_piece(piece, sums[piece.only_group]))
         if sums.ndim > 3:  # with an axis of classes
             return False
-        of_piece = np.zeros((sums.shape[1], sums.shape[0] * sums.shape[2]))
-        is_added = added_by(self.accumulator, piece, of_piece)
-        sums += of_piece.reshape(sums.shape[1], sums.shape[0], sums.shape[2]).swapaxes(0, 1)
+        n_parts, n_sums, n_cells = sums.shape
+        of_piece = np.zeros((n_sums, n_parts * n_cells))
+        is_added = bool(accumulator.add_piece(piece, of_piece))
+        sums += of_piece.reshape(n_sums, n_parts, n_cells).swapaxes(0, 1)
         return is_added
 
     def wrap(self, sums: Tensor) -> Partition[S]:

@@ -46,7 +46,7 @@ from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
 
-_NO_EVIDENCE = Evidence(None, None)
+RULED_OUT = Evidence(None, None)
 """Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
 
 _NAMES_OF_EVIDENCE = ("confidence_interval", "interval", "ci", "p_value", "pvalue", "noise_floor")
@@ -61,13 +61,6 @@ _TORCHMETRICS_OPTIONS = (
     "sync_on_compute",
     "compute_with_cache",
 )
-
-
-def changes_by_batch(attributes: dict[str, Any], name: str, state: Tensor) -> dict[str, Any]:
-    """Return the changes of the attributes of a metric if a batch changes its sums, the state `name`."""
-    count = attributes["_update_count"] + 1
-    # The first values of the batch have ruled out mistakes.
-    return {name: state, "_computed": None, "_update_count": count, "_evidence": _NO_EVIDENCE}
 
 
 def check_counts(statistic: Any) -> None:
@@ -272,45 +265,38 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         Return False otherwise, also for invalid values. The metric is then unchanged.
         """
-        return (
-            not named
-            and self._may_have_rows(preds, target, weights, *others)
-            and self._add_rows(preds, target, weights)
-        )
-
-    def _may_have_rows(self, preds: Any, target: Any, weights: Any, *others: Any) -> bool:
-        """Return whether `_add_rows` can add a batch, as far as its types and the settings of the metric decide."""
         if others or not self.takes_pieces or self._shared is not None or self._is_synced or self._in_graph:
             return False
-        are_tensors = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
-        return are_tensors and self.device.type == "cpu" and not (preds.requires_grad and self._enable_grad)
-
-    def _add_rows(
-        self,
-        preds: Tensor,
-        target: Tensor,
-        weights: Tensor | None,
-        parts: Parts | None = None,
-        more: Callable[[], dict[str, Any]] = dict,
-    ) -> bool:
-        """Add a batch by the pass of `core.batch`. Return False, and change nothing, if it is not added.
-
-        `more` returns further attributes that change with the batch.
-        """
-        preds = preds.detach() if preds.requires_grad else preds
-        rows = rows_of(self.input_format, preds, target, weights, parts)
+        if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
+            return False
+        if self.device.type != "cpu" or (preds.requires_grad and self._enable_grad):
+            return False
+        parts = self._parts_of(preds, target, **named) if named else None
+        if named and parts is None:
+            return False
+        rows = rows_of(self.input_format, preds.detach() if preds.requires_grad else preds, target, weights, parts)
         if rows is None:
             return False
-        kind: Any = self.kind
         attributes, name = vars(self), self.state_names[0]
         total = attributes[name].numpy().copy()
-        if not add_rows(rows, self.estimator.detail, [kind], [total]):
+        if not add_rows(rows, self.estimator.detail, [self.kind], [total]):
             return False
-        changes = {**changes_by_batch(attributes, name, torch.from_numpy(total)), **more()}
+        count, state = attributes["_update_count"] + 1, torch.from_numpy(total)
+        changes = {name: state, "_computed": None, "_update_count": count, "_evidence": RULED_OUT}
+        if parts is not None:
+            changes |= self._changes_by_parts(parts)
         if preds.dim() > 2:
             changes["input_format"] = self.input_format.following(preds, target)
         attributes.update(changes)
         return True
+
+    def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:  # noqa: ARG002
+        """Return the parts of the rows, from arguments of `update` given by name; None for other arguments."""
+        return None
+
+    def _changes_by_parts(self, parts: Parts) -> dict[str, Any]:  # noqa: ARG002
+        """Return further changes of the state by a batch with parts."""
+        return {}
 
     def compute(self) -> Tensor:
         """Return the metric value for all updates, over all ranks if `torch.distributed` is running.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_count
 from torchcalib.core.batch import Parts
-from torchcalib.core.groups import NO_GROUP, check_groups, check_names, in_groups, numbered_groups
+from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -46,16 +46,15 @@ class RowsInGroups(WrappedMetric[Any]):
         """Return the key of the part of each sample, with the shape `samples`, from the argument of `update`."""
         raise NotImplementedError
 
-    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
-        """Return the parts of the rows for `core.batch`, and a function that returns further changes of the state."""
+    def _numbers(self) -> Callable[[Any], Any]:
+        """Return the function from keys to numbers of parts for `core.batch.Parts`."""
         raise NotImplementedError
 
-    def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
-        """Add a batch of labels by the pass of `core.batch`; see `CalibrationMetric`."""
-        if list(named) != [self._column] or not self._may_have_rows(preds, target, weights, *others):
-            return False
+    def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:
+        if list(named) != [self._column]:
+            return None
         keys = self._keys(named[self._column], preds.device, self.input_format.samples_of(preds, target))
-        return self._add_rows(preds, target, weights, *self._parts(keys))
+        return Parts(keys.numpy(), self.kind.accumulator.n_parts, self._numbers())
 
     def _add_in_parts(self, preds: Any, target: Any, weights: Any, sample_weight: Any, given: Any) -> None:
         """Add a batch to the state; `given` is the argument of `update` that assigns rows to parts."""
@@ -184,12 +183,8 @@ class ByGroup(RowsInGroups):
         check_groups(groups, device, samples)
         return groups
 
-    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
-        def numbers(groups: Any) -> Any:
-            is_valid = groups.min() >= NO_GROUP and groups.max() < self.num_groups
-            return groups.astype(np.int64, copy=False) if is_valid else None
-
-        return Parts(keys.numpy(), numbers, self.num_groups), dict
+    def _numbers(self) -> Callable[[Any], Any]:
+        return np.asarray
 
     def _configuration(self) -> dict[str, object]:
         names = {} if self.group_names is None else {"group_names": self.group_names}

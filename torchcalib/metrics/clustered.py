@@ -1,6 +1,5 @@
 """Streaming metrics with inference for clusters of dependent rows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.batch import Parts
 from torchcalib.core.clusters import (
     MAX_CLUSTERS,
+    ClusterNumbers,
     cluster_numbers,
-    distinct,
     effective_number,
     identifiers,
     in_clusters,
@@ -108,19 +107,13 @@ class Clustered(RowsInGroups):
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
         return of_samples(identifiers(given, device), samples, len(self.batch_shape))
 
-    def _parts(self, keys: Tensor) -> tuple[Parts, Callable[[], dict[str, Any]]]:
-        n, seen = self.kind.accumulator.n_parts, []
+    def _numbers(self) -> ClusterNumbers:
+        return ClusterNumbers(self.kind.accumulator.n_parts)
 
-        def numbers(clusters: Any) -> Any:
-            found = torch.from_numpy(clusters)
-            seen.append(distinct(found))
-            return cluster_numbers(found, n).numpy()
-
-        def more() -> dict[str, Any]:
-            _, name = self.state_names
-            return {name: joined([*vars(self)[name], *seen])}
-
-        return Parts(keys.numpy(), numbers, n), more
+    def _changes_by_parts(self, parts: Parts) -> dict[str, Any]:
+        _, name = self.state_names
+        numbers: Any = parts.numbers
+        return {name: joined([*vars(self)[name], *numbers.seen])}
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
         """Return the calibration test, which respects clusters; see `torchcalib.inference.clusters`."""

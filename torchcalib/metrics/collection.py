@@ -22,7 +22,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import contains_state, content_of, loading, saved_bytes
 from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
-from torchcalib.metrics.base import CalibrationMetric, changes_by_batch
+from torchcalib.metrics.base import RULED_OUT, CalibrationMetric
 from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 from torchcalib.ops.host_values import is_captured
@@ -423,7 +423,9 @@ class _JoinedStates:
         changes = []
         for metric, name, k in self._metrics:
             attributes = vars(metric)
-            changes.append((attributes, changes_by_batch(attributes, name, self._states[k])))
+            count = attributes["_update_count"] + 1
+            changed = {name: self._states[k], "_computed": None, "_update_count": count, "_evidence": RULED_OUT}
+            changes.append((attributes, changed))
         return changes
 
 

@@ -304,12 +304,12 @@ def _replace_by_exps(x):
 
 
 @compiled_loop
-def _add_few_classes(values, target, largest, confidence, from_logits, noise, edges, right, counts, sums):
-    """Add contiguous rows without weights to the `sums` `(F, C * B)` of all classes, whose cells are class * B + bin.
+def _add_few_classes(values, target, largest, confidence, weights, from_logits, noise, edges, right, counts, sums):
+    """Add contiguous rows to the `sums` `(F, C * B)` of all classes, whose cells are class * B + bin.
 
     Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
     a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
-    the one before. `counts` `(C * B,)` is zero. With `noise`, the last two sums are as for `chunked.store`.
+    the one before. `counts` `(C * B,)` is zero. With `noise`, the sums after the third are as for `chunked.store`.
     """
     n_rows, n_classes = values.shape
     n_bins = edges.size - 1
@@ -317,7 +317,8 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
     shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
-    confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[-2], sums[-1]
+    confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[3 * noise], sums[4 * noise]
+    has_squares, w = len(sums) == 7, 1.0
     for i in range(first.size):
         first[i] = i % n_classes * n_bins
     for start in range(0, n_rows, size):
@@ -342,20 +343,33 @@ def _add_few_classes(values, target, largest, confidence, from_logits, noise, ed
         # 3. Additions
         for i in range(len(rows)):
             scale = scales[i]
+            if weights is not None:
+                w = weights[start + i]
+                if w == 0:
+                    continue
             for k in range(i * n_classes, (i + 1) * n_classes):
                 cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
-                counts[cell] += 1
-                confidences[cell] += value
+                if weights is None:
+                    counts[cell] += 1
+                else:
+                    sums[0, cell] += w
+                confidences[cell] += w * value
                 if noise:
-                    spreads[cell] += value * (1.0 - value)
+                    spread = w * (value * (1.0 - value))
+                    spreads[cell] += spread
+                    if has_squares:
+                        sums[5, cell] += w * spread
+                        sums[6, cell] += w * w
         # 4. Outcomes
         for i in range(len(rows)):
             label = target[start + i]
-            if 0 <= label < n_classes:
+            if weights is not None:
+                w = weights[start + i]
+            if 0 <= label < n_classes and w != 0:
                 k = i * n_classes + label
-                outcomes[cells[k]] += 1
+                outcomes[cells[k]] += w
                 if noise:
-                    residuals[cells[k]] += 1.0 - 2.0 * scales[i] * np.float64(e[k])
+                    residuals[cells[k]] += w * (1.0 - 2.0 * scales[i] * np.float64(e[k]))
     for k in range(counts.size):
         sums[0, k] += counts[k]
 
@@ -519,10 +533,10 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
-    if weights is None and n_classes <= _FEW_CLASSES:
-        _sums_of_few_classes(rows, target, bins, sums)
-        return
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 5)
+    if n_classes <= _FEW_CLASSES:
+        _sums_of_few_classes(rows, target, bins, sums, n_distinct)
+        return
     edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
@@ -542,15 +556,16 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     in_threads(lambda k, end: add(n_classes * k // n_ranges, n_classes * end // n_ranges), n_ranges, values.numel())
 
 
-def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
-    """Do the same for rows without weights. The sums of pieces of rows are added in order."""
-    values, from_logits, _, top, confidence = rows
+def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor, n_distinct: int) -> None:
+    """Do the same for few classes. The sums of pieces of rows are added in order."""
+    values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     n_cells = n_classes * n_bins
     n_rows = -(-max(_PIECE, _PER_CELL * n_cells, values.numel() // _PIECES) // n_classes)
     starts = range(0, len(values), n_rows)
-    pieces = np.zeros((len(starts), min(n_sums, 5), n_cells))
-    columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy()]
+    pieces = np.zeros((len(starts), n_distinct, n_cells))
+    weight = None if weights is None else weights.contiguous().numpy()
+    columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy(), weight]
     options = from_logits, n_sums > 3, _edges(n_bins), bins.right
     rows_of = float_rows(values)
 
@@ -558,7 +573,8 @@ def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tens
         for piece in range(begin, end):
             for part, x in rows_of(starts[piece], min(starts[piece] + n_rows, len(values))):
                 counts = np.zeros(n_cells, np.int64)
-                _add_few_classes(x, *(column[part] for column in columns), *options, counts, pieces[piece])
+                chunk = [None if column is None else column[part] for column in columns]
+                _add_few_classes(x, *chunk, *options, counts, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)

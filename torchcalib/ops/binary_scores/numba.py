@@ -181,16 +181,22 @@ def _add(x, totals):
         _add_rows(x, totals)
 
 
+@lanes
+def _dot(x, weights):
+    total = 0.0
+    for k in range(x.size):
+        total += weights[k] * x[k]
+    return total
+
+
 @step
-def _add_weighted(scores, weights, groups, totals):
-    """Add scores times weights to the totals of their groups."""
-    w, group = 1.0, 0
+def _add_in_groups(scores, weights, groups, totals):
+    """Add scores times weights to the totals of their groups, in the copy k mod 4: neighbours often share a group."""
+    w, n_groups = 1.0, totals.size // 4
     for k in range(scores.size):
         if weights is not None:
             w = weights[k]
-        if groups is not None:
-            group = groups[k]
-        totals[group] += w * np.float64(scores[k])
+        totals[(k & 3) * n_groups + groups[k]] += w * np.float64(scores[k])
 
 
 @compiled_loop
@@ -198,7 +204,8 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
     `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32. With `weights` or `groups`, rows have one value, and `totals` are those of the groups.
+    is float64, `narrow` float32. With `weights` or `groups`, rows have one value; `totals` are four copies of those of
+    the groups.
     """
     width = totals.size if weights is None and groups is None else 1
     size = max(1, BLOCK // width) * width
@@ -234,13 +241,15 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
         else:
             _fill_log_losses(values, targets, out)
         # 3. Sums
-        if weights is not None or groups is not None:
-            w = None if weights is None else weights[start : start + size]
-            g = None if groups is None else groups[start : start + size]
+        if groups is not None:
+            w, g = None if weights is None else weights[start : start + size], groups[start : start + size]
             if is_narrow:
-                _add_weighted(narrow[: values.size], w, g, totals)
+                _add_in_groups(narrow[: values.size], w, g, totals)
             else:
-                _add_weighted(out, w, g, totals)
+                _add_in_groups(out, w, g, totals)
+        elif weights is not None:
+            w = weights[start : start + size]
+            totals[0] += _dot(narrow[: values.size], w) if is_narrow else _dot(out, w)
         elif is_narrow:
             _add(narrow[: values.size], totals)
         else:
@@ -278,9 +287,10 @@ def labelled_sums(
 ) -> Any:
     """Return the sums of scores in each group `(G,)` as `chunked.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
-    totals, buffer, narrow = np.zeros(n_groups), np.empty(BLOCK), np.empty(BLOCK, np.float32)
+    totals = np.zeros(1 if groups is None else 4 * n_groups)
+    buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
     _add_scores(x, t, t, None, weights, groups, kind == "log", from_logits, buffer, narrow, totals)
-    return totals
+    return totals if groups is None else totals.reshape(4, n_groups).sum(0)
 
 
 def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:

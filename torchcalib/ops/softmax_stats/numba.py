@@ -625,7 +625,10 @@ def labelled_rows(
         part = slice(begin, end)
         loop(values[part], target[part], rows[:, part], tops[part], *options)
 
-    in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
+    if values.size < 2 * LOGITS_PER_RANGE:
+        loop(values, target, rows, tops, *options)
+    else:
+        in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
     if detail == "label" and weights is None and groups is None:
         totals = np.zeros((5, 1))
         totals[0] = rows[0].sum()
