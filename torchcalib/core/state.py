@@ -85,7 +85,7 @@ class SumState(Generic[S]):
         """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.batch`."""
         accumulator: Any = self.accumulator
         is_valid: bool = accumulator.add_piece(piece, total[self._offset :].reshape(self.shape))
-        if self._offset > N_IGNORED and not piece.copies:
+        if is_valid and self._offset > N_IGNORED and not piece.copies:
             flags = total[N_IGNORED : self._offset].reshape(self.shape[:-2])
             flags[... if piece.only_group is None else piece.only_group] += piece.weight_in_groups()
         return is_valid
