@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch import Piece
 from torchcalib.core.events import Events, Mode, n_events, reduce_to_events
 from torchcalib.core.linear_logits import LinearLogits
+from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
     BinStats,
@@ -190,7 +190,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return self._bin_stats(p, sums if groups is None else sums.movedim(-3, 0), events, groups, n_groups)
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:
-        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""
         is_own = type(self) is EqualWidthBins and not self.with_ecd  # a subclass may have other sums
         if task == "binary":
             # The sigmoid of torch rounds differently, and a probability of a calibrator can be the edge of a bin.

@@ -81,7 +81,7 @@ class InputFormat:
     # class axis; for `class_axis=None` the last axis, until `resolved` infers it
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # for each dtype of predictions, whether `core.batch` may read batches
+    # for each dtype of predictions, whether `core.pieces` may read batches
     simple_dtypes: dict[torch.dtype, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -317,7 +317,7 @@ class InputFormat:
 
     @property
     def has_simple_rows(self) -> bool:
-        """Whether `core.batch` may read batches of labels."""
+        """Whether `core.pieces` may read batches of labels."""
         is_plain = self.nan_policy == "raise" and self.min_annotators < 2 and self.batch_dims == 0
         return is_plain and self.task != "multilabel" and self.positive_classes is None
 

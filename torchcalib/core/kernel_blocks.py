@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,7 @@ class BlockAccumulator:
     bandwidth: float | Literal["median"]
     size: int  # number of samples in a block
     chunk: int | None = field(default=None, compare=False)  # number of blocks that are processed at a time
+    has_pairs: ClassVar[bool] = True  # sums over pairs of rows; see `pieces.is_divisible`
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(3, 1)`, or `(L, 3, 1)` for L labels."""

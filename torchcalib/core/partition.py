@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch import Piece, takes_pieces
 from torchcalib.core.clusters import MAX_CLUSTERS, distinct, distinct_in, number_of, numbered
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.groups import NO_GROUP, check_group_range, check_names, in_groups
+from torchcalib.core.pieces import Piece, takes_pieces
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
@@ -333,7 +333,7 @@ class SumsByPart(Generic[S]):
         return Sums(in_parts([each.sums for each in found]), noise_flag=in_parts(flags) if flags else None)
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:
-        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""
         return takes_pieces(self.accumulator, task, from_logits)
 
     def add_piece(self, piece: Piece, sums: Any) -> bool:

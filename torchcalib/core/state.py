@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.core.batch import Piece
+from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import SumsAccumulator, check_sums, has_noise_flag, with_noise_row
@@ -82,7 +82,7 @@ class SumState(Generic[S]):
         return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
     def add_piece(self, piece: Piece, total: Any) -> bool:
-        """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.batch`."""
+        """Add a piece to a state, a numpy array, in place. Return False for an invalid piece; see `core.pieces`."""
         accumulator: Any = self.accumulator
         is_valid: bool = accumulator.add_piece(piece, total[self._offset :].reshape(self.shape))
         if is_valid and self._offset > N_IGNORED and not piece.copies:

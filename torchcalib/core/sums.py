@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.batch import Piece
 from torchcalib.core.events import Events, Mode
+from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import source_of
@@ -342,7 +342,7 @@ class ScoreAccumulator:
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
-        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.batch`."""
+        """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""
         is_own = type(self) is ScoreAccumulator and not self.by_class  # a subclass may have other sums
         score = self.kind if task == "binary" else self.of_statistics
         return is_own and task != "multilabel" and score is not None

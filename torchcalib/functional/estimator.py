@@ -30,9 +30,9 @@ from torchcalib.core.arguments import (
     with_task,
 )
 from torchcalib.core.arrays import are_plain
-from torchcalib.core.batch import add_rows, detail_of, rows_of, takes_pieces
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.core.inputs import InputFormat, input_format_of
+from torchcalib.core.pieces import add_rows, detail_of, is_divisible, rows_of, split, takes_pieces
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import Sums, SumsAccumulator
 from torchcalib.core.tasks import as_tensors, infer_task, with_tensors
@@ -122,13 +122,16 @@ class Estimator(Generic[S]):
             found = self._in_one_pass(preds, target, weights)
             if found is not None:
                 return found
+            found = self._in_pieces(preds, target, weights)
+            if found is not None:
+                return found
         p = self.read(preds, target, weights)
         if p.replicates:
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
 
     def _in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
-        """Return the value for labels by the pass of `core.batch`; None if `read` must convert them."""
+        """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""
         if not self.takes_pieces or not (type(preds) is type(target) is Tensor):
             return None
         accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)
@@ -143,9 +146,25 @@ class Estimator(Generic[S]):
         value = self.value(accumulator.wrap(torch.from_numpy(sums)))
         return value.to(torch.promote_types(preds.dtype, torch.float32))
 
+    def _in_pieces(self, preds: Any, target: Any, weights: Any) -> Tensor | None:
+        """Return the value for a large batch, with the memory of a piece; None if `read` must convert it at once."""
+        is_plain = is_divisible(self.accumulator) and type(self).from_predictions is Estimator.from_predictions
+        pieces = split(self.input_format, preds, target, weights) if is_plain else None
+        if pieces is None:
+            return None
+        sums: list[Tensor] = []
+        try:
+            for how, *piece, _ in pieces:
+                p = replace(self, input_format=how).read(*piece)
+                sums.append(self.accumulator.from_predictions(p).sums)
+        except (TypeError, ValueError):
+            return None  # the error for the whole batch has the numbers of its rows
+        value = self.value(self.accumulator.wrap(torch.stack(sums).sum(0)))
+        return value.to(torch.promote_types(preds.dtype, torch.float32))
+
     @cached_property
     def takes_pieces(self) -> bool:
-        """Whether the pass of `core.batch` can replace the conversion of a batch of labels."""
+        """Whether the pass of `core.pieces` can replace the conversion of a batch of labels."""
         return takes_pieces(self.accumulator, self.input_format.task, self.input_format.from_logits)
 
     @cached_property

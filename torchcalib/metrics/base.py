@@ -23,9 +23,9 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.batch import Parts, add_rows, rows_of, takes_pieces
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
+from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split, takes_pieces
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
@@ -128,7 +128,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     """Metric with its options, without a state."""
 
     takes_pieces = False
-    """Whether the pass of `core.batch` can replace the conversion of a batch of labels."""
+    """Whether the pass of `core.pieces` can replace the conversion of a batch of labels."""
 
     function: ClassVar[Callable[..., Any]]
     """Function that computes the same metric."""
@@ -249,8 +249,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         if self._shared is None:
-            p = self._read(self.input_format, preds, target, weights, self.estimator.detail)
-            batch = self.kind.from_predictions(p)
+            batch = self._state_of(preds, target, weights)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:
@@ -261,7 +260,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     _own_update = update  # which `_is_added` can replace
 
     def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
-        """Add a batch of labels by the pass of `core.batch`, if it has the form for it.
+        """Add a batch of labels by the pass of `core.pieces`, if it has the form for it.
 
         Return False otherwise, also for invalid values. The metric is then unchanged.
         """
@@ -289,6 +288,25 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             changes["input_format"] = self.input_format.following(preds, target)
         attributes.update(changes)
         return True
+
+    def _state_of(self, preds: Tensor, target: Tensor, weights: Tensor | None, keys: Tensor | None = None) -> Any:
+        """Return the state for a batch, whose parts have `keys`. A large batch is converted in pieces."""
+        kind, evidence = self.kind, self._evidence
+        is_divided = isinstance(kind, SumState) and is_divisible(kind.accumulator) and not self.batch_shape
+        pieces = split(self.input_format, preds, target, weights, keys) if is_divided else None
+        try:
+            state = None
+            for how, x, y, w, g in pieces or ():
+                of_piece = self._state_of_piece(self._read(how, x, y, w, self.estimator.detail), g)
+                state = of_piece if state is None else kind.add(state, of_piece)
+        except (TypeError, ValueError):  # the error for the whole batch has the numbers of its rows
+            vars(self)["_evidence"], state = evidence, None
+        if state is not None:
+            return state
+        return self._state_of_piece(self._read(self.input_format, preds, target, weights, self.estimator.detail), keys)
+
+    def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:  # noqa: ARG002 - used by wrappers
+        return self.kind.from_predictions(p)
 
     def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:  # noqa: ARG002
         """Return the parts of the rows, from arguments of `update` given by name; None for other arguments."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.batch import Parts
 from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
 from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
+from torchcalib.core.pieces import Parts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SampleState, SumState
@@ -47,7 +47,7 @@ class RowsInGroups(WrappedMetric[Any]):
         raise NotImplementedError
 
     def _numbers(self) -> Callable[[Any], Any]:
-        """Return the function from keys to numbers of parts for `core.batch.Parts`."""
+        """Return the function from keys to numbers of parts for `core.pieces.Parts`."""
         raise NotImplementedError
 
     def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:
@@ -60,12 +60,21 @@ class RowsInGroups(WrappedMetric[Any]):
         """Add a batch to the state; `given` is the argument of `update` that assigns rows to parts."""
         refuse_if_synced(self, "update")
         preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
+        if self._shared is None:
+            keys = self._keys(given, preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
+            batch = self._state_of(preds, target, weights, keys)
+            self.keep_axis(preds, target)
+            self._add(preds, batch)
+            return
         key, p = self._keyed_predictions(preds, target, weights)
-        samples = self.input_format.samples_of(preds, target, len(self.batch_shape))
-        keys = self._keys(given, preds.device, samples)
+        keys = self._keys(given, preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
         key = (*key, self._column, self.num_groups)
         p = self._cached(key, lambda: self._assigned(p, keys))
         self._add(preds, self._cached((*key, self.kind), lambda: self.kind.from_predictions(p)))
+
+    def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:
+        assert keys is not None  # the argument of `update` is required
+        return self.kind.from_predictions(self._assigned(p, keys))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
         how = {"validate_args": self.input_format.validate_args, "drop_invalid": self.device.type != "cpu"}

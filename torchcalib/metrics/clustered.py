@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.batch import Parts
 from torchcalib.core.clusters import (
     MAX_CLUSTERS,
     ClusterNumbers,
@@ -19,6 +18,7 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.partition import ClusterState, SumsByPart, joined
+from torchcalib.core.pieces import Parts
 from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest

@@ -16,8 +16,8 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.core.batch import Rows, add_rows, detail_of, rows_of
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.pieces import Rows, add_rows, detail_of, rows_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import contains_state, content_of, loading, saved_bytes
 from torchcalib.core.tasks import as_tensors
@@ -165,7 +165,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         return readings
 
     def _are_added(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Add a batch of labels to all metrics by the pass of `core.batch`, as `CalibrationMetric` does for one.
+        """Add a batch of labels to all metrics by the pass of `core.pieces`, as `CalibrationMetric` does for one.
 
         Return False otherwise, also for invalid values. All metrics are then unchanged.
         """
@@ -339,7 +339,7 @@ class _Reading:
     formats: list[InputFormat]  # distinct formats of the metrics, which check the batch
     by_state: list[list[CalibrationMetric[Any]]]  # metrics whose states for a batch are equal, in one list each
     sizes: set[int | None]  # numbers of classes that the formats require
-    takes_pieces: bool  # whether the pass of `core.batch` can add a batch to all metrics
+    takes_pieces: bool  # whether the pass of `core.pieces` can add a batch to all metrics
     detail: Detail  # statistics of multi-class rows that they need
     joined: "_JoinedStates | None" = None  # states after the latest batch that was added by this pass
 

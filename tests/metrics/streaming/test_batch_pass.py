@@ -1,16 +1,21 @@
 """The pass over a batch of labels on the CPU, compared with the conversion of the same batch."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.core import batch as core_batch
+from torchcalib.core import pieces as core_pieces
 from torchcalib.functional import estimator
 from torchcalib.metrics import base, collection
 from torchcalib.ops.threads import in_threads
 
 METRICS = (tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)
 SHAPES = {"rows": (70,), "items": (6, 3, 4), "large items": (3, 40, 2)}
+CASES = ("binary", "binary logits", "last axis", "first axis", "classwise", "classwise logits")
 COLUMNS = ("labels", "ignored", "weights", "copies", "ignored weights")
 
 
@@ -55,8 +60,8 @@ def with_axis(preds, target, weights, shape, class_first):
 @pytest.fixture
 def pieces(monkeypatch):
     """Divide batches into pieces of few rows, with sums of their own."""
-    monkeypatch.setattr(core_batch, "_ROWS", 16)
-    monkeypatch.setattr(core_batch, "_CHUNKS", 3)
+    monkeypatch.setattr(core_pieces, "_ROWS", 16)
+    monkeypatch.setattr(core_pieces, "_CHUNKS", 3)
 
 
 @pytest.fixture
@@ -102,7 +107,9 @@ def test_states_equal_those_of_converted_batches(task, from_logits, dtype, conve
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", COLUMNS)
-@pytest.mark.parametrize("case", ["binary", "binary logits", "last axis", "first axis", "classwise", "classwise logits"])
+@pytest.mark.parametrize(
+    "case", ["binary", "binary logits", "last axis", "first axis", "classwise", "classwise logits"]
+)
 def test_states_with_columns_equal_those_of_converted_batches(case, kind, shape, pieces, converted):
     task, samples = "binary" if "binary" in case else "multiclass", SHAPES[shape]
     n = torch.Size(samples).numel()
@@ -220,10 +227,10 @@ def test_other_input_is_converted():
         (preds.detach(), target, torch.ones(70, requires_grad=True)),
     ]
     for given in others:
-        assert core_batch.rows_of(how, *given) is None
+        assert core_pieces.rows_of(how, *given) is None
     for options in ({"nan_policy": "drop"}, {"positive_classes": [1]}, {"class_axis": 0}):
         how = tc.ECE(task="multiclass", from_logits=True, **options).input_format
-        assert core_batch.rows_of(how, preds.detach(), target) is None
+        assert core_pieces.rows_of(how, preds.detach(), target) is None
     with torch.no_grad():
         found = torch.func.vmap(lambda x: tc.functional.ece(x, target, task="multiclass", from_logits=True))(
             preds.detach().expand(2, -1, -1)
@@ -236,3 +243,73 @@ def test_work_of_threads_may_use_threads(monkeypatch):
     done = []
     in_threads(lambda begin, end: in_threads(lambda b, e: done.extend(range(b, e)), 4, 8, 1), 4, 8, 1)
     assert sorted(done) == sorted(4 * list(range(4)))
+
+
+MEGABYTES = """
+import resource
+import torch
+import torchcalib as tc
+
+torch.set_num_threads(1)
+g = torch.Generator().manual_seed(0)
+shape = 4, 2, 96, 96, 64
+preds = torch.rand(shape, generator=g)
+preds[:, 0].copy_(preds[:, 1]).neg_().add_(1)
+target, weights = torch.empty(4, 96, 96, 64, dtype=torch.uint8).random_(0, 2, generator=g), torch.rand(4, 96, 96, 64)
+how = {"task": "multiclass", "num_classes": 2, "class_axis": 1}
+metrics = [
+    tc.ECE(**how), tc.ECE(mode="classwise", **how), tc.ECE(ignore_index=0, **how), tc.ECE(nan_policy="drop", **how),
+    tc.ECE(mode=tc.TopK(2), **how), tc.ECE(positive_classes=[1], **how), tc.ECD(**how), tc.NLL(**how),
+]
+clustered = [tc.Clustered(tc.ECE(**how)), tc.Clustered(tc.ECE(mode="classwise", **how))]
+for k, metric in enumerate([*metrics, *metrics[:2], *clustered]):
+    update = metric.update
+    columns = {"weights": weights} if k in (8, 9) else {"clusters": torch.arange(4)} if k > 9 else {}
+    small = {name: column[:1] if name == "clusters" else column[:1, :2] for name, column in columns.items()}
+    update(preds[:1, :, :2], target[:1, :2], **small)  # imports and compiles
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    update(preds, target, **columns)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory is that of Linux")
+@pytest.mark.parametrize("loops", ["always", "never"])
+def test_memory_of_an_update_is_that_of_a_piece(loops):
+    environment = {**os.environ, "TORCHCALIB_NUMBA": loops}
+    command = [sys.executable, "-c", MEGABYTES]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    megabytes = list(map(int, found.stdout.split()))
+    assert len(megabytes) == 12
+    assert max(megabytes) <= 64, megabytes
+
+
+@pytest.mark.parametrize("kind", ["labels", "ignored weights", "shares"])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_large_batches_that_are_converted_in_pieces(task, kind, monkeypatch):
+    preds, target = batch("multiclass" if task != "binary" else task, False, torch.float64, 72)
+    preds, target, weights = with_axis(*columns_of(kind, preds, target), (6, 3, 4), task != "binary")
+    if task == "multilabel":
+        target = torch.randint(2, preds.shape)
+    if kind == "shares":
+        target = torch.rand(preds.shape, generator=torch.Generator().manual_seed(1), dtype=preds.dtype)
+        target = target / target.sum(1, True) if task == "multiclass" else target
+    how = {"task": task} | ({} if task == "binary" else {"class_axis": 1})
+    how |= {"ignore_index": -100} if "ignored" in kind else {}
+    sizes = {} if task == "binary" else {"num_labels" if task == "multilabel" else "num_classes": 7}
+    functions = (tc.ece, tc.nll, tc.brier_score, tc.ecd)
+    metrics = [cls(**how, **sizes) for cls in (tc.ECE, tc.NLL, tc.BrierScore, tc.ECD)]
+    groups = torch.arange(6)[:, None, None].expand(6, 3, 4) % 3
+    found = []
+    for large in (0, 2**20):
+        monkeypatch.setattr(core_pieces, "_LARGE", large)
+        monkeypatch.setattr(core_pieces, "_CONVERTED", 50)
+        states = [metric.clone() for metric in metrics]
+        by_group = [tc.ByGroup(metric, num_groups=3) for metric in metrics]
+        for metric in states:
+            metric.update(preds, target, weights)
+        for metric in by_group:
+            metric.update(preds, target, weights, groups=groups)
+        values = [function(preds, target, **how, weights=weights) for function in functions]
+        found.append([*values, *(m.state for m in (*states, *by_group))])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,9 @@ If a batch has another form (soft targets, gradients, other devices), or is inva
 `InputFormat.read` then converts it, or raises the error.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torchcalib.core.inputs import InputFormat
 
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
+_LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _MAX_SUMS = 2**20  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
@@ -93,17 +96,6 @@ class Rows(NamedTuple):
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
     n_classes: int  # 1 if binary
 
-    def places(self) -> list[_Place]:
-        """Return the places of the pieces."""
-        n_items, n_rows = len(self.label), self.label.size
-        per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, _VALUES // self.n_classes))
-        if n_rows <= per_piece:
-            return [(0, n_items, _ALL)]
-        if per_item < per_piece:
-            return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
-        ranges = _ranges(per_item, per_piece)
-        return [(item, item + 1, slice(begin, end)) for item in range(n_items) for begin, end in ranges]
-
     def piece(self, place: _Place, detail: Detail) -> Piece | None:
         """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a part is invalid."""
         how, parts, label = self.how, self.parts, self.label
@@ -151,23 +143,14 @@ class Rows(NamedTuple):
 
         Keys are `(1,)` if an item has a single key in memory, as an image has one cluster.
         """
-        begin, end, part = place
-        columns: list[Any] = [self.preds, self.label, self.weights, None if self.parts is None else self.parts.keys]
-        for k, x in enumerate(columns):
-            if x is None:
-                continue
-            x = x[begin:end]
-            if k == 0 and self.axis is not None:
-                if self.axis < x.ndim - 1:  # the transpose of one item is a view
-                    x = x.reshape(end - begin, self.n_classes, -1).swapaxes(1, 2)
-                    x = x[0] if end - begin == 1 else x
-                x = x.reshape(-1, self.n_classes)[part]
-            elif k == 3 and end - begin == 1 and x.ndim > 1 and not any(x.strides[1:]):
-                x = x[(0,) * x.ndim][None]
-            else:
-                x = (x if x.ndim == 1 else x.reshape(-1))[part]
-            columns[k] = x.float().numpy() if isinstance(x, Tensor) else x
-        return tuple(columns)  # type: ignore[return-value]  # of four columns
+        begin, end, _ = place
+        weights = None if self.weights is None else _array_of(_part(self.weights, place))
+        keys = None if self.parts is None else self.parts.keys
+        if keys is not None and end - begin == 1 and keys.ndim > 1 and not any(keys.strides[1:]):
+            keys = keys[(begin, *[0] * (keys.ndim - 1))][None]
+        elif keys is not None:
+            keys = _part(keys, place)
+        return _array_of(_part(self.preds, place, self.axis)), _part(self.label, place), weights, keys
 
 
 def rows_of(
@@ -213,6 +196,11 @@ def rows_of(
     return None if _may_be_mistaken(how, values if axis is None else values[0]) else rows
 
 
+def is_divisible(accumulator: Any) -> bool:
+    """Return whether the sums of a batch are those of its pieces, as for all sums except those over pairs of rows."""
+    return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
+
+
 def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
 
@@ -220,7 +208,7 @@ def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence
     of rows that they need. If the result is False, the totals may be incomplete.
     """
     is_small = rows.label.size * rows.n_classes <= _ROWS
-    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
+    places = [(0, len(rows.label), _ALL)] if is_small else _places(rows.label.shape, rows.n_classes, _VALUES)
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
         return _add_chunks(rows, places, detail, adders, totals, n_chunks)
@@ -255,6 +243,71 @@ def _add_chunks(
         for total, more in zip(totals, chunk, strict=True):
             total += more
     return all(are_added)
+
+
+def split(
+    how: "InputFormat", preds: Any, target: Any, weights: Any = None, keys: Any = None
+) -> Iterator[tuple["InputFormat", Tensor, Tensor, Tensor | None, Tensor | None]] | None:
+    """Divide a large batch on the CPU for `InputFormat.read`, whose memory is proportional to the values that it reads.
+
+    Yield the format of each piece, predictions, targets, weights and keys (integers with the shape of the samples).
+    Return None for a small batch, and if the form of the batch does not allow pieces.
+    """
+    given = [x for x in (preds, target, weights, keys) if x is not None]
+    if not all(isinstance(x, Tensor) and x.is_cpu for x in given) or preds.numel() <= _LARGE or how.batch_dims:
+        return None
+    if mode_of(*given) != "numbers" or (weights is not None and weights.dim() > preds.dim()):
+        return None
+    axis, n_classes = None, 1
+    samples = preds.shape
+    if how.task != "binary":
+        resolved = how.resolved(preds, target)
+        axis = resolved.axis % preds.dim()
+        if not -preds.dim() <= resolved.axis < preds.dim() or axis not in (1, preds.dim() - 1):
+            return None
+        n_classes, samples = preds.shape[axis], preds.shape[:axis] + preds.shape[axis + 1 :]
+        target, how = resolved.without_class_axis(preds, target), replace(resolved, class_axis=-1)
+    has_shares = (
+        axis is not None and target.shape == preds.shape and (how.task == "multilabel" or target.is_floating_point())
+    )
+    if not (target.shape == samples or has_shares) or any(x.shape != samples for x in given[2:]):
+        return None
+
+    def pieces() -> Iterator[Any]:
+        for place in _places(samples, n_classes, _CONVERTED):
+            of_target = _part(target, place, axis if has_shares else None)
+            others = [None if x is None else _part(x, place) for x in (weights, keys)]
+            yield how, _part(preds, place, axis), of_target, *others
+
+    return pieces()
+
+
+def _places(samples: Sequence[int], n_classes: int, n_values: int) -> list[_Place]:
+    """Return places of pieces of at most `n_values` predicted values, for samples of this shape."""
+    n_items, n_rows = samples[0], math.prod(samples)
+    per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, n_values // n_classes))
+    if per_item < per_piece:
+        return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
+    ranges = _ranges(per_item, per_piece)
+    return [(item, item + 1, slice(begin, end)) for item in range(n_items) for begin, end in ranges]
+
+
+def _part(x: Any, place: _Place, axis: int | None = None) -> Any:
+    """Return the samples of a piece from an array or a tensor, `(n,)`, or `(n, C)` if it has a class axis."""
+    begin, end, part = place
+    x = x[begin:end]
+    if axis is None:
+        return (x if x.ndim == 1 else x.reshape(-1))[part]
+    n_classes = x.shape[axis]
+    if axis < x.ndim - 1:  # the transpose of one item is a view
+        x = x.reshape(end - begin, n_classes, -1).swapaxes(1, 2)
+        x = x[0] if end - begin == 1 else x
+    return x.reshape(-1, n_classes)[part]
+
+
+def _array_of(x: Any) -> Any:
+    """Return an array, or a tensor of 16 bits as an array of float32."""
+    return x.float().numpy() if isinstance(x, Tensor) else x
 
 
 def _ranges(n: int, most: int) -> list[tuple[int, int]]:
