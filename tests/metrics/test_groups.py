@@ -15,7 +15,7 @@ from helpers.samples import updated
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.calibration import relative_calibration_loss
-from torchcalib.core import partition
+from torchcalib.core import pieces
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumState
 from torchcalib.inference import calibration_test
@@ -118,8 +118,9 @@ OF_SUMS = [case for case in IN_PIECES if isinstance(case.example.kind, SumState)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("case", list(covering(OF_SUMS, lambda case: {path_of(case)})))
 def test_values_of_groups_with_adjacent_rows_equal_a_loop(case, weighted, monkeypatch):
-    """Many adjacent rows of a group are added as a batch. Here 8 rows are many, and two groups have no rows."""
-    monkeypatch.setattr(partition, "_LONG_RUN", 8)
+    """A piece whose rows are in the same group is added without groups. Two groups have no rows."""
+    for name, size in (("_LARGE", 0), ("_CONVERTED", 10), ("_ROWS", 10)):
+        monkeypatch.setattr(pieces, name, size)
     preds, target = case.data(n=60)
     weights = case.weights(60) if weighted else None
     groups = torch.arange(60) // 20 + 1

@@ -77,11 +77,15 @@ class ClusterNumbers:
 
     def __init__(self, n_clusters: int) -> None:
         self._n_clusters = n_clusters
+        self._latest: tuple[int | None, Any] = None, None  # last identifier that all rows of a call shared, its number
         self.seen: list[Tensor] = []  # `distinct` identifiers of each call
 
     def __call__(self, clusters: Any) -> Any:
-        """Return the numbers of identifiers `(n,)`, arrays of int64; `(1,)` if all identifiers are equal."""
+        """Return the numbers of identifiers `(n,)`, int64 arrays; `(1,)` if all identifiers are equal."""
         least, greatest = int(clusters.min()), int(clusters.max())
+        latest, number = self._latest
+        if least == greatest == latest:
+            return number
         if least == greatest:
             identifiers, places = clusters[:1], np.zeros(1, np.int64)
         elif greatest - least < len(clusters):  # counting takes less time than sorting
@@ -92,7 +96,10 @@ class ClusterNumbers:
             identifiers, places = np.unique(clusters, return_inverse=True)
         found = torch.from_numpy(np.ascontiguousarray(identifiers))
         self.seen.append(distinct(found))
-        return number_of_word(cluster_words(found), self._n_clusters).numpy()[places]
+        numbers = number_of_word(cluster_words(found), self._n_clusters).numpy()[places]
+        if least == greatest:
+            self._latest = least, numbers
+        return numbers
 
 
 def number_of_word(words: Tensor, n_clusters: int) -> Tensor:

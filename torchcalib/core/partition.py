@@ -45,7 +45,6 @@ MAX_PARTS = 2**31 - 1
 MAX_NAMED = 10_000
 """Maximum number of named parts. With more, no p-value would be significant after adjustment for multiple testing."""
 
-_LONG_RUN = 2**13  # mean number of adjacent rows of a part from which they are added as a batch
 _MAX_SUMS = 2**27  # maximum number of float64 sums of named parts (1 GiB)
 
 
@@ -293,11 +292,12 @@ class SumsByPart(Generic[S]):
         """Return the sums `(G, ..., F, K)` of all parts."""
         assert p.groups is not None  # set by `in_groups` or `in_clusters`
         accumulator, numbers = self.accumulator, self.number_of(p.groups, self.n_parts)
+        number = numbers.reshape(-1)[:1]
+        if (
+            numbers.is_cpu and numbers.numel() and bool((numbers == number).all())
+        ):  # of a piece of an image, for example
+            return self._of_one(accumulator.from_predictions(p), number)
         has_loop = hasattr(accumulator, "of_groups")
-        if not has_loop or (getattr(accumulator, "mode", "") == "classwise" and p.task == "multiclass"):
-            of_runs = self._of_runs(p, numbers)
-            if of_runs is not None:
-                return of_runs
         if has_loop:  # faster, because it does not store the summands of every event
             found: Sums = accumulator.of_groups(p, numbers, self.n_parts)
             return found
@@ -310,27 +310,13 @@ class SumsByPart(Generic[S]):
         events = None if p.has_labels else reduce_to_events(p, accumulator.mode)
         return Sums(sums, noise_flag=noise_flag_of(p, sums, events, part, self.n_parts))
 
-    def _of_runs(self, p: Predictions, numbers: Tensor) -> Sums | None:
-        """Return the sums of parts with many adjacent rows, such as the pixels of an image; None for other parts.
+    def _of_one(self, found: Sums, number: Tensor) -> Sums:
+        """Return the sums of all parts, of which only the one with a number `(1,)` has rows."""
 
-        The rows of a run are added as a batch, because loops that read each value once have no numbers of parts.
-        """
-        n = p.samples[-1]
-        if n < 2 * _LONG_RUN or numbers.numel() != n or numbers.device.type != "cpu" or p.replicates:
-            return None
-        runs, lengths = torch.unique_consecutive(numbers.reshape(-1), return_counts=True)
-        if len(runs) * _LONG_RUN > n:
-            return None
-        ends = lengths.cumsum(0).tolist()
-        pieces = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        found = [self.accumulator.from_predictions(p.part(piece)) for piece in pieces]
+        def in_parts(x: Tensor) -> Tensor:
+            return x.new_zeros(self.n_parts, *x.shape).index_add(0, number, x.unsqueeze(0))
 
-        def in_parts(of_runs: Sequence[Tensor]) -> Tensor:
-            stacked = torch.stack(list(of_runs))
-            return stacked.new_zeros(self.n_parts, *stacked.shape[1:]).index_add(0, runs, stacked)
-
-        flags = [each.noise_flag for each in found if each.noise_flag is not None]
-        return Sums(in_parts([each.sums for each in found]), noise_flag=in_parts(flags) if flags else None)
+        return Sums(in_parts(found.sums), noise_flag=None if found.noise_flag is None else in_parts(found.noise_flag))
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""

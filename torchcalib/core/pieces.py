@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
 _LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
-_MAX_SUMS = 2**20  # largest number of partial sums of all chunks
+_MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
@@ -225,8 +225,8 @@ def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence
 def _add_chunks(
     rows: Rows, places: list[_Place], detail: Detail, adders: Sequence[Any], totals: Sequence[Any], n_chunks: int
 ) -> bool:
-    """Add consecutive pieces to sums of their own, in several threads, and these in order to the totals."""
-    found = [[np.zeros_like(total) for total in totals] for _ in range(n_chunks)]
+    """Add chunks of consecutive pieces in several threads: the first to the totals, others to sums of their own."""
+    found = [totals, *([np.zeros_like(total) for total in totals] for _ in range(n_chunks - 1))]
     are_added = [True] * n_chunks
 
     def add(begin: int, end: int) -> None:
@@ -239,7 +239,7 @@ def _add_chunks(
                     are_added[k] &= all(added)
 
     in_threads(add, n_chunks, rows.label.size * rows.n_classes)
-    for chunk in found:
+    for chunk in found[1:]:
         for total, more in zip(totals, chunk, strict=True):
             total += more
     return all(are_added)
