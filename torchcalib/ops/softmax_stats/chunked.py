@@ -59,7 +59,8 @@ def labelled_rows(
         rows = [*scores, outcomes]
         totals = np.stack([np.bincount(groups, x if weights is None else x * weights, n) for x in rows])
     elif weights is not None:
-        totals = np.append(scores @ weights, outcomes @ weights)[:, None]
+        # Not matrix products, whose threads wait for each other while other programs run
+        totals = np.append(np.einsum("kn,n->k", scores, weights), np.einsum("n,n->", outcomes, weights))[:, None]
     else:
         totals = np.append(scores.sum(-1), np.count_nonzero(outcomes))[:, None]
     return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
