@@ -209,6 +209,22 @@ class InputFormat:
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
+    def columns(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Check types and shapes of binary or multi-class rows, but no values, and flatten the axes of samples.
+
+        Return the columns of a batch, with classes on the last axis; None if targets are annotator counts.
+        """
+        if self.task == "binary":
+            preds, target, weights = _aligned(preds, target, weights)
+        how = self.resolved(preds, target)
+        target = how.without_class_axis(preds, target)
+        if how.check(preds, target, weights):
+            return None
+        preds, target, _, weights = how._rearranged(preds, target, weights, (), False)
+        return preds, target, weights
+
     def _check_linear(self, target: Tensor) -> None:
         """Raise ValueError unless the format is that of the logits of hidden states."""
         required = {"task": "multiclass", "from_logits": True, "positive_classes": None}

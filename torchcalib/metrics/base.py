@@ -23,6 +23,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
+from torchcalib.core.batch import states_after
 from torchcalib.core.events import summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
@@ -254,6 +255,12 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         if self._shared is None:
+            if preds.device == self.device:
+                states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
+                if states is not None:
+                    self._store(states[0])
+                    self.keep_axis(preds, target)
+                    return
             p = self._read(self.input_format, preds, target, weights, self.estimator.detail)
             batch = self.kind.from_predictions(p)
             if preds.dim() > 2:

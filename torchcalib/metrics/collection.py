@@ -16,6 +16,7 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
+from torchcalib.core.batch import states_after
 from torchcalib.core.events import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
@@ -199,7 +200,8 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         try:
             with torch.no_grad():
                 for reading in readings:
-                    states += reading.states_after(preds, target, weights, shared)
+                    found = _states_in_one_pass(reading, preds, target, weights)
+                    states += reading.states_after(preds, target, weights, shared) if found is None else found
             for metric, state in states:
                 metric.count_update(state)
                 if preds.dim() > 2:
@@ -425,6 +427,23 @@ class _JoinedStates:
             attributes = vars(metric)
             changes.append((attributes, changes_by_summary(attributes, name, self._states[k])))
         return changes
+
+
+def _states_in_one_pass(
+    reading: _Reading, preds: Tensor, target: Tensor, weights: Tensor | None
+) -> list[tuple[CalibrationMetric[Any], Any]] | None:
+    """Return the metrics with their states after a batch on an accelerator, as `_Reading.states_after` does.
+
+    Return None if `core.batch` cannot add the batch to some of them.
+    """
+    metrics = [metric for same in reading.by_state for metric in same]
+    if any(metric._is_synced or metric.device != preds.device for metric in metrics):
+        return None
+    for how in reading.formats:
+        how.resolved(preds, target).check(preds, target, weights)
+    kinds, before = [metric.kind for metric in metrics], [metric.state for metric in metrics]
+    after = states_after(reading.input_format, kinds, before, preds, target, weights)
+    return None if after is None else list(zip(metrics, after, strict=True))
 
 
 def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating: bool) -> list[_Reading] | None:

@@ -1,0 +1,35 @@
+"""Sums over one batch for all additive metrics together: checks of values, statistics of rows, bins and scores.
+
+`added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
+predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from torchcalib.ops.batch.formula import Columns, Plan
+from torchcalib.ops.dispatch import Backend, source_of
+from torchcalib.ops.softmax_stats import Detail, rows
+
+__all__ = ["Columns", "Plan", "added"]
+
+
+def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
+    """Return states `(n,)`, float64, one after another, plus those of a batch. No argument has a gradient.
+
+    Rows with invalid values are counted, and have no effect on other sums. Results have the same bits in every call
+    with Triton. In plain torch on a GPU the last digits can vary.
+    """
+    values = columns.values
+    source: Any = source_of("batch", values.device.type, values.dtype, values.numel(), backend)
+    statistics = None
+    if values.dim() > 1:
+        options: dict[str, Any] = {"from_logits": columns.from_logits, "tolerance": columns.tolerance}
+        statistics = rows(values, columns.target, **options, detail=_detail(plan), backend=backend)
+    result: Tensor = source.added(states, columns, statistics, plan)
+    return result
+
+
+def _detail(plan: Plan) -> Detail:
+    return "entropy" if "neg_entropy" in plan.scores else "squares" if "squared_error" in plan.scores else "confidence"
