@@ -17,7 +17,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumState
 from torchcalib.core.sums import has_noise_flag
 from torchcalib.ops.batch import Columns, Plan, added
-from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, NOTHING, WEIGHT, Demand, Rule, Terms, plan, term_indices
+from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain
 
@@ -71,8 +71,8 @@ def _plan(kinds: tuple[Any, ...], task: Task, copies: bool, device: torch.device
     rules = tuple(dict.fromkeys(demand.rule for demand in demands if demand.rule is not None))
     terms: list[Terms] = []
     for kind, demand in zip(kinds, demands, strict=True):
-        flag = [((NOTHING if copies else WEIGHT, 1.0),)] if has_noise_flag(kind.accumulator) else []
-        terms += [((INVALID, 1.0),), ((NOTHING, 1.0),), *flag, *_sums(demand, rules)]
+        flag: list[Terms] = [() if copies else ((WEIGHT, 1.0),)] if has_noise_flag(kind.accumulator) else []
+        terms += [((INVALID, 1.0),), (), *flag, *_sums(demand, rules)]
     return plan(rules, terms, device)
 
 

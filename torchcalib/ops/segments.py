@@ -25,8 +25,7 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     """
     wide = values.detach().to(wide_dtype(values.device))
     if not values.is_cpu:
-        inner = torch.arange(1, n_bins, dtype=wide.dtype, device=wide.device) / n_bins
-        return torch.bucketize(wide, inner, right=not right)
+        return torch.bucketize(wide, equal_width_edges(n_bins, wide)[1:-1], right=not right)
     scaled = wide * n_bins
     index = (scaled.ceil() - 1 if right else scaled.floor()).clamp(0, n_bins - 1)
     lower, upper = index / n_bins, (index + 1) / n_bins

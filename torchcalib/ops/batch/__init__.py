@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.ops.batch.formula import Columns, Plan
 from torchcalib.ops.dispatch import Backend, source_of
-from torchcalib.ops.softmax_stats import Detail, rows
+from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
 __all__ = ["Columns", "Plan", "added"]
 
@@ -23,11 +23,11 @@ def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto
     """
     values = columns.values
     source: Any = source_of("batch", values.device.type, values.dtype, values.numel(), backend)
-    statistics = None
+    of_rows = None
     if values.dim() > 1:
-        options: dict[str, Any] = {"from_logits": columns.from_logits, "tolerance": columns.tolerance}
-        statistics = rows(values, columns.target, **options, detail=_detail(plan), backend=backend)
-    result: Tensor = source.added(states, columns, statistics, plan)
+        options = columns.from_logits, columns.tolerance, _detail(plan)
+        of_rows = scores_and_tops(values, columns.target, *options, backend=backend)
+    result: Tensor = source.added(states, columns, of_rows, plan)
     return result
 
 

@@ -2,7 +2,7 @@
 
 Let w be the weight of a row, 0 for an ignored or invalid row. The sums of a batch are one vector:
 
-    number of invalid rows, 0, sum of w,
+    number of invalid rows, sum of w,
     sum of w s for each statistic s in `SCORES`,
     for each `Rule` and each of the quantities w, w p, w o, w v, w r, w^2 v, w^2: its sum over the events in each bin.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcalib.ops.host_values import constant
 
-INVALID, NOTHING, WEIGHT, FIRST_SCORE = range(4)
+INVALID, WEIGHT, FIRST_SCORE = range(3)
 """Indices of the first sums."""
 
 SCORES = ("log_prob", "squared_error", "neg_entropy", "confidence", "hit")
@@ -71,8 +71,9 @@ class Plan(NamedTuple):
     scores: frozenset[str]  # members of `SCORES` that are needed
     is_squared: bool  # whether the sums of w^2 and w^2 v are needed
     tiles: Tensor  # what each Triton program sums, int64 `(T, 5)`: see `_tiles`
-    terms: Tensor  # index of the sum of each term, int64 `(K, n)`; `NOTHING` for an absent term
-    factors: Tensor | None  # factor of each term, float64 `(K, n)`; None if all are 1
+    edges: tuple[Tensor, ...]  # inner edges of the bins of each rule, float64 `(B - 1,)`
+    terms: Tensor  # index of the sum of each term, int64 `(K, n)`
+    factors: Tensor  # factor of each term, float64 `(K, n)`; 0 for an absent term
 
 
 def term_indices(rules: tuple[Rule, ...], rule: Rule, quantity: int) -> range:
@@ -87,16 +88,18 @@ def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) 
     used = {index for number in terms for index, _ in number}
     squares = {k for rule in rules for q in range(FIRST_SQUARE, N_QUANTITIES) for k in term_indices(rules, rule, q)}
     n_terms = max(map(len, terms))
-    full = [(*number, *[(NOTHING, 1.0)] * (n_terms - len(number))) for number in terms]
+    absent = (INVALID, 0.0)  # the number of invalid rows is finite
+    full = [(*number, *[absent] * (n_terms - len(number))) for number in terms]
     indices, factors = ([[number[k][part] for number in full] for k in range(n_terms)] for part in (0, 1))
-    has_factors = any(factor != 1 for row in factors for factor in row)
+    edges = [[k / rule.n_bins for k in range(1, rule.n_bins)] for rule in rules]
     return Plan(
         rules,
         frozenset(name for k, name in enumerate(SCORES) if FIRST_SCORE + k in used),
         not used.isdisjoint(squares),
         constant(_tiles(rules), torch.int64, device),
+        tuple(constant(inner, torch.float64, device) for inner in edges),
         constant(indices, torch.int64, device),
-        constant(factors, torch.float64, device) if has_factors else None,
+        constant(factors, torch.float64, device),
     )
 
 

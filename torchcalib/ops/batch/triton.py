@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, Columns, Plan, n_sums
 from torchcalib.ops.bin_sums.triton import bin_of
-from torchcalib.ops.softmax_stats import Rows
 from torchcalib.ops.softmax_stats.triton import log1p
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
@@ -20,15 +19,14 @@ _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
 
 
-def added(states: Tensor, columns: Columns, rows: Rows | None, plan: Plan) -> Tensor:
-    """Compute `batch.added` in two launches. `rows` are the statistics of multi-class rows."""
+def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+    """Compute `batch.added` in two launches. `rows` are scores and top classes of multi-class rows."""
     values, target, weights, from_logits, ignore_index, _ = columns
     size = max(_PIECE, triton.cdiv(len(values), _PIECES))
     pieces = triton.cdiv(len(values), size)
     parts = torch.empty(pieces, n_sums(plan.rules), dtype=torch.float64, device=values.device)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
-    # The statistics of all rows follow each other in memory, in the order of `Rows`.
-    of_rows = (values, values, values.stride(0)) if rows is None else (rows.log_prob, rows.top, len(values))
+    of_rows = (values, values, values.stride(0)) if rows is None else (*rows, len(values))
     found = torch.empty_like(states)
     with torch.cuda.device_of(values):  # Triton launches kernels on the current device
         _read[(pieces, len(plan.tiles))](
@@ -37,10 +35,9 @@ def added(states: Tensor, columns: Columns, rows: Rows | None, plan: Plan) -> Te
             ignore_index or 0, weights is not None, ignore_index is not None, rows is None, from_logits,
             plan.is_squared, _CHUNK, BINS, num_warps=1,
         )  # fmt: skip
-        factors = plan.terms if plan.factors is None else plan.factors
         _add[(triton.cdiv(len(states), _TERMS),)](
-            states, plan.terms, factors, parts, found, len(states), len(plan.terms), pieces, parts.shape[1],
-            plan.factors is not None, _AT_ONCE, _TERMS, num_warps=4,
+            states, plan.terms, plan.factors, parts, found, len(states), len(plan.terms), pieces, parts.shape[1],
+            _AT_ONCE, _TERMS, num_warps=4,
         )  # fmt: skip
     return found
 
@@ -177,8 +174,7 @@ def _read(
             sum_top += _times(w, p)
             sum_hit += w * hit
         tl.store(to, tl.sum(n_invalid, 0))
-        tl.store(to + 1, 0.0)
-        tl.store(to + 2, tl.sum(weight, 0))
+        tl.store(to + 1, tl.sum(weight, 0))
         tl.store(to + _FIRST_SCORE, tl.sum(sum_log, 0))
         tl.store(to + _FIRST_SCORE + 1, tl.sum(sum_error, 0))
         tl.store(to + _FIRST_SCORE + 2, tl.sum(sum_entropy, 0))
@@ -226,8 +222,7 @@ def _read(
 
 @triton.jit(do_not_specialize=["n", "n_terms", "n_parts", "n_sums"])
 def _add(
-    states, terms, factors, parts, found, n, n_terms, n_parts, n_sums,
-    has_factors: tl.constexpr, at_once: tl.constexpr, block: tl.constexpr,
+    states, terms, factors, parts, found, n, n_terms, n_parts, n_sums, at_once: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """Add the sums of all programs of `_read` to the states, by `Plan.terms`. Grid: blocks of the states."""
     number = tl.program_id(0) * block + tl.arange(0, block)
@@ -240,8 +235,5 @@ def _add(
             part = start + tl.arange(0, at_once).to(tl.int64)
             mask = (part < n_parts)[:, None] & inside[None, :]
             sums += tl.load(parts + part[:, None] * n_sums + source[None, :], mask=mask, other=0)
-        term = tl.sum(sums, 0)
-        if has_factors:
-            term = _times(tl.load(factors + k * n + number, mask=inside, other=0), term)
-        total += term
+        total += _times(tl.load(factors + k * n + number, mask=inside, other=0), tl.sum(sums, 0))
     tl.store(found + number, total, mask=inside)
