@@ -18,6 +18,7 @@ from torchcalib.core.state import SumState
 from torchcalib.core.sums import has_noise_flag
 from torchcalib.ops.batch import Columns, Plan, added
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
+from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain
 
@@ -29,25 +30,31 @@ def states_after(
     preds: Tensor,
     target: Tensor,
     weights: Tensor | None,
+    backend: Backend = "auto",
 ) -> list[Tensor] | None:
     """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
 
-    Return None if the batch is on the CPU, needs derivatives, or has other targets than labels, and if a state has
-    other sums than those of `ops.batch`. `InputFormat.read` then converts the batch.
+    Return None if the batch needs derivatives, or has other targets than labels, and if a state has other sums than
+    those of `ops.batch`. `InputFormat.read` then converts the batch, also on the CPU, where `backend` must be given.
     """
-    if preds.is_cpu or not _are_labels(how, preds, target) or not is_plain(preds, target, weights):
+    if (preds.is_cpu and backend == "auto") or not _are_labels(how, preds, target):
         return None
-    copies = weights is None or not weights.is_floating_point()
-    planned = _plan(tuple(kinds), how.task, copies, preds.device)
-    if planned is None:
+    if not all(has_sums_of_batch(kind, how.task) for kind in kinds) or not is_plain(preds, target, weights):
         return None
     columns = how.columns(preds, target, weights)
     if columns is None:
         return None
-    tolerance = SUM_TOLERANCE[preds.dtype]
-    batch = Columns(*columns, how.from_logits, how.ignore_index, tolerance)
-    joined = added(states[0] if len(states) == 1 else torch.cat(list(states)), batch, planned)
-    return list(joined.split([len(state) for state in states]))
+    copies = weights is None or not weights.is_floating_point()
+    batch = Columns(*columns, how.from_logits, how.ignore_index, SUM_TOLERANCE[preds.dtype])
+    before = states[0] if len(states) == 1 else torch.cat(list(states))
+    after = added(before, batch, _plan(tuple(kinds), how.task, copies, preds.device), backend)
+    return list(after.split([len(state) for state in states]))
+
+
+def has_sums_of_batch(kind: Any, task: Task) -> bool:
+    """Return whether the operations of `ops.batch` can add a batch of labels to a state."""
+    has_demand = type(kind) is SumState and len(kind.shape) == 2 and hasattr(kind.accumulator, "demand")
+    return has_demand and kind.accumulator.demand(task, True) is not None
 
 
 def _are_labels(how: InputFormat, preds: Tensor, target: Tensor) -> bool:
@@ -59,15 +66,9 @@ def _are_labels(how: InputFormat, preds: Tensor, target: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _plan(kinds: tuple[Any, ...], task: Task, copies: bool, device: torch.device) -> Plan | None:
-    """Return the sums that states consist of; None if one has other sums."""
-    demands: list[Demand] = []
-    for kind in kinds:
-        has_demand = type(kind) is SumState and len(kind.shape) == 2 and hasattr(kind.accumulator, "demand")
-        demand = kind.accumulator.demand(task, copies) if has_demand else None
-        if demand is None:
-            return None
-        demands.append(demand)
+def _plan(kinds: tuple[Any, ...], task: Task, copies: bool, device: torch.device) -> Plan:
+    """Return the sums that states consist of. `copies` is False for floating weights."""
+    demands: list[Demand] = [kind.accumulator.demand(task, copies) for kind in kinds]
     rules = tuple(dict.fromkeys(demand.rule for demand in demands if demand.rule is not None))
     terms: list[Terms] = []
     for kind, demand in zip(kinds, demands, strict=True):

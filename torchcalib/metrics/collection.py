@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import starmap
 from typing import Any, ClassVar, Self
@@ -16,7 +16,7 @@ from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
-from torchcalib.core.batch import states_after
+from torchcalib.core.batch import has_sums_of_batch, states_after
 from torchcalib.core.events import BatchSummary, detail_of, summary_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
@@ -200,8 +200,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         try:
             with torch.no_grad():
                 for reading in readings:
-                    found = _states_in_one_pass(reading, preds, target, weights)
-                    states += reading.states_after(preds, target, weights, shared) if found is None else found
+                    states += _states_after(reading, preds, target, weights, shared)
             for metric, state in states:
                 metric.count_update(state)
                 if preds.dim() > 2:
@@ -429,21 +428,23 @@ class _JoinedStates:
         return changes
 
 
-def _states_in_one_pass(
-    reading: _Reading, preds: Tensor, target: Tensor, weights: Tensor | None
-) -> list[tuple[CalibrationMetric[Any], Any]] | None:
-    """Return the metrics with their states after a batch on an accelerator, as `_Reading.states_after` does.
-
-    Return None if `core.batch` cannot add the batch to some of them.
-    """
-    metrics = [metric for same in reading.by_state for metric in same]
-    if any(metric._is_synced or metric.device != preds.device for metric in metrics):
-        return None
+def _states_after(
+    reading: _Reading, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
+) -> list[tuple[CalibrationMetric[Any], Any]]:
+    """Return `_Reading.states_after`, on an accelerator by one pass over the batch for all metrics that allow it."""
+    same = [metrics for metrics in reading.by_state if has_sums_of_batch(metrics[0].kind, reading.input_format.task)]
+    metrics = [metric for each in same for metric in each]
+    if preds.is_cpu or not metrics or any(m._is_synced or m.device != preds.device for m in metrics):
+        return reading.states_after(preds, target, weights, shared)
     for how in reading.formats:
         how.resolved(preds, target).check(preds, target, weights)
     kinds, before = [metric.kind for metric in metrics], [metric.state for metric in metrics]
     after = states_after(reading.input_format, kinds, before, preds, target, weights)
-    return None if after is None else list(zip(metrics, after, strict=True))
+    if after is None:
+        return reading.states_after(preds, target, weights, shared)
+    others = [each for each in reading.by_state if each not in same]
+    rest = replace(reading, by_state=others).states_after(preds, target, weights, shared) if others else []
+    return [*zip(metrics, after, strict=True), *rest]
 
 
 def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating: bool) -> list[_Reading] | None:

@@ -25,7 +25,7 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     """
     wide = values.detach().to(wide_dtype(values.device))
     if not values.is_cpu:
-        return torch.bucketize(wide, equal_width_edges(n_bins, wide)[1:-1], right=not right)
+        return torch.bucketize(wide.contiguous(), equal_width_edges(n_bins, wide)[1:-1], right=not right)
     scaled = wide * n_bins
     index = (scaled.ceil() - 1 if right else scaled.floor()).clamp(0, n_bins - 1)
     lower, upper = index / n_bins, (index + 1) / n_bins
