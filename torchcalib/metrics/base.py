@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import (
@@ -255,13 +256,14 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         if self._shared is None:
-            if preds.device == self.device:
+            if preds.device == self.device and not is_compiling():
                 states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
                 if states is not None:
                     self._store(states[0])
                     self.keep_axis(preds, target)
                     return
-            p = self._read(self.input_format, preds, target, weights, self.estimator.detail)
+            detail: Detail = "entropy" if is_compiling() else self.estimator.detail
+            p = self._read(self.input_format, preds, target, weights, detail)
             batch = self.kind.from_predictions(p)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
@@ -441,16 +443,18 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     ) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
+        options = {"batch_shape": self.batch_shape, "checked_by": getattr(self.accumulator, "checks", None)}
+        if is_compiling():  # without values, as on an accelerator
+            return how.read(preds, target, weights, drop_invalid=True, **options)
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
         p = how.read(
             preds,
             target,
             weights,
-            batch_shape=self.batch_shape,
             drop_invalid=self.device.type != "cpu",  # elsewhere an error would synchronise the device
             evidence=evidence,
-            checked_by=getattr(self.accumulator, "checks", None),
             detail=detail,
+            **options,
         )
         vars(self)["_evidence"] = evidence
         return p

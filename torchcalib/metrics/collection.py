@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
@@ -118,6 +119,10 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
                 collection. Other metrics treat rows as independent.
             sample_weight: Alias of `weights`.
         """
+        if is_compiling():  # the compiler computes common operations once
+            for metric in self._members():
+                metric.update(preds, target, **_without_none(weights=weights, sample_weight=sample_weight))
+            return
         is_plain = groups is None and clusters is None
         has_labels = type(preds) is type(target) is Tensor and weights is None and sample_weight is None
         if is_plain and has_labels and self._are_added(preds, target):
@@ -432,8 +437,10 @@ def _states_after(
     reading: _Reading, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
 ) -> list[tuple[CalibrationMetric[Any], Any]]:
     """Return `_Reading.states_after`, on an accelerator by one pass over the batch for all metrics that allow it."""
-    same = [metrics for metrics in reading.by_state if has_sums_of_batch(metrics[0].kind, reading.input_format.task)]
-    metrics = [metric for each in same for metric in each]
+    by_pass: dict[bool, list[list[CalibrationMetric[Any]]]] = {True: [], False: []}
+    for same in reading.by_state:
+        by_pass[has_sums_of_batch(same[0].kind, reading.input_format.task)].append(same)
+    metrics = [metric for same in by_pass[True] for metric in same]
     if preds.is_cpu or not metrics or any(m._is_synced or m.device != preds.device for m in metrics):
         return reading.states_after(preds, target, weights, shared)
     for how in reading.formats:
@@ -442,8 +449,8 @@ def _states_after(
     after = states_after(reading.input_format, kinds, before, preds, target, weights)
     if after is None:
         return reading.states_after(preds, target, weights, shared)
-    others = [each for each in reading.by_state if each not in same]
-    rest = replace(reading, by_state=others).states_after(preds, target, weights, shared) if others else []
+    others = replace(reading, by_state=by_pass[False]) if by_pass[False] else None
+    rest = [] if others is None else others.states_after(preds, target, weights, shared)
     return [*zip(metrics, after, strict=True), *rest]
 
 

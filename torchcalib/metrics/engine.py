@@ -21,6 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.metric import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
@@ -258,7 +259,7 @@ class StatefulMetric(Metric, Generic[S]):
     @property
     def state(self) -> Any:
         """State: a tensor with the numbers of ignored rows and all sums, or a `Samples` tuple."""
-        parts = tuple(map(self.__getattribute__, self.state_names))
+        parts = [getattr(self, name) for name in self.state_names]
         return parts[0] if len(parts) == 1 else self.kind.join(parts)
 
     @state.setter
@@ -267,6 +268,12 @@ class StatefulMetric(Metric, Generic[S]):
 
     def _store(self, state: Any) -> None:
         """Set the state. `vars` is faster than `nn.Module.__setattr__`, which would also call the property."""
+        if is_compiling():
+            # The compiler would compile again for each number of updates.
+            self._computed, self._update_count = None, 1
+            for name, part in zip(self.state_names, self.kind.parts(state), strict=True):
+                setattr(self, name, part)
+            return
         attributes = vars(self)
         for name, part in zip(self.state_names, (state,) if isinstance(state, Tensor) else state, strict=True):
             attributes[name] = list(part) if isinstance(part, list) else part  # `reset` clears lists in place
@@ -411,6 +418,10 @@ class StatefulMetric(Metric, Generic[S]):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
+            if is_compiling():
+                with torch.no_grad():
+                    update(*args, **kwargs)
+                return
             if self._is_added(*args, **kwargs):
                 return
             attributes = vars(self)
