@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_WITHOUT_WORK = ("detach", "empty", "empty_strided", "set_", "promote_types")
+_WITHOUT_WORK = ("detach", "empty", "empty_like", "empty_strided", "new_empty", "set_", "promote_types")
 """Operations without work for a device. The emulated device reads an address by `empty` and `set_`."""
 
 

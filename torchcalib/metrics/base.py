@@ -43,7 +43,7 @@ from torchcalib.functional.estimator import (
 )
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_synced
+from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_captured, refuse_if_synced
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
@@ -91,8 +91,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     `forward` raises, the metric is unchanged.
 
     On the CPU, `update` raises for invalid values. On CUDA it does not synchronise the device: invalid rows are ignored
-    and counted, and `compute` raises. A CUDA graph can capture `update` if the state consists of sums. `update` must be
-    called once before the capture. Each replay adds the current content of the input tensors.
+    and counted, and `compute` raises. `torch.compile` can trace a step that contains `update`, with invalid rows as on
+    CUDA; `update_count` is then 1.
 
     Between `sync` and `unsync` the state covers all ranks and is read-only. `update`, `forward`, `merge_state` and
     `load_state_dict` then raise. `reset` discards both the global and the local state. For Ray, MPI or Horovod, pass a
@@ -247,7 +247,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         Raises:
             TypeError: For an invalid dtype.
             ValueError: For an invalid shape or device and, on the CPU, for an invalid value.
-            RuntimeError: If a CUDA graph captures the call and the state does not consist of sums.
+            RuntimeError: If a CUDA graph captures the call.
             TorchMetricsUserError: If called between `sync` and `unsync`.
         """
         if self._is_synced:
@@ -259,6 +259,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             if preds.device == self.device and not is_compiling():
                 states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
                 if states is not None:
+                    refuse_if_captured(self, preds)
                     self._store(states[0])
                     self.keep_axis(preds, target)
                     return
@@ -279,7 +280,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         """
         if others or named or not self.takes_summary or not (type(preds) is type(target) is Tensor):
             return False
-        if self._shared is not None or self._is_synced or self._in_graph or self.device.type != "cpu":
+        if self._shared is not None or self._is_synced or self.device.type != "cpu":
             return False
         if preds.requires_grad:
             if self._enable_grad:

@@ -25,9 +25,14 @@ from torchcalib.core.saved import contains_state, content_of, loading, saved_byt
 from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
 from torchcalib.metrics.base import CalibrationMetric, changes_by_summary
-from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.metrics.engine import (
+    UpdatesFromHidden,
+    refuse_if_captured,
+    refuse_if_synced,
+    unchanged_on_error,
+    unsynced_on_error,
+)
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
-from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.softmax_stats import Detail
 
 _KIND = "states of a collection"  # of the saved form
@@ -130,7 +135,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         members = self._members()
         readings = self._readings(members, weights is not None, target.is_floating_point()) if is_plain else None
-        if readings is not None and not is_captured(preds):
+        if readings is not None:
             self._update_together(members, readings, preds, target, weights)
             return
         self._check_used(groups=groups, clusters=clusters)
@@ -166,7 +171,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         if readings is not None:
             for metric in members:
                 is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
-                if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
+                if is_replaced or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
                     return None
         return readings
 
@@ -201,6 +206,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         """Add a batch to all metrics. States are replaced after all of them have been computed."""
         states: list[tuple[CalibrationMetric[Any], Any]] = []
         shared: dict[Hashable, Any] = {}
+        refuse_if_captured(members[0], preds)
         before = [(metric, vars(metric).copy()) for metric in members]
         try:
             with torch.no_grad():

@@ -24,7 +24,6 @@ Op = Literal[
     "pava_bc",
     "augmented",
     "rows",
-    "batch",
     "events",
     "classes",
     "equal_mass",
@@ -80,8 +79,6 @@ _CHOICES: dict[Op, _Choice] = {
     ),
     # "numba" and "triton" load a row once, unlike tensor operations. On an H100, "triton" reads as fast as a copy.
     "rows": _Choice("softmax_stats", ("numba", "torch"), ("triton", "torch"), saves=5),
-    # One launch instead of about thirty. CPUs have loops of their own for batches; "torch" is for tests.
-    "batch": _Choice("batch", ("torch",), ("triton", "torch"), saves=0, plain="torch"),
     "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), saves=20),
     "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), saves=25, float32=True),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.

@@ -4,12 +4,12 @@
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
 """
 
-from typing import Any
+from importlib import import_module
 
 from torch import Tensor
 
 from torchcalib.ops.batch.formula import Columns, Plan
-from torchcalib.ops.dispatch import Backend, source_of
+from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
 __all__ = ["Columns", "Plan", "added"]
@@ -22,7 +22,8 @@ def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto
     with Triton. In plain torch on a GPU the last digits can vary.
     """
     values = columns.values
-    source: Any = source_of("batch", values.device.type, values.dtype, values.numel(), backend)
+    uses_triton = choose("rows", values.device.type, values.numel(), backend) == "triton"
+    source = import_module(f"{__name__}.{'triton' if uses_triton else 'torch'}")
     of_rows = None
     if values.dim() > 1:
         options = columns.from_logits, columns.tolerance, _detail(plan)

@@ -228,7 +228,7 @@ def _add(
     number = tl.program_id(0) * block + tl.arange(0, block)
     inside = number < n
     total = tl.load(states + number, mask=inside, other=0)
-    for k in range(0, n_terms):
+    for k in range(n_terms):
         source = tl.load(terms + k * n + number, mask=inside, other=0)
         sums = tl.zeros([at_once, block], tl.float64)
         for start in range(0, n_parts, at_once):

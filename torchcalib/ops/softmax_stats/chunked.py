@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.logs import elementwise, wide_dtype
 from torchcalib.ops.softmax_stats import cpu
 from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
 from torchcalib.ops.softmax_stats.logit_sums import gradient_terms
@@ -167,9 +167,7 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     return columns.to(wide_dtype(logits.device)).unsqueeze(1), tops.unsqueeze(0)
 
 
-def _scores_of_probabilities(
-    x: Tensor, label: Tensor, tolerance: float, detail: Detail
-) -> tuple[Tensor, Tensor]:
+def _scores_of_probabilities(x: Tensor, label: Tensor, tolerance: float, detail: Detail) -> tuple[Tensor, Tensor]:
     """Return the scores `(4, n)` and the top classes `(n,)` of rows `(n, C)`, as `_scores_of_logits` does.
 
     Rows with NaN, or with numbers that are negative or infinite, have NaN scores. So have those that violate a finite
