@@ -167,9 +167,8 @@ class InputFormat:
             weights = weights.to(wide_dtype(preds.device))
             rules.append(weight_rule(weights, self.whole_weights))
         if self.ignore_index is not None:
-            one = torch.ones((), dtype=wide_dtype(preds.device), device=preds.device)
-            own = one if weights is None else weights
-            weights = torch.where(target == self.ignore_index, 0.0, own)
+            own = torch.ones_like(target, dtype=wide_dtype(preds.device)) if weights is None else weights
+            weights = own.masked_fill(target == self.ignore_index, 0)
         samples = preds.dim() - (self.task == "multiclass")
         zero_weight = None if weights is None else zero_in_all_replicates(weights, samples)
         if zero_weight is not None and has_labels:  # replace the label of an ignored row by a valid index
