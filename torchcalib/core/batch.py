@@ -48,7 +48,7 @@ def states_after(
     batch = Columns(*columns, how.from_logits, how.ignore_index, SUM_TOLERANCE[preds.dtype])
     before = states[0] if len(states) == 1 else torch.cat(list(states))
     after = added(before, batch, _plan(tuple(kinds), how.task, copies, preds.device), backend)
-    return list(after.split([len(state) for state in states]))
+    return list(torch.split(after, [len(state) for state in states]))
 
 
 def has_sums_of_batch(kind: Any, task: Task) -> bool:

@@ -444,18 +444,18 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     ) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
-        options = {"batch_shape": self.batch_shape, "checked_by": getattr(self.accumulator, "checks", None)}
         if is_compiling():  # without values, as on an accelerator
-            return how.read(preds, target, weights, drop_invalid=True, **options)
+            return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=True)
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
         p = how.read(
             preds,
             target,
             weights,
+            batch_shape=self.batch_shape,
             drop_invalid=self.device.type != "cpu",  # elsewhere an error would synchronise the device
             evidence=evidence,
+            checked_by=getattr(self.accumulator, "checks", None),
             detail=detail,
-            **options,
         )
         vars(self)["_evidence"] = evidence
         return p

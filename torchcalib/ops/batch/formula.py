@@ -108,7 +108,7 @@ def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
 
     Each has the numbers n_bins, right and of_top of a rule, its first bin, and the index of the first sum of the rule.
     """
-    tiles = [(1, 0, 0, 0, 0)]
+    tiles: list[tuple[int, ...]] = [(1, 0, 0, 0, 0)]
     for rule in rules:
         start = term_indices(rules, rule, 0).start
         tiles += [(*map(int, rule), first, start) for first in range(0, rule.n_bins, BINS)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
-from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
+from torchcalib.ops.logs import spread_infinite_logits, through_softmax
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 MAX_ROWS = 2**16  # largest number of events for `add_summary`, which stay in the cache between its steps
@@ -52,11 +52,12 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     `shape` is (F, G * B). `countable` states that outcomes are integers without weights, so that 0 and 1 can be
     counted.
     """
-    n_cells, confidence, *columns, groups = shape[-1], *events
+    confidence, outcome, weights, ecd, groups = events
+    n_cells = shape[-1]
     if not confidence.is_cpu:  # few operations, for all batch elements at once
         index = bin_index(confidence, bins.n_bins, bins.right)
         index = index if groups is None else index.add_(groups, alpha=bins.n_bins)
-        return bin_sums(index, weighted_columns(confidence, *columns, bins), n_cells)
+        return bin_sums(index, weighted_columns(confidence, outcome, weights, ecd, bins), n_cells)
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
     # With fewer events than cells, counting them in all cells takes longer than adding each to its own.
