@@ -342,8 +342,8 @@ class ScoreAccumulator:
 
     def demand(self, task: Task, copies: bool) -> Demand | None:  # noqa: ARG002 - sums of other accumulators differ
         """Return the sums of a batch of labels on an accelerator; None if `ops.batch` has other ones."""
-        is_own = type(self) is ScoreAccumulator and not self.by_class and self.of_statistics is not None
-        return Demand(None, coefficients=self.of_statistics or ()) if is_own else None
+        is_own = type(self) is ScoreAccumulator and not self.by_class and task != "multilabel"
+        return Demand(None, coefficients=self.of_statistics) if is_own and self.of_statistics else None
 
     def takes_summary(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
         """Return whether `add_summary` can replace `from_predictions` for batches of labels without weights."""
