@@ -6,6 +6,7 @@ from cases import CASES, covering, differentiable, formula_of, path_of
 from helpers.emulated_device import recorded_reads
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 pytestmark = pytest.mark.emulated
 close = torch.testing.assert_close
@@ -88,3 +89,25 @@ def test_gradients_are_those_of_the_cpu(case, device):
         return preds.grad.cpu()
 
     close(gradient(device), gradient("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [F.ece, F.mce, F.rmsce, F.smece, F.spiegelhalter])
+def test_gradients_of_top_k_in_half_precision_are_rounded_once(function, dtype, device):
+    """The tolerance is the relative error of one rounding, 2^-8 or 2^-11, and that of sums in float32.
+
+    A gradient below the smallest normal float16 number has the absolute error 2^-25.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = (2 * torch.randn(300, 9, generator=generator)).to(dtype)
+    target = torch.randint(0, 9, (300,), generator=generator)
+
+    def gradient(values, where):
+        leaf = values.to(where).requires_grad_()
+        options = {"task": "multiclass", "mode": tc.TopK(5), "from_logits": True}
+        function(leaf, target.to(where), **options).backward()
+        return leaf.grad.cpu().double()
+
+    expected = gradient(logits.double(), "cpu")
+    rounding, sums = torch.finfo(dtype).eps / 2, 1e-5 * float(expected.abs().max())
+    close(gradient(logits, device), expected, rtol=rounding, atol=2**-25 + sums)

@@ -27,7 +27,7 @@ def test_failed_tests_are_counted_and_named_in_the_page():
     assert "On A GPU, torch 2 (3 checks of `cuda_check.py`, 2 failed)" in readme.section([content])
 
 
-@pytest.mark.parametrize("job", device.JOBS[:10] + device.JOBS[-2:], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", device.JOBS[:8] + device.JOBS[-2:], ids=lambda job: job.name)
 def test_jobs_for_a_gpu_run_with_small_sizes(job):
     assert job.on_device
     calls = job.calls(n=40) if "event bins" in job.name else job.calls(n=20, num_classes=5)
@@ -37,7 +37,7 @@ def test_jobs_for_a_gpu_run_with_small_sizes(job):
 
 @pytest.mark.cuda
 def test_graphs_of_jobs_are_timed_on_a_gpu():
-    for job in device.JOBS[:10]:
+    for job in device.JOBS[:8]:
         assert measure.times(job, 1, "cuda")["seconds"].keys() == set(job.sides)
 
 

@@ -70,12 +70,10 @@ def enforce(
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
-    filled = torch.ones((), dtype=wide_dtype(broken.device), device=broken.device) if weights is None else weights
-    if drop_invalid:
-        return torch.where(broken, 0.0, filled), broken
-    any_broken = value_if_available(broken.any()) if wait else None
+    any_broken = value_if_available(broken.any()) if wait and not drop_invalid else None
     if any_broken is None:
-        return torch.where(broken, torch.nan, filled), broken
+        filled = torch.ones_like(broken, dtype=wide_dtype(broken.device)) if weights is None else weights
+        return filled.masked_fill(broken, 0 if drop_invalid else torch.nan), broken
     for problem in (problem for rule in rules for problem in rule.problems()) if any_broken else ():
         rows = problem.broken if absent is None else problem.broken & ~absent
         if bool(rows.any()):
@@ -93,6 +91,11 @@ def _within(values: Tensor, low: float, high: float) -> Tensor | bool:
     if values.is_cpu and (first := value_if_available(least)) is not None:
         return bool(low <= first and greatest.item() <= high)  # faster than operations on scalar tensors
     return (least >= low) & (greatest <= high)
+
+
+def _outside(values: Tensor, low: float, high: float) -> Tensor:
+    """Return a mask of the values that are NaN, or not in [low, high], in few operations."""
+    return values != values.clamp(low, high)
 
 
 def _found(rows: Tensor, values: Tensor) -> str:
@@ -128,7 +131,9 @@ def weight_rule(weights: Tensor, whole: bool = False) -> Rule:
     def passes() -> Tensor | bool:  # fewer comparisons than in `problems`
         return _within(weights, 0, 1e150) & ((weights > 0) == (weights >= 1e-150)).all()
 
-    return Rule(problems, None if whole else passes)
+    if whole:
+        return Rule(problems)
+    return Rule(problems, passes, lambda: _outside(weights, 1e-150, 1e150) & (weights != 0))
 
 
 def annotator_rule(n_annotators: Tensor, at_least: int) -> Rule:
@@ -192,7 +197,7 @@ def label_rule(target: Tensor, num_classes: int, absent: Tensor | None = None) -
         inside = _within(target, 0, num_classes - 1)
         return inside & (target == target.round()).all() if target.is_floating_point() else inside
 
-    return Rule(problems, passes)
+    return Rule(problems, passes, None if target.is_floating_point() else lambda: _outside(target, 0, num_classes - 1))
 
 
 def group_rule(groups: Tensor, num_groups: int) -> Rule:
@@ -288,7 +293,7 @@ def probability_rule(name: str, probs: Tensor, per_class: bool, tolerance: float
         inside = _within(probs, 0, 1)
         return inside & _within(sums() - 1, -tolerance, tolerance) if per_class else inside
 
-    return Rule(problems, passes)
+    return Rule(problems, passes, None if per_class else lambda: _outside(probs.detach(), 0, 1))
 
 
 def row_rule(log_prob: Tensor, of_preds: Rule, of_labels: Rule) -> Rule:

@@ -25,6 +25,7 @@ from torchcalib.core.sums import (
     sums_of_replicates,
     weighted,
 )
+from torchcalib.ops.batch.formula import Demand, Rule
 from torchcalib.ops.bin_sums import Bins, class_bins, class_sums, event_bins
 from torchcalib.ops.bin_sums.formula import weighted_columns
 from torchcalib.ops.dispatch import source_of
@@ -188,6 +189,14 @@ class EqualWidthBins(EventSums[BinStats]):
             noise=kind_of_noise(p, self.with_noise), copies=p.copies, groups=groups, n_groups=n_groups,
         )  # fmt: skip
         return self._bin_stats(p, sums if groups is None else sums.movedim(-3, 0), events, groups, n_groups)
+
+    def demand(self, task: Task, copies: bool) -> Demand | None:
+        """Return the sums of a batch of labels on an accelerator; None if `ops.batch` has other ones."""
+        modes = ("positive", "top_label") if task == "binary" else ("top_label",)
+        if type(self) is not EqualWidthBins or self.with_ecd or self.mode not in modes:
+            return None  # a subclass may have other sums
+        noise = ((3, 3, 0, 4) if copies else (3, 5, 6, 4)) if self.with_noise else ()
+        return Demand(Rule(self.n_bins, self.right, self.mode == "top_label"), (0, 1, 2, *noise))
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""

@@ -110,6 +110,8 @@ def top_k(p: Predictions, which: TopK) -> Events:
         if which.only:
             return Events(probabilities[..., -1], is_label[..., -1], p.weights)
         return Events(probabilities.sum(-1).clamp(max=1), is_label.any(-1), p.weights)
+    if p.input_preds.dtype != p.dtype and not is_plain(p.input_preds):
+        p = p.with_values(p.input_preds.to(p.dtype))  # rounds the sum of gradients to 16 bits, not each of them
     if p.soft:
         entries = p.values.topk(k, -1).values
         outcome = _soft_outcome(p, entries, which)

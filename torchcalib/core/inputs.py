@@ -167,9 +167,8 @@ class InputFormat:
             weights = weights.to(wide_dtype(preds.device))
             rules.append(weight_rule(weights, self.whole_weights))
         if self.ignore_index is not None:
-            one = torch.ones((), dtype=wide_dtype(preds.device), device=preds.device)
-            own = one if weights is None else weights
-            weights = torch.where(target == self.ignore_index, 0.0, own)
+            own = torch.ones_like(target, dtype=wide_dtype(preds.device)) if weights is None else weights
+            weights = own.masked_fill(target == self.ignore_index, 0)
         samples = preds.dim() - (self.task == "multiclass")
         zero_weight = None if weights is None else zero_in_all_replicates(weights, samples)
         if zero_weight is not None and has_labels:  # replace the label of an ignored row by a valid index
@@ -208,6 +207,22 @@ class InputFormat:
         weights, broken = enforce(rules, p.weights, zero_weight, drop_invalid, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
+
+    def columns(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Check types and shapes of binary or multi-class rows, but no values, and flatten the axes of samples.
+
+        Return the columns of a batch, with classes on the last axis; None if targets are annotator counts.
+        """
+        if self.task == "binary":
+            preds, target, weights = _aligned(preds, target, weights)
+        how = self.resolved(preds, target)
+        target = how.without_class_axis(preds, target)
+        if how.check(preds, target, weights):
+            return None
+        preds, target, _, weights = how._rearranged(preds, target, weights, (), False)
+        return preds, target, weights
 
     def _check_linear(self, target: Tensor) -> None:
         """Raise ValueError unless the format is that of the logits of hidden states."""

@@ -125,10 +125,30 @@ class Estimator(Generic[S]):
             found = self._in_pieces(preds, target, weights)
             if found is not None:
                 return found
+        if type(preds) is Tensor and not preds.is_cpu and not is_compiling():
+            found = self._on_accelerator(preds, target, weights)
+            if found is not None:
+                return found
         p = self.read(preds, target, weights)
         if p.replicates:
             return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
         return self.from_predictions(p).to(p.dtype)
+
+    def _on_accelerator(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Return the value for labels by one pass over the batch; None if `read` must convert them, or raise."""
+        accumulator: Any = self.accumulator
+        has_replicates = weights is not None and weights.dim() > target.dim()
+        has_sums = hasattr(accumulator, "demand") and accumulator.demand(self.input_format.task, True) is not None
+        if self.input_format.batch_dims or has_replicates or not has_sums:
+            return None
+        from torchcalib.core.batch import states_after
+
+        kind = self.state_kind()
+        nothing: Any = torch.zeros_like(kind.empty(), device=preds.device)
+        found = states_after(self.input_format, [kind], [nothing], preds, target, weights)
+        if found is None or int(kind.n_ignored(found[0])[0]):  # `read` names the invalid rows
+            return None
+        return self.value(kind.statistic(found[0])).to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""

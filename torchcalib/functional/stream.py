@@ -13,7 +13,7 @@ S = TypeVar("S")
 class Stream(Generic[S]):
     """Statistic of all batches in one process. A failed update changes nothing.
 
-    The classes of `torchcalib.metrics` also support ranks, checkpoints, devices and CUDA graphs.
+    The classes of `torchcalib.metrics` also support ranks, checkpoints and devices.
 
     Args:
         estimator: an estimator from `Estimator.streamed`.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import (
@@ -23,6 +24,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
+from torchcalib.core.batch import states_after
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split, takes_pieces
@@ -41,7 +43,7 @@ from torchcalib.functional.estimator import (
 )
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
-from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_synced
+from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_captured, refuse_if_synced
 from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
@@ -82,8 +84,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     `forward` raises, the metric is unchanged.
 
     On the CPU, `update` raises for invalid values. On CUDA it does not synchronise the device: invalid rows are ignored
-    and counted, and `compute` raises. A CUDA graph can capture `update` if the state consists of sums. `update` must be
-    called once before the capture. Each replay adds the current content of the input tensors.
+    and counted, and `compute` raises. `torch.compile` can trace a step that contains `update`, with invalid rows as on
+    CUDA; `update_count` is then 1.
 
     Between `sync` and `unsync` the state covers all ranks and is read-only. `update`, `forward`, `merge_state` and
     `load_state_dict` then raise. `reset` discards both the global and the local state. For Ray, MPI or Horovod, pass a
@@ -240,7 +242,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         Raises:
             TypeError: For an invalid dtype.
             ValueError: For an invalid shape or device and, on the CPU, for an invalid value.
-            RuntimeError: If a CUDA graph captures the call and the state does not consist of sums.
+            RuntimeError: If a CUDA graph captures the call.
             TorchMetricsUserError: If called between `sync` and `unsync`.
         """
         if self._is_synced:
@@ -249,6 +251,13 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
         if self._shared is None:
+            if preds.device == self.device and not is_compiling():
+                states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
+                if states is not None:
+                    refuse_if_captured(self, preds)
+                    self._store(states[0])
+                    self.keep_axis(preds, target)
+                    return
             batch = self._state_of(preds, target, weights)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
@@ -264,7 +273,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         Return False otherwise, also for invalid values. The metric is then unchanged.
         """
-        if others or not self.takes_pieces or self._shared is not None or self._is_synced or self._in_graph:
+        if others or not self.takes_pieces or self._shared is not None or self._is_synced:
             return False
         if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
             return False
@@ -292,18 +301,20 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     def _state_of(self, preds: Tensor, target: Tensor, weights: Tensor | None, keys: Tensor | None = None) -> Any:
         """Return the state for a batch, whose parts have `keys`. A large batch is converted in pieces."""
         kind, evidence = self.kind, self._evidence
+        detail: Detail = "entropy" if is_compiling() else self.estimator.detail
         is_divided = isinstance(kind, SumState) and is_divisible(kind.accumulator) and not self.batch_shape
+        is_divided = is_divided and not is_compiling()
         pieces = split(self.input_format, preds, target, weights, keys) if is_divided else None
         try:
             state = None
             for how, x, y, w, g in pieces or ():
-                of_piece = self._state_of_piece(self._read(how, x, y, w, self.estimator.detail), g)
+                of_piece = self._state_of_piece(self._read(how, x, y, w, detail), g)
                 state = of_piece if state is None else kind.add(state, of_piece)
         except (TypeError, ValueError):  # the error for the whole batch has the numbers of its rows
             vars(self)["_evidence"], state = evidence, None
         if state is not None:
             return state
-        return self._state_of_piece(self._read(self.input_format, preds, target, weights, self.estimator.detail), keys)
+        return self._state_of_piece(self._read(self.input_format, preds, target, weights, detail), keys)
 
     def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:  # noqa: ARG002 - used by wrappers
         return self.kind.from_predictions(p)
@@ -463,6 +474,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     ) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
+        if is_compiling():  # without values, as on an accelerator
+            return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=True)
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
         p = how.read(
             preds,

@@ -97,7 +97,6 @@ class Bootstrapped(WrappedMetric[S]):
     """
 
     kind: Replicates[S]
-    _depends_on_earlier_batches = True  # weights depend on the number of previous rows
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class Clustered(RowsInGroups):
     hashes. Merged clusters remain independent of each other. Distinct clusters are counted exactly up to 100,000, which
     takes 8 bytes for each. `test` returns this number, the number after merging, and the effective number of clusters.
     Below an effective number of 200, p-values are too small if outcomes are rare; see `benchmarks.clusters`. A
-    `CalibrationCollection` passes `clusters` to its `Clustered` metrics. A CUDA graph cannot capture an update.
+    `CalibrationCollection` passes `clusters` to its `Clustered` metrics.
 
     Args:
         metric: A torchcalib metric, not a wrapper. Only its configuration and its device are used; its accumulated
@@ -68,7 +68,6 @@ class Clustered(RowsInGroups):
     """
 
     _column = "clusters"
-    _depends_on_earlier_batches = True  # identifiers of clusters are counted once
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import starmap
 from typing import Any, ClassVar, Self
@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.collections import MetricCollection
 from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_flag
+from torchcalib.core.batch import has_sums_of_batch, states_after
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.pieces import Rows, add_rows, detail_of, rows_of
 from torchcalib.core.predictions import Predictions
@@ -23,9 +25,14 @@ from torchcalib.core.saved import contains_state, content_of, loading, saved_byt
 from torchcalib.core.tasks import as_tensors
 from torchcalib.io.errors import quoted
 from torchcalib.metrics.base import RULED_OUT, CalibrationMetric
-from torchcalib.metrics.engine import UpdatesFromHidden, refuse_if_synced, unchanged_on_error, unsynced_on_error
+from torchcalib.metrics.engine import (
+    UpdatesFromHidden,
+    refuse_if_captured,
+    refuse_if_synced,
+    unchanged_on_error,
+    unsynced_on_error,
+)
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
-from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.softmax_stats import Detail
 
 _KIND = "states of a collection"  # of the saved form
@@ -117,6 +124,10 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
                 collection. Other metrics treat rows as independent.
             sample_weight: Alias of `weights`.
         """
+        if is_compiling():  # the compiler computes common operations once
+            for metric in self._members():
+                metric.update(preds, target, **_without_none(weights=weights, sample_weight=sample_weight))
+            return
         is_plain = groups is None and clusters is None
         are_tensors = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
         if is_plain and are_tensors and sample_weight is None and self._are_added(preds, target, weights):
@@ -124,7 +135,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         members = self._members()
         readings = self._readings(members, weights is not None, target.is_floating_point()) if is_plain else None
-        if readings is not None and not is_captured(preds):
+        if readings is not None:
             self._update_together(members, readings, preds, target, weights)
             return
         self._check_used(groups=groups, clusters=clusters)
@@ -160,7 +171,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         if readings is not None:
             for metric in members:
                 is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
-                if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
+                if is_replaced or metric.compute_on_cpu or metric._enable_grad or metric._is_synced:
                     return None
         return readings
 
@@ -195,11 +206,12 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         """Add a batch to all metrics. States are replaced after all of them have been computed."""
         states: list[tuple[CalibrationMetric[Any], Any]] = []
         shared: dict[Hashable, Any] = {}
+        refuse_if_captured(members[0], preds)
         before = [(metric, vars(metric).copy()) for metric in members]
         try:
             with torch.no_grad():
                 for reading in readings:
-                    states += reading.states_after(preds, target, weights, shared)
+                    states += _states_after(reading, preds, target, weights, shared)
             for metric, state in states:
                 metric.count_update(state)
                 if preds.dim() > 2:
@@ -427,6 +439,27 @@ class _JoinedStates:
             changed = {name: self._states[k], "_computed": None, "_update_count": count, "_evidence": RULED_OUT}
             changes.append((attributes, changed))
         return changes
+
+
+def _states_after(
+    reading: _Reading, preds: Tensor, target: Tensor, weights: Tensor | None, shared: dict[Hashable, Any]
+) -> list[tuple[CalibrationMetric[Any], Any]]:
+    """Return `_Reading.states_after`, on an accelerator by one pass over the batch for all metrics that allow it."""
+    by_pass: dict[bool, list[list[CalibrationMetric[Any]]]] = {True: [], False: []}
+    for same in reading.by_state:
+        by_pass[has_sums_of_batch(same[0].kind, reading.input_format.task)].append(same)
+    metrics = [metric for same in by_pass[True] for metric in same]
+    if preds.is_cpu or not metrics or any(m._is_synced or m.device != preds.device for m in metrics):
+        return reading.states_after(preds, target, weights, shared)
+    for how in reading.formats:
+        how.resolved(preds, target).check(preds, target, weights)
+    kinds, before = [metric.kind for metric in metrics], [metric.state for metric in metrics]
+    after = states_after(reading.input_format, kinds, before, preds, target, weights)
+    if after is None:
+        return reading.states_after(preds, target, weights, shared)
+    others = replace(reading, by_state=by_pass[False]) if by_pass[False] else None
+    rest = [] if others is None else others.states_after(preds, target, weights, shared)
+    return [*zip(metrics, after, strict=True), *rest]
 
 
 def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating: bool) -> list[_Reading] | None:

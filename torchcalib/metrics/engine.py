@@ -21,6 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torchmetrics.metric import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
@@ -62,6 +63,15 @@ def refuse_if_synced(metric: Metric, method: str) -> None:
         )
 
 
+def refuse_if_captured(metric: Metric, preds: Tensor) -> None:
+    """Raise RuntimeError while a CUDA graph is captured, which would repeat one update on the same state."""
+    if not is_compiling() and is_captured(preds):
+        raise RuntimeError(
+            f"`{type(metric).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
+            "Let the graph write predictions, and call `update` with them after each replay."
+        )
+
+
 @contextmanager
 def unsynced_on_error(metric: Metric) -> Iterator[None]:
     """Unsync the metric if the `with` block syncs it and then raises."""
@@ -88,11 +98,7 @@ class StatefulMetric(Metric, Generic[S]):
     """Names of the attributes that store the state."""
     _shared: dict[Hashable, Any] | None = None
     """Cache shared by all metrics in a collection during an update; None outside an update."""
-    _in_graph = False
-    """Whether a captured CUDA graph updates the state in place."""
     _in_forward = False
-    _depends_on_earlier_batches = False
-    """Whether a graph cannot repeat an update, because its effect on the sums depends on earlier batches."""
     _evidence: Evidence
     """Evidence of mistakes in the input, from all batches."""
     settings: dict[str, Any]
@@ -107,51 +113,26 @@ class StatefulMetric(Metric, Generic[S]):
             vars(self)["input_format"] = self.input_format.preferring(described.likely_axis)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
-        if is_captured(preds):
-            self._add_in_graph(batch)
-            return
-        self._replace(self.kind.add(self.state, batch) if self._shared is None else self.added(batch, self._shared))
+        refuse_if_captured(self, preds)
+        self._store(self.kind.add(self.state, batch) if self._shared is None else self.added(batch, self._shared))
 
     def _is_added(self, *_: Any, **__: Any) -> bool:
         """Add a batch in a faster way than `update` does, if there is one. Return False if the batch is not added."""
         return False
 
-    def _replace(self, state: Any) -> None:
-        """Replace the state. If a captured CUDA graph updates it, copy the new state to its memory."""
-        if self._in_graph:
-            with self._writing_in_place():
-                self._store(state)
-        else:
-            self._store(state)
-
-    def _add_in_graph(self, batch: Any) -> None:
-        """Add the state of a batch in place. Disable the cache of `compute`, which graph replays cannot clear."""
-        is_sum = isinstance(self.kind, SumState) and not self._depends_on_earlier_batches
-        if not is_sum or self._enable_grad:  # `_enable_grad` is True only within `forward`
-            raise RuntimeError(
-                f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
-                "A graph can capture only `update`, and only of metrics whose state consists of sums. Call `update` "
-                "instead of `forward`, and pass `resolution` to rank-based metrics."
-            )
-        self.state.add_(batch)
-        self._in_graph, self.compute_with_cache = True, False
-
     def reset(self) -> None:
         """Reset the state. Between `sync` and `unsync`, reset both the global and the local state."""
         if self._is_synced:
             self.unsync()
-        with self._writing_in_place():
-            self._store(self.state)  # new lists: torchmetrics clears lists in place, which wrappers may have stored
-            super().reset()
+        self._store(self.state)  # new lists: torchmetrics clears lists in place, which wrappers may have stored
+        super().reset()
         if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
             self._evidence = Evidence()
-        if self._in_graph:
-            self._update_count = 1  # torchmetrics warns if the count is 0, and graph replays do not increment it
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch to the state and return the differentiable metric value for this batch."""
-        with unchanged_on_error(self), self._writing_in_place():
+        with unchanged_on_error(self):
             self._in_forward = True
             value = super().forward(*args, **kwargs)
             self._in_forward = False
@@ -178,7 +159,7 @@ class StatefulMetric(Metric, Generic[S]):
         if isinstance(incoming_state, dict):
             state, described = self._read_state("incoming_state", incoming_state)
             incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
-        with unchanged_on_error(self), self._writing_in_place():
+        with unchanged_on_error(self):
             super().merge_state(incoming_state)
             self._restore_axis(described)
         self._computed = None
@@ -258,7 +239,7 @@ class StatefulMetric(Metric, Generic[S]):
     @property
     def state(self) -> Any:
         """State: a tensor with the numbers of ignored rows and all sums, or a `Samples` tuple."""
-        parts = tuple(map(self.__getattribute__, self.state_names))
+        parts = [getattr(self, name) for name in self.state_names]
         return parts[0] if len(parts) == 1 else self.kind.join(parts)
 
     @state.setter
@@ -267,22 +248,15 @@ class StatefulMetric(Metric, Generic[S]):
 
     def _store(self, state: Any) -> None:
         """Set the state. `vars` is faster than `nn.Module.__setattr__`, which would also call the property."""
+        if is_compiling():
+            # The compiler would compile again for each number of updates.
+            self._computed, self._update_count = None, 1
+            for name, part in zip(self.state_names, self.kind.parts(state), strict=True):
+                setattr(self, name, part)
+            return
         attributes = vars(self)
         for name, part in zip(self.state_names, (state,) if isinstance(state, Tensor) else state, strict=True):
             attributes[name] = list(part) if isinstance(part, list) else part  # `reset` clears lists in place
-
-    @contextmanager
-    def _writing_in_place(self) -> Iterator[None]:
-        """After the `with` block, copy the new state to the memory that a captured CUDA graph updates, if any."""
-        if not self._in_graph:
-            yield
-            return
-        graph_state, self._in_graph = self.state, False
-        try:
-            yield
-            graph_state = graph_state.copy_(self.state)
-        finally:
-            self.state, self._in_graph = graph_state, True
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
@@ -386,8 +360,7 @@ class StatefulMetric(Metric, Generic[S]):
             state, described = self._read_state("state_dict", state_dict, prefix)
             for name in (*self.kind.names, DESCRIPTION):
                 del state_dict[prefix + name]  # torch reports the remaining keys as unexpected
-            with self._writing_in_place():
-                self.state = state
+            self.state = state
             self._computed, self._update_count = None, described.n_updates
             self._restore_axis(described)
         elif self.is_persistent:
@@ -411,6 +384,10 @@ class StatefulMetric(Metric, Generic[S]):
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
+            if is_compiling():
+                with torch.no_grad():
+                    update(*args, **kwargs)
+                return
             if self._is_added(*args, **kwargs):
                 return
             attributes = vars(self)

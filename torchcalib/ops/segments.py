@@ -21,9 +21,11 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     closed. Edges `i / n_bins` and values are compared in float64. All other code with bins follows this rule.
 
     Rounding errors of `values * n_bins` change its floor by at most one bin. Two comparisons with the edges correct it,
-    which is faster than a binary search.
+    which is faster than a binary search, except on a GPU.
     """
     wide = values.detach().to(wide_dtype(values.device))
+    if not values.is_cpu:
+        return torch.bucketize(wide.contiguous(), equal_width_edges(n_bins, wide)[1:-1], right=not right)
     scaled = wide * n_bins
     index = (scaled.ceil() - 1 if right else scaled.floor()).clamp(0, n_bins - 1)
     lower, upper = index / n_bins, (index + 1) / n_bins

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
-from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
-from torchcalib.ops.segments import BELOW_EDGE, bin_index
+from torchcalib.ops.logs import spread_infinite_logits, through_softmax
+from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
@@ -51,17 +51,20 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     `shape` is (F, G * B). `countable` states that outcomes are integers without weights, so that 0 and 1 can be
     counted.
     """
+    confidence, outcome, weights, ecd, groups = events
+    n_cells = shape[-1]
+    if not confidence.is_cpu:  # few operations, for all batch elements at once
+        index = bin_index(confidence, bins.n_bins, bins.right)
+        index = index if groups is None else index.add_(groups, alpha=bins.n_bins)
+        return bin_sums(index, weighted_columns(confidence, outcome, weights, ecd, bins), n_cells)
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
-    n_cells = shape[-1]
-    confidence = events.confidence
-    on_cpu = confidence.device.type == "cpu"
     # With fewer events than cells, counting them in all cells takes longer than adding each to its own.
-    countable = countable and on_cpu and confidence.shape[-1] >= n_cells
-    if countable and events.groups is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
+    countable = countable and confidence.shape[-1] >= n_cells
+    if countable and groups is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
         return _sums_of_matrix(confidence.T, events.outcome.T, bins, shape)
-    sums = torch.zeros(len(confidence), *shape, dtype=wide_dtype(confidence.device), device=confidence.device)
-    size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
+    sums = torch.zeros(len(confidence), *shape, dtype=torch.float64, device="cpu")
+    size = max(_SAMPLES, n_cells)
     # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
     # one: most events of a rare class are in the first bin.
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
@@ -70,11 +73,10 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
     for element, into in enumerate(sums):
         by_outcome = sums.new_zeros(len(into), n_lanes * 2 * n_cells if countable else 0)
         for values, outcomes, w, more, group in _event_chunks(element, size, events):
-            index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
+            index = _fast_bin_index(values, bins.n_bins, bins.right)
             cell = index if group is None else index.add_(group, alpha=bins.n_bins)
             if not (countable and _is_binary(outcomes)):
-                columns = weighted_columns(values, outcomes, w, more, bins)
-                for row, column in zip(into, columns, strict=True):
+                for row, column in zip(into, weighted_columns(values, outcomes, w, more, bins), strict=True):
                     row.scatter_add_(0, cell, column)
                 continue
             # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.

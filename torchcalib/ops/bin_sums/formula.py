@@ -47,20 +47,26 @@ def weighted_columns(
     Weights may have further leading axes, of replicates.
     """
     wide = wide_dtype(confidence.device)
-    p, y = confidence.to(wide), outcome.to(wide)
-    columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
+    p, y, more = confidence.to(wide), outcome.to(wide), None if ecd is None else ecd.to(wide)
+    if weights is None:
+        w = square = torch.ones_like(p)
+    else:  # values in rows of weight 0 may be NaN or infinite, and have gradient 0
+        absent = weights == 0
+        p, y = p.masked_fill(absent, 0), y.masked_fill(absent, 0)
+        w = weights.masked_fill(absent, 0).expand_as(p)
+        more = None if more is None else more.masked_fill(absent, 0)
+        square = w if bins.copies else w.square()
+
+    def times(x: Tensor, factor: Tensor) -> Tensor:
+        return x if weights is None else x * factor
+
+    columns = [w, times(p, w), times(y, w)]
     if bins.noise != "none":
-        residual = y - p
-        if weights is not None:  # the gradient of a square at NaN is NaN, even for weight 0
-            residual = torch.where(weights == 0, 0, residual)
-        residual = residual.square()
+        residual = (y - p).square()
         spread = (p * (1 - p)).detach()
         variance = residual.detach() if bins.noise == "shares" else spread
-        square = weights if weights is None or bins.copies else weights.square()
-        share, fixed = (x if x is None else x.detach() for x in (weights, square))
-        columns += [(spread, share), (variance, fixed), (columns[0][0], square), (residual, weights)]
-    columns += [] if ecd is None else [(ecd.to(wide), weights)]
-    return [column if share is None else torch.where(share == 0, 0, column) * share for column, share in columns]
+        columns += [times(spread, w.detach()), times(variance, square.detach()), square, times(residual, w)]
+    return columns if more is None else [*columns, times(more, w)]
 
 
 def class_formula(

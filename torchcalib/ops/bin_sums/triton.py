@@ -78,20 +78,19 @@ def _contiguous(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _bin(value, n_bins, right: tl.constexpr):
-    """Return the `segments.bin_index` of float64 values, int32 of the same shape."""
+def bin_of(value, n_bins, right):  # noqa: ANN201
+    """Return the `segments.bin_index` of float64 values, int32 of the same shape; `right` is a bool, also a scalar."""
     scaled = value * n_bins
     scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN becomes 0
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
-    index = tl.ceil(scaled) - 1 if right else tl.floor(scaled)
+    index = tl.where(right, tl.ceil(scaled) - 1, tl.floor(scaled))
     index = tl.where(index < 0, 0.0, index)
     index = tl.where(index > n_bins - 1, (n_bins - 1).to(tl.float64), index)
     lower, upper = index / n_bins, (index + 1) / n_bins
-    if right:
-        step = (value > upper).to(tl.int32) - (value <= lower).to(tl.int32)
-    else:
-        step = (value >= upper).to(tl.int32) - (value < lower).to(tl.int32)
-    return tl.minimum(tl.maximum(index.to(tl.int32) + step, 0), n_bins - 1)
+    above = tl.where(right, value > upper, value >= upper)
+    below = tl.where(right, value <= lower, value < lower)
+    step = above.to(tl.int32) - below.to(tl.int32)
+    return tl.minimum(tl.maximum(index.to(tl.int32) + step, 0), n_bins.to(tl.int32) - 1)
 
 
 @triton.jit(do_not_specialize=["n", "size", "n_bins"])
@@ -124,7 +123,7 @@ def _add_events(
         w = tl.load(weights + series + event, mask=present, other=0) if weighted else present.to(tl.float64)
         present = w != 0
         value = tl.load(confidence + series + event, mask=present, other=0).to(tl.float64)
-        in_bin = present[None, :] & (_bin(value, n_bins, right)[None, :] == program_bins[:, None])
+        in_bin = present[None, :] & (bin_of(value, n_bins, right)[None, :] == program_bins[:, None])
         # 3. Sums of w, w p, w y, w p (1 - p), w v, w^2, w (y - p)^2 and w ecd in float64.
         y = tl.load(outcome + series + event, mask=present, other=0).to(tl.float64)
         count += tl.where(in_bin, w[None, :], 0.0)
@@ -268,7 +267,7 @@ def _add_classes(
             wide = best.to(tl.float64)
             if logits:
                 wide *= scale
-            to = others + _bin(wide, n_bins, right).to(tl.int64) * n_classes + at_column
+            to = others + bin_of(wide, n_bins, right).to(tl.int64) * n_classes + at_column
             _add_exactly(to, level, w, most, n, found, not weighted)
             _add_exactly(to + column, level, w * wide, most, n, found)
             _add_exactly(to + 2 * column, level, w, most, n, found & (at_column == label), not weighted)

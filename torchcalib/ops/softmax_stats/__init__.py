@@ -18,7 +18,7 @@ from torchcalib.ops.softmax_stats.formula import Detail, row_formula
 if TYPE_CHECKING:
     from torchcalib.ops.softmax_stats.logit_sums import Sums
 
-__all__ = ["Detail", "Rows", "matrices", "rows", "sums"]
+__all__ = ["Detail", "Rows", "matrices", "rows", "scores_and_tops", "sums"]
 
 _N_SCORES = 4
 
@@ -64,7 +64,7 @@ def rows(
     """
     if detail == "label" and values.requires_grad:  # the gradient needs the confidence
         detail = "confidence"
-    scores, top = _rows(values, target, from_logits, tolerance, detail, backend=backend)
+    scores, top = scores_and_tops(values, target, from_logits, tolerance, detail, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
     return Rows(log_prob, squared_error, neg_entropy, confidence, top)
 
@@ -105,7 +105,8 @@ def _gradient(
     return [out for _ in needed]
 
 
-_rows = fused(_forward, row_formula, _gradient)
+scores_and_tops = fused(_forward, row_formula, _gradient)
+"""Function of the arguments of `rows` by position, which returns its results as `_forward` does."""
 
 
 def sums(logits: Tensor, label: Tensor, alpha: Tensor | None = None, *, backend: Backend = "auto") -> "Sums":

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.logs import elementwise, wide_dtype
 from torchcalib.ops.softmax_stats import cpu
 from torchcalib.ops.softmax_stats.formula import LOWEST, Detail
-from torchcalib.ops.softmax_stats.logit_sums import Sums, gradient_terms, scores_of
+from torchcalib.ops.softmax_stats.logit_sums import gradient_terms
 
 _CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
@@ -23,21 +23,14 @@ def forward(
     if values.device.type == "cpu":
         found = cpu.forward(values.resolve_neg(), target.numpy(), from_logits, tolerance, detail)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
-    wide, parts = wide_dtype(values.device), []
-    size = max(1, _CHUNK_OFF_CPU // values.shape[-1])
+    parts, size = [], max(1, _CHUNK_OFF_CPU // values.shape[-1])
     for start in range(0, len(values), size):
-        x, h = values[start : start + size].to(_dtype(values)), target[start : start + size]
+        x, h = values[start : start + size], target[start : start + size]
         label = h.clamp(0, x.shape[-1] - 1)
         if from_logits:
-            top, sums = _logit_sums(spread_infinite_logits(x), label, detail)
-            at_label, at_top, q_top, rest, *more = sums.to(wide)
-            rest = rest / q_top  # relative to the top class, like e = exp(x - max x)
-            squares = more[0] / (q_top * q_top) if more else rest
-            product = more[1] / q_top if len(more) > 1 else rest
-            scores = scores_of(Sums(at_label, at_top, top, rest, squares, product, rest), label == top)
+            scores, top = _scores_of_logits(x, label, detail)
         else:
-            top, sums = _probability_sums(x, label, detail)
-            scores = _scores_from_probability_sums(sums.to(wide), label == top, tolerance, detail)
+            scores, top = _scores_of_probabilities(x, label, tolerance, detail)
         scores[:2].masked_fill_(label != h, torch.nan)  # testing for invalid labels would synchronise the device
         parts.append((scores, top))
     scores, top = _joined(parts)
@@ -139,23 +132,31 @@ def first_largest(x: Tensor) -> Tensor:
     return torch.from_numpy(np.argmax(x.numpy(), -1)) if x.device.type == "cpu" else torch.argmax(x, -1)
 
 
-def _logit_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
-    """Return four to six numbers of every row, `(4, n)` to `(6, n)`, and the top classes `(n,)`.
+def _scores_of_logits(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
+    """Return the scores `(4, n)` and the top classes `(n,)` of rows `(n, C)`, in few operations.
 
-    Let x be the logits, and q their softmax. The numbers are x of the label, x and q of the top class, and the sum of q
-    over the other classes. With more `detail` they include the sums of q^2 and q (x - max x) over the other classes.
+    Differences of numbers of 16 bits are float32. Scores that `detail` omits are undefined.
     """
-    label, top = label.unsqueeze(-1), x.argmax(-1, True)
-    at_top, q = x.gather(-1, top), x.softmax(-1)
-    columns = [x.gather(-1, label), at_top, q.gather(-1, top)]
-    q.scatter_(-1, top, 0)  # exclude the top class: adding its q would round small q of other classes to 0
-    columns.append(q.sum(-1, True))
-    product = (x - at_top).clamp_min_(LOWEST).mul_(q).sum(-1, True) if detail == "entropy" else None
+    wide, label = wide_dtype(x.device), label.unsqueeze(-1)
+    largest, top = x.max(-1, keepdim=True)
+    d = (x - largest.to(_dtype(x))).masked_fill_(x == largest, 0)  # equal logits have difference 0, also if infinite
+    e = d.exp().scatter_(-1, top, 0)  # without the top class, whose e = 1 would round small e to 0
+    rest = e.sum(-1, dtype=wide).masked_fill_((largest == -torch.inf).squeeze(-1), torch.nan)
+    shift = d.gather(-1, label).squeeze(-1)
+    total, log_total = rest + 1, rest.log1p()
+    log_prob, confidence = shift - log_total, total.reciprocal()
+    squared_error = neg_entropy = log_prob
     if detail in ("squares", "entropy"):
-        columns.append(q.mul_(q).sum(-1, True))
-    if product is not None:
-        columns.append(product)
-    return top.squeeze(-1), torch.cat(columns, -1).T
+        # (1 - q_h)^2 + sum_{k != h} q_k^2, times the square of `total`. `rest` and `squares` exclude the top class; if
+        # it is not the label, they include the label instead: 1 - e_h and 1 - e_h^2 replace one by the other.
+        e_h = e.gather(-1, label)
+        more = (1 - e_h).masked_fill_(label == top, 0)
+        miss = rest + more.squeeze(-1)
+        others = (e * e).sum(-1, dtype=wide) + (e_h + 1).mul_(more).squeeze(-1)
+        squared_error = torch.addcmul(others, miss, miss).mul_(confidence).mul_(confidence)
+    if detail == "entropy":
+        neg_entropy = d.clamp_min_(LOWEST).mul_(e).sum(-1, dtype=wide) * confidence - log_total
+    return torch.stack((log_prob, squared_error, neg_entropy, confidence)), top.squeeze(-1)
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -175,37 +176,29 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
     return columns.to(wide_dtype(logits.device)).unsqueeze(1), tops.unsqueeze(0)
 
 
-def _probability_sums(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor, Tensor]:
-    """Return five numbers of every row with probabilities q, `(5, n)`, and the top classes `(n,)`.
+def _scores_of_probabilities(x: Tensor, label: Tensor, tolerance: float, detail: Detail) -> tuple[Tensor, Tensor]:
+    """Return the scores `(4, n)` and the top classes `(n,)` of rows `(n, C)`, as `_scores_of_logits` does.
 
-    These are q of the label, q of the top class, and the sums of q, q log q and q^2 (without the top class). Without
-    the entropy, the smallest q replaces the sum of q log q. Only with more `detail` is q^2 summed.
+    Rows with NaN, or with numbers that are negative or infinite, have NaN scores. So have those that violate a finite
+    `tolerance`.
     """
-    top = x.argmax(-1, True)
-    columns = [x.gather(-1, label.unsqueeze(-1)), x.gather(-1, top), x.sum(-1, True)]
-    if detail == "entropy":
-        columns.append(x.log().clamp_min_(LOWEST).mul_(x).sum(-1, True))
-    else:
-        columns.append(x.amin(-1, True))
-    if detail in ("squares", "entropy"):
-        columns.append((x * x).scatter_(-1, top, 0).sum(-1, True))
-    return top.squeeze(-1), torch.cat(columns, -1).T
-
-
-def _scores_from_probability_sums(sums: Tensor, hit: Tensor, tolerance: float, detail: Detail) -> Tensor:
-    """Compute the four scores from the result of `_probability_sums`; NaN for rows that violate `tolerance`.
-
-    Scores without their sums are undefined.
-    """
-    at_label, at_top, total, entropy, *squares = sums.unbind()
-    valid = entropy.isfinite() if detail == "entropy" else (entropy >= 0) & total.isfinite()
-    invalid = valid.logical_not_()
-    squared_error = at_label
-    if squares:
-        miss, others = 1 - at_label, (at_top * at_top - at_label * at_label).masked_fill_(hit, 0)
-        squared_error = miss * miss + squares[0] + others
-    scores = torch.stack((elementwise(torch.log, at_label), squared_error, entropy, at_top))
-    scores[2:].masked_fill_(invalid, torch.nan)
+    wide, label = wide_dtype(x.device), label.unsqueeze(-1)
+    largest, top = x.max(-1, keepdim=True)
+    total, confidence = x.sum(-1, dtype=wide), largest.squeeze(-1).to(wide)
+    valid = x.amin(-1) >= 0
     if math.isfinite(tolerance):
-        scores.masked_fill_(~(((total - 1).abs() <= tolerance) & (at_top <= 1)) | invalid, torch.nan)
-    return scores
+        valid = valid & (total == total.clamp(1 - tolerance, 1 + tolerance)) & (confidence <= 1)
+    else:
+        valid = valid & total.isfinite()
+    at_label = x.gather(-1, label).squeeze(-1).to(wide)
+    log_prob = squared_error = neg_entropy = at_label.log()
+    if detail in ("squares", "entropy"):
+        x = x.to(_dtype(x))
+        # `squares` exclude the top class; if it is not the label, they include the label instead
+        squares = (x * x).scatter_(-1, top, 0).sum(-1, dtype=wide)
+        more, miss = (confidence - at_label).masked_fill_((label == top).squeeze(-1), 0), 1 - at_label
+        squared_error = torch.addcmul(squares, more, confidence + at_label).addcmul_(miss, miss)
+    if detail == "entropy":
+        neg_entropy = x.log().clamp_min_(LOWEST).mul_(x).sum(-1, dtype=wide)
+    scores = torch.stack((log_prob, squared_error, neg_entropy, confidence))
+    return scores.masked_fill_(~valid, torch.nan), top.squeeze(-1)

@@ -111,8 +111,8 @@ def _launch_shape(n_classes: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def _log1p(x):
-    """Return log(1 + x) for x >= 0, compensated for the rounding error of 1 + x."""
+def log1p(x):  # noqa: ANN201
+    """Return log(1 + x) for x > -1, compensated for the rounding error of 1 + x."""
     u = 1 + x
     exact = u == 1
     return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1, u - 1)))
@@ -187,7 +187,7 @@ def _store_scores(
         empty = largest == float("-inf")
         rest = tl.where(empty, nan, rest)
         total = 1 + rest
-        log_total = _log1p(rest)
+        log_total = log1p(rest)
         shift = tl.where(x == largest, 0.0, x - largest)
         log_prob = shift - log_total
         # Squared error sum_k q_k^2 - 2 q_h + 1, without cancellation if the label is the top class.

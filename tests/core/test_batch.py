@@ -1,0 +1,295 @@
+"""States after a batch in one pass: plain torch and Triton against the conversion of batches of any kind."""
+
+import itertools
+
+import pytest
+import torch
+from helpers.operations import operations
+from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, poison
+from processes import run_again_in_tritons_interpreter, run_python
+
+import torchcalib as tc
+from torchcalib.core.batch import states_after
+
+# The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning")
+TRITON = pytest.param(("triton", "cpu"), id="triton-cpu", marks=NEEDS_TRITON)
+if not INTERPRETED:
+    TRITON = pytest.param(("triton", "cuda"), id="triton-cuda", marks=[NEEDS_TRITON, pytest.mark.cuda])
+of_backends = pytest.mark.parametrize("backend", [pytest.param(("torch", "cpu"), id="torch-cpu"), TRITON])
+of_tasks = pytest.mark.parametrize("task", ["binary", "multiclass"])
+OF_NAMES = {"float": torch.float64, "half": torch.bfloat16, "single": torch.float32}
+N, CLASSES = 150, 5  # more rows than one program reads
+
+
+def metrics_of(task, **options):
+    """Return metrics with all sums, and bins for one and for two programs."""
+    options |= {"task": task, "num_classes": CLASSES} if task == "multiclass" else {"task": task}
+    errors = [tc.ECE(n_bins=20, **options), tc.RMSCE(n_bins=7, **options), tc.ECE(n_bins=20, **options)]
+    scores = [each(**options) for each in (tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)]
+    more = [tc.ECE(mode="top_label", **options)] if task == "binary" else []
+    return [*errors, *scores, *more]
+
+
+def eight(task, **options):
+    """Return eight metrics of one collection."""
+    options |= {"task": task, "num_classes": 1000} if task == "multiclass" else {"task": task}
+    return [each(**options) for each in (tc.ECE, tc.MCE, tc.RMSCE, tc.ESCE, tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy)]
+
+
+def rows(task, from_logits, dtype=torch.float64, n=N, n_classes=CLASSES):
+    """Return predictions and labels, some of which are invalid, extreme, or on the edge of a bin."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (n, n_classes) if task == "multiclass" else (n,)
+    logits = 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, n_classes if task == "multiclass" else 2, (n,), generator=generator)
+    values = logits if from_logits else logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
+    if n > 50:
+        target[5], target[6] = 9, -7
+        values[20] = torch.nan
+        if not from_logits:
+            values[21] = values[21] + 1
+        if task == "binary":
+            values[30:37] = torch.tensor([0, 0.5, 1, 0.05, 0.55, 0, 1]) if not from_logits else 0.0
+            target[30:37] = torch.tensor([0, 1, 1, 0, 0, 1, 0])
+        elif from_logits:
+            values[30, 2], values[31], values[32, 1:3] = torch.inf, -torch.inf, torch.inf
+            values[33, 1:] = -torch.inf
+        else:
+            values[30] = torch.tensor([0.0, 1, 0, 0, 0])
+            values[31] = torch.tensor([0.4, 0.4, 0.2, 0, 0])
+    return values.to(dtype), target
+
+
+def weights_of(kind, n=N):
+    generator = torch.Generator().manual_seed(1)
+    if kind is None:
+        return None
+    if kind == "counts":
+        return torch.randint(0, 3, (n,), generator=generator)
+    weights = torch.rand(n, generator=generator)
+    weights[[5, 20, 40, 41, 42, 43]] = torch.tensor([0, 0, torch.nan, -1, 1e-200, torch.inf])
+    return weights
+
+
+def converted(metrics, preds, target, weights):
+    """Return the states after a batch by the conversion of batches of any kind."""
+    after = []
+    for metric in metrics:
+        p = metric.input_format.read(preds, target, weights, batch_shape=(), drop_invalid=True)
+        after.append(metric.kind.add(metric.state, metric.kind.from_predictions(p)))
+    return after
+
+
+def after(metrics, preds, target, weights, backend):
+    """Return the states after a batch in one pass."""
+    name, device = backend
+    columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
+    how, states = metrics[0].input_format, [metric.state.to(device) for metric in metrics]
+    found = states_after(how, [metric.kind for metric in metrics], states, *columns, name)
+    return found if found is None else [state.cpu() for state in found]
+
+
+@pytest.mark.extended
+@NEEDS_TRITON
+@pytest.mark.skipif(INTERPRETED, reason="this is the fresh process")
+def test_in_the_interpreter():
+    run_again_in_tritons_interpreter(__file__)
+
+
+CASES = [(None, None, "float"), (None, -7, "single"), ("counts", None, "single"), ("importance", 1, "float"),
+         ("importance", None, "half"), (None, None, "half")]  # fmt: skip
+
+
+@of_backends
+@of_tasks
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("weights", "ignore_index", "dtype"), CASES)
+def test_states_are_those_of_the_conversion(task, from_logits, weights, ignore_index, dtype, backend, monkeypatch):
+    poison(monkeypatch, "empty")
+    preds, target = rows(task, from_logits, OF_NAMES[dtype])
+    given = preds, target, weights_of(weights)
+    metrics = metrics_of(task, from_logits=from_logits, ignore_index=ignore_index)
+    # Statistics of narrow rows are sums of float32 numbers.
+    bound = 1e-12 if task == "binary" or dtype == "float" else 3e-6
+    for _ in range(2):
+        expected, found = converted(metrics, *given), after(metrics, *given, backend)
+        for metric, state, there in zip(metrics, found, expected, strict=True):
+            torch.testing.assert_close(state, there, rtol=bound, atol=bound)
+            metric.state = there
+
+
+@of_backends
+@of_tasks
+def test_layouts_and_dtypes_of_columns_do_not_change_states(task, backend):
+    metrics = metrics_of(task)
+    preds, target = rows(task, False, n=40)
+    expected = after(metrics, preds, target, None, backend)
+    every_second = torch.stack((preds, preds), 1)[:, 0]
+    for same in (every_second, preds.movedim(0, -1).contiguous().movedim(-1, 0)):
+        for labels in (target.to(torch.uint8), target.int(), torch.stack((target, target), 1)[:, 0]):
+            for state, there in zip(after(metrics, same, labels, None, backend), expected, strict=True):
+                torch.testing.assert_close(state, there, rtol=1e-12, atol=1e-12)
+    if task == "binary":
+        for state, there in zip(after(metrics, preds, target.bool(), None, backend), expected, strict=True):
+            assert torch.equal(state, there)
+
+
+@of_backends
+def test_class_first_volumes_are_read(backend):
+    values, target = rows("multiclass", True, n=48)
+    images = values.view(2, 4, 6, CLASSES).movedim(-1, 1)
+    how = {"from_logits": True}
+    expected = converted(metrics_of("multiclass", **how), values, target, None)
+    found = after(metrics_of("multiclass", class_axis=1, **how), images, target.view(2, 4, 6), None, backend)
+    for state, there in zip(found, expected, strict=True):
+        torch.testing.assert_close(state, there, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+def test_triton_gives_the_same_bits_in_every_call(task, backend):
+    given = *rows(task, True), weights_of("importance")
+    first, second = (after(metrics_of(task, from_logits=True), *given, backend) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_other_batches_are_converted():
+    binary, torch_backend = metrics_of("binary"), ("torch", "cpu")
+    preds, target = rows("binary", False, n=40)
+    assert after(binary, preds, target, None, ("auto", "cpu")) is None
+    assert after(binary, preds.requires_grad_(), target, None, torch_backend) is None
+    preds = preds.detach()
+    assert after(binary, preds, target.double(), None, torch_backend) is None
+    assert after(binary, preds[:0], target[:0], None, torch_backend) is None
+    assert after(metrics_of("binary", nan_policy="drop"), preds, target, None, torch_backend) is None
+    kolmogorov_smirnov = tc.KS(task="binary")
+    states = [kolmogorov_smirnov.kind], [kolmogorov_smirnov.state]
+    assert states_after(kolmogorov_smirnov.input_format, *states, preds, target, None, "torch") is None
+    values, target = rows("multiclass", False, n=40)
+    assert after([tc.ECE(num_classes=CLASSES, mode="classwise")], values, target, None, torch_backend) is None
+    assert after(metrics_of("multiclass"), values, (9 * values).long(), None, torch_backend) is None
+
+
+def test_shapes_and_types_are_checked():
+    metrics = metrics_of("multiclass")
+    values, target = rows("multiclass", False, n=40)
+    with pytest.raises(ValueError, match="`target` must have shape"):
+        after(metrics, values, target[:-1], None, ("torch", "cpu"))
+    with pytest.raises(ValueError, match="`preds` must have 5 entries on its class axis"):
+        after(metrics, values[:, 1:], target, None, ("torch", "cpu"))
+    with pytest.raises(ValueError, match="`weights` must have one value per sample"):
+        after(metrics, values, target, target[1:], ("torch", "cpu"))
+
+
+# Numbers of launches
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+@pytest.mark.parametrize("dtype", ["single", "half"])
+def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
+    preds, target = rows(task, True, OF_NAMES[dtype], n=20, n_classes=1000)
+    ece, collection = eight(task, from_logits=True)[:1], eight(task, from_logits=True)
+    for metrics, most in ((ece, 4), (collection, 6)):
+        after(metrics, preds, target, None, backend)
+        with launches(monkeypatch) as kernels, operations() as found:
+            after(metrics, preds, target, None, backend)
+        copies = 2 * (backend[1] == "cuda") * (len(metrics) + 2)  # of the arguments and the results
+        assert kernels
+        assert len(kernels) + len(found) - copies <= most, (kernels, found)
+
+
+def launches(monkeypatch):
+    """Return a context in which starts of Triton kernels are recorded, without the operations of the interpreter."""
+    from contextlib import contextmanager
+
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    @contextmanager
+    def recorded():
+        names = []
+        if INTERPRETED:
+            from triton.runtime.interpreter import GridExecutor as Launcher
+        else:
+            from triton.runtime.jit import JITFunction as Launcher
+        name = "__call__" if INTERPRETED else "run"
+        start = getattr(Launcher, name)
+
+        def counted(self, *arguments, **options):
+            names.append(getattr(self, "fn", self).__name__)
+            with _disable_current_modes():
+                return start(self, *arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Launcher, name, counted)
+            yield names
+
+    return recorded()
+
+
+TYPES = {"scores": "*fp64", "parts": "*fp64", "states": "*fp64", "factors": "*fp64", "found": "*fp64", "tops": "*i64"}
+TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"}
+TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
+TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
+READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True}
+KERNELS = [("_read", {**READ, "binary": binary, "logits": logits}) for binary, logits in
+           itertools.product((True, False), (True, False))]  # fmt: skip
+
+
+@pytest.mark.extended
+@needs_compiler
+@NEEDS_TRITON
+@pytest.mark.parametrize(("kernel", "constants"), [*KERNELS, ("_add", {"at_once": 64, "block": 16})])
+def test_kernel_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
+    types = {**TYPES, "values": "*bf16" if constants.get("binary") else "*fp64"}
+    assert_compiles("batch.triton", kernel, types, constants, monkeypatch, tmp_path)
+
+
+# torch.compile
+
+COMPILED = """
+import torch
+import torchcalib as tc
+
+torch._dynamo.config.error_on_recompile = True
+for task, options in (("binary", {}), ("multiclass", {"num_classes": 5})):
+    options = {"task": task, "from_logits": True, **options}
+    g = torch.Generator().manual_seed(0)
+    n_outputs = 1 if task == "binary" else 5
+    model = torch.nn.Linear(3, n_outputs)
+    for make in (
+        tc.ECE, tc.NLL, tc.BrierScore, lambda **o: tc.CalibrationCollection([tc.ECE(**o), tc.NLL(**o), tc.ECD(**o)])
+    ):
+        metric, eager = make(**options), make(**options)
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def step(x, y):
+            logits = model(x).squeeze(-1)
+            metric.update(logits, y)
+            return logits.square().mean()
+
+        for _ in range(3):
+            x, y = torch.randn(40, 3, generator=g), torch.randint(0, max(2, n_outputs), (40,), generator=g)
+            step(x, y).backward()
+            eager.update(model(x).squeeze(-1).detach(), y)
+        found, expected = metric.compute(), eager.compute()
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    step(x, y + 7)
+    try:
+        metric.compute()
+    except ValueError as error:
+        assert "with NaN, values out of range" in str(error), error
+    else:
+        raise AssertionError("invalid labels were accepted")
+print("compiled")
+"""
+
+
+@pytest.mark.extended
+def test_compiled_steps_with_updates_have_no_graph_break(tmp_path):
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+    done = run_python(script)
+    assert done.stdout == "compiled\n", done.stdout + done.stderr

@@ -1,0 +1,85 @@
+"""States of metrics after a batch on an accelerator, for metrics that consist of sums, by `ops.batch`.
+
+Each operation on an accelerator takes the host several microseconds. `InputFormat.read` and the accumulators need many
+of them for a batch of any kind. For labels, this module adds the batch to all states in a few operations.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.state import SumState
+from torchcalib.core.sums import has_noise_flag
+from torchcalib.ops.batch import Columns, Plan, added
+from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
+from torchcalib.ops.dispatch import Backend
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.operation import is_plain
+
+
+def states_after(
+    how: InputFormat,
+    kinds: Sequence[Any],
+    states: Sequence[Tensor],
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    backend: Backend = "auto",
+) -> list[Tensor] | None:
+    """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
+
+    Return None if the batch needs derivatives, or has other targets than labels, and if a state has other sums than
+    those of `ops.batch`. `InputFormat.read` then converts the batch, also on the CPU, where `backend` must be given.
+    """
+    if (preds.is_cpu and backend == "auto") or not _are_labels(how, preds, target):
+        return None
+    if not all(has_sums_of_batch(kind, how.task) for kind in kinds) or not is_plain(preds, target, weights):
+        return None
+    columns = how.columns(preds, target, weights)
+    if columns is None:
+        return None
+    copies = weights is None or not weights.is_floating_point()
+    batch = Columns(*columns, how.from_logits, how.ignore_index, SUM_TOLERANCE[preds.dtype])
+    before = states[0] if len(states) == 1 else torch.cat(list(states))
+    after = added(before, batch, _plan(tuple(kinds), how.task, copies, preds.device), backend)
+    return list(torch.split(after, [len(state) for state in states]))
+
+
+def has_sums_of_batch(kind: Any, task: Task) -> bool:
+    """Return whether the operations of `ops.batch` can add a batch of labels to a state."""
+    has_demand = type(kind) is SumState and len(kind.shape) == 2 and hasattr(kind.accumulator, "demand")
+    return has_demand and kind.accumulator.demand(task, True) is not None
+
+
+def _are_labels(how: InputFormat, preds: Tensor, target: Tensor) -> bool:
+    """Return whether targets are labels of binary or multi-class rows with the usual rules for values."""
+    is_usual = how.nan_policy == "raise" and how.validate_args and how.positive_classes is None
+    is_own = how.task != "multilabel" and how.min_annotators < 2 and type(preds) is type(target) is Tensor
+    has_values = preds.numel() > 0 and preds.dtype in SUM_TOLERANCE and wide_dtype(preds.device) == torch.float64
+    return is_usual and is_own and has_values and not target.is_floating_point()
+
+
+@lru_cache(maxsize=64)
+def _plan(kinds: tuple[Any, ...], task: Task, copies: bool, device: torch.device) -> Plan:
+    """Return the sums that states consist of. `copies` is False for floating weights."""
+    demands: list[Demand] = [kind.accumulator.demand(task, copies) for kind in kinds]
+    rules = tuple(dict.fromkeys(demand.rule for demand in demands if demand.rule is not None))
+    terms: list[Terms] = []
+    for kind, demand in zip(kinds, demands, strict=True):
+        flag: list[Terms] = [() if copies else ((WEIGHT, 1.0),)] if has_noise_flag(kind.accumulator) else []
+        terms += [((INVALID, 1.0),), (), *flag, *_sums(demand, rules)]
+    return plan(rules, terms, device)
+
+
+def _sums(demand: Demand, rules: tuple[Rule, ...]) -> list[Terms]:
+    """Return the terms of the sums of a state."""
+    if demand.rule is None:
+        score = tuple((FIRST_SCORE + k, factor) for k, factor in enumerate(demand.coefficients) if factor)
+        return [((WEIGHT, 1.0),), score]
+    return [((k, 1.0),) for quantity in demand.quantities for k in term_indices(rules, demand.rule, quantity)]

@@ -1,0 +1,239 @@
+"""Sums over a batch by Triton kernels: one launch reads the rows, and a second one adds its sums to the states.
+
+Results are reproducible, although programs run in any order. Each program stores its own sums, which the second kernel
+adds in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, Columns, Plan, n_sums
+from torchcalib.ops.bin_sums.triton import bin_of
+from torchcalib.ops.softmax_stats.triton import log1p
+
+_CHUNK = 32  # rows that a program of one warp loads at a time
+_PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
+_AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
+_FIRST_SCORE = tl.constexpr(FIRST_SCORE)
+
+
+def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+    """Compute `batch.added` in two launches. `rows` are scores and top classes of multi-class rows."""
+    values, target, weights, from_logits, ignore_index, _ = columns
+    size = max(_PIECE, triton.cdiv(len(values), _PIECES))
+    pieces = triton.cdiv(len(values), size)
+    parts = torch.empty(pieces, n_sums(plan.rules), dtype=torch.float64, device=values.device)
+    target = target.view(torch.uint8) if target.dtype == torch.bool else target
+    of_rows = (values, values, values.stride(0)) if rows is None else (*rows, len(values))
+    found = torch.empty_like(states)
+    with torch.cuda.device_of(values):  # Triton launches kernels on the current device
+        _read[(pieces, len(plan.tiles))](
+            *of_rows, target, target.stride(0), target if weights is None else weights,
+            0 if weights is None else weights.stride(0), plan.tiles, parts, len(values), size, parts.shape[1],
+            ignore_index or 0, weights is not None, ignore_index is not None, rows is None, from_logits,
+            plan.is_squared, _CHUNK, BINS, num_warps=1,
+        )  # fmt: skip
+        _add[(triton.cdiv(len(states), _TERMS),)](
+            states, plan.terms, plan.factors, parts, found, len(states), len(plan.terms), pieces, parts.shape[1],
+            _AT_ONCE, _TERMS, num_warps=4,
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
+def _log(x):
+    """Return log x, with log 0 = -inf and without a warning of the interpreter."""
+    return tl.where(x == 0, float("-inf"), tl.log(tl.where(x == 0, 1.0, x)))
+
+
+@triton.jit
+def _times(a, b):
+    """Return a * b with 0 * inf = 0."""
+    return tl.where(a == 0, 0.0, a * tl.where(a == 0, 0.0, b))
+
+
+@triton.jit
+def _weights(
+    row, end, label, weights, weight_stride, valid, ignore, weighted: tl.constexpr, has_ignore: tl.constexpr
+):  # fmt: skip
+    """Return the weights of rows, 0 for ignored and invalid rows, and a mask of the invalid ones."""
+    present = row < end
+    if has_ignore:
+        present = present & (label != ignore)
+    if weighted:
+        w = tl.load(weights + row * weight_stride, mask=present, other=0).to(tl.float64)
+        present = present & (w != 0)
+        valid = valid & (w >= 1e-150) & (w <= 1e150)  # as in `checks.weight_rule`
+    else:
+        w = present.to(tl.float64)
+    used = present & valid
+    return tl.where(used, w, 0.0), present & ~used
+
+
+@triton.jit
+def _event(values, tops, stride, row, inside, label, of_top, binary: tl.constexpr, logits: tl.constexpr):
+    """Return confidence and outcome of the events of rows, float64, and whether the rows are valid."""
+    if binary:
+        x = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        if logits:
+            valid = x == x
+            one = x > 0
+            e = tl.exp(-tl.abs(x))
+            most = 1 / (1 + e)
+            p = tl.where(x >= 0, most, e / (1 + e))
+        else:
+            valid = (x >= 0) & (x <= 1)
+            one = x > 0.5
+            p = x
+            most = tl.where(one, x, 1 - x)
+        valid = valid & ((label == 0) | (label == 1))
+        hit = (label == 1) == one
+        p = tl.where(of_top != 0, most, p)
+        y = tl.where(of_top != 0, hit.to(tl.float64), (label == 1).to(tl.float64))
+    else:
+        valid = tl.load(values + row, mask=inside, other=0)
+        valid = valid == valid
+        p = tl.load(values + 3 * stride + row, mask=inside, other=0)
+        y = (tl.load(tops + row, mask=inside, other=0) == label).to(tl.float64)
+    return p, y, valid
+
+
+@triton.jit
+def _scores(values, stride, row, inside, label, binary: tl.constexpr, logits: tl.constexpr):
+    """Return log-probability of the label, squared error and negative entropy of rows, float64."""
+    if binary:
+        x = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        y = label == 1
+        if logits:
+            e = tl.exp(-tl.abs(x))
+            p = tl.where(x >= 0, 1 / (1 + e), e / (1 + e))
+            q = tl.where(x >= 0, e / (1 + e), 1 / (1 + e))
+            # The larger log-probability is -log(1 + e), the smaller one x or -x less.
+            log_p = tl.where(x < 0, x, 0.0) - log1p(e)
+            log_q = tl.where(x > 0, -x, 0.0) - log1p(e)
+        else:
+            x = tl.where((x >= 0) & (x <= 1), x, 0.0)
+            p = x
+            q = 1 - x
+            log_p = _log(p)
+            log_q = tl.where(q == 0, float("-inf"), log1p(-tl.where(q == 0, 0.0, x)))
+        log_prob = tl.where(y, log_p, log_q)
+        miss = tl.where(y, q, p)
+        error = miss * miss
+        entropy = _times(p, log_p) + _times(q, log_q)
+    else:
+        log_prob = tl.load(values + row, mask=inside, other=0)
+        error = tl.load(values + stride + row, mask=inside, other=0)
+        entropy = tl.load(values + 2 * stride + row, mask=inside, other=0)
+    return log_prob, error, entropy
+
+
+@triton.jit(do_not_specialize=["n", "size", "n_sums", "ignore"])
+def _read(
+    values, tops, stride, target, label_stride, weights, weight_stride, tiles, parts, n, size, n_sums, ignore,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr,
+    squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
+):  # fmt: skip
+    """Sum a piece of the rows. Grid: pieces, tiles. The first tile has the totals, every other one bins of a `Rule`.
+
+    Binary `values` are predictions. Multi-class ones are the statistics of rows, `stride` apart, and `tops` their most
+    probable classes.
+    """
+    # 1. The bins of this program, from `formula._tiles`.
+    piece, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n_bins = tl.load(tiles + 5 * tile)
+    right = tl.load(tiles + 5 * tile + 1)
+    of_top = tl.load(tiles + 5 * tile + 2)
+    first_bin = tl.load(tiles + 5 * tile + 3)
+    to = parts + piece * n_sums + tl.load(tiles + 5 * tile + 4)
+    start = piece * size
+    end = tl.minimum(start + size, n)
+    if tile == 0:
+        # 2. Totals of the rows in registers: each thread has its own rows.
+        n_invalid = tl.zeros([chunk], tl.float64)
+        weight = tl.zeros([chunk], tl.float64)
+        sum_log = tl.zeros([chunk], tl.float64)
+        sum_error = tl.zeros([chunk], tl.float64)
+        sum_entropy = tl.zeros([chunk], tl.float64)
+        sum_top = tl.zeros([chunk], tl.float64)
+        sum_hit = tl.zeros([chunk], tl.float64)
+        for begin in range(start, end, chunk):
+            row = begin + tl.arange(0, chunk).to(tl.int64)
+            inside = row < end
+            label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+            p, hit, valid = _event(values, tops, stride, row, inside, label, 1, binary, logits)
+            w, broken = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            log_prob, error, entropy = _scores(values, stride, row, inside, label, binary, logits)
+            n_invalid += broken.to(tl.float64)
+            weight += w
+            sum_log += _times(w, log_prob)
+            sum_error += _times(w, error)
+            sum_entropy += _times(w, entropy)
+            sum_top += _times(w, p)
+            sum_hit += w * hit
+        tl.store(to, tl.sum(n_invalid, 0))
+        tl.store(to + 1, tl.sum(weight, 0))
+        tl.store(to + _FIRST_SCORE, tl.sum(sum_log, 0))
+        tl.store(to + _FIRST_SCORE + 1, tl.sum(sum_error, 0))
+        tl.store(to + _FIRST_SCORE + 2, tl.sum(sum_entropy, 0))
+        tl.store(to + _FIRST_SCORE + 3, tl.sum(sum_top, 0))
+        tl.store(to + _FIRST_SCORE + 4, tl.sum(sum_hit, 0))
+    else:
+        # 3. Sums over bins in registers, a tile of bins x rows. Atomic additions to shared bins would be in an
+        #    arbitrary order. A thread has its own rows for all bins, so that it computes the bin of a row once.
+        program_bins = first_bin + tl.arange(0, bins)
+        count = tl.zeros([bins, chunk], tl.float64)
+        confidence = tl.zeros([bins, chunk], tl.float64)
+        outcome = tl.zeros([bins, chunk], tl.float64)
+        spread = tl.zeros([bins, chunk], tl.float64)
+        residual = tl.zeros([bins, chunk], tl.float64)
+        noise = tl.zeros([bins, chunk], tl.float64)
+        square = tl.zeros([bins, chunk], tl.float64)
+        for begin in range(start, end, chunk):
+            row = begin + tl.arange(0, chunk).to(tl.int64)
+            inside = row < end
+            label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+            p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+            w, _ = _weights(row, end, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+            p = tl.where(w == 0, 0.0, p)
+            in_bin = (w != 0)[None, :] & (bin_of(p, n_bins, right != 0)[None, :] == program_bins[:, None])
+            v = w * (p * (1 - p))
+            count += tl.where(in_bin, w[None, :], 0.0)
+            confidence += tl.where(in_bin, (w * p)[None, :], 0.0)
+            outcome += tl.where(in_bin, (w * y)[None, :], 0.0)
+            spread += tl.where(in_bin, v[None, :], 0.0)
+            residual += tl.where(in_bin, (w * (y - p) * (y - p))[None, :], 0.0)
+            if squared:
+                noise += tl.where(in_bin, (w * v)[None, :], 0.0)
+                square += tl.where(in_bin, (w * w)[None, :], 0.0)
+        mask = program_bins < n_bins
+        at = to + program_bins
+        tl.store(at, tl.sum(count, 1), mask=mask)
+        tl.store(at + n_bins, tl.sum(confidence, 1), mask=mask)
+        tl.store(at + 2 * n_bins, tl.sum(outcome, 1), mask=mask)
+        tl.store(at + 3 * n_bins, tl.sum(spread, 1), mask=mask)
+        tl.store(at + 4 * n_bins, tl.sum(residual, 1), mask=mask)
+        if squared:
+            tl.store(at + 5 * n_bins, tl.sum(noise, 1), mask=mask)
+            tl.store(at + 6 * n_bins, tl.sum(square, 1), mask=mask)
+
+
+@triton.jit(do_not_specialize=["n", "n_terms", "n_parts", "n_sums"])
+def _add(
+    states, terms, factors, parts, found, n, n_terms, n_parts, n_sums, at_once: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Add the sums of all programs of `_read` to the states, by `Plan.terms`. Grid: blocks of the states."""
+    number = tl.program_id(0) * block + tl.arange(0, block)
+    inside = number < n
+    total = tl.load(states + number, mask=inside, other=0)
+    for k in range(n_terms):
+        source = tl.load(terms + k * n + number, mask=inside, other=0)
+        sums = tl.zeros([at_once, block], tl.float64)
+        for start in range(0, n_parts, at_once):
+            part = start + tl.arange(0, at_once).to(tl.int64)
+            mask = (part < n_parts)[:, None] & inside[None, :]
+            sums += tl.load(parts + part[:, None] * n_sums + source[None, :], mask=mask, other=0)
+        total += _times(tl.load(factors + k * n + number, mask=inside, other=0), tl.sum(sums, 0))
+    tl.store(found + number, total, mask=inside)
