@@ -196,7 +196,7 @@ class Partitions:
                     others = {"weights": parts_of_first.weights, "clusters": parts_of_first.clusters}
                     builder.update(preds_of, parts_of_first.target, **others)
                 else:
-                    builder.update(**vars(parts_of_first))
+                    builder.update(**parts_of_first.arguments)
             # Apply the size limits of the whole table to a partition, because merging would apply them later.
             if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
                 n = builder.source.shape[0]
