@@ -55,7 +55,7 @@ def opened_systems(arguments: argparse.Namespace, systems: Mapping[str, System])
             ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
         ):
             if found_a != found_b:
-                remedy = ", or pass --id for different rows" if kind == "number of rows" else ""
+                remedy = ", or join them by --id" if kind == "number of rows" else ""
                 raise ValueError(
                     f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
                     f"Compare predictions of the same rows{remedy}."

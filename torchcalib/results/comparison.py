@@ -42,15 +42,12 @@ class PairedRows:
         """Return the numbers as a sentence."""
         name, baseline = short_name(name, _NAME_LENGTH), short_name(baseline, _NAME_LENGTH)
         about = "" if self.is_exact else "about "
-        words = f"{name} and {baseline} have {about}{self.common:,} common rows"
-        alone = [(self.only, name), (self.only_baseline, baseline)]
-        parts = [f"{n:,} only in {system}" for n, system in alone if n]
-        words = f"{words} by id{', ' if parts else ''}{', '.join(parts)}."
-        return (
-            words
-            if self.common
-            else f"{words} Check that ids of the same rows are equal; if so, systems are independent."
+        counts = [f"{name} and {baseline} have {f'{about}{self.common:,}' if self.common else 'no'} common rows by id"]
+        counts += [f"{n:,} only in {each}" for n, each in ((self.only, name), (self.only_baseline, baseline)) if n]
+        remedy = (
+            "" if self.common else " They are compared as independent samples. Check that equal rows have equal ids."
         )
+        return f"{', '.join(counts)}.{remedy}"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -327,7 +327,6 @@ class ComparisonBuilder(Builder):
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         check_in_all_batches("ids", self._has_ids, ids is not None)
         batches = self._batches(preds, target, weights, clusters, ids)
-        self._check(batches)
         are_texts = set() if ids is None else {are_text(batch.ids) for batch in batches.values()}
         check_type_of_ids(are_texts | ({self._ids_are_text} if self._has_ids else set()))
         n_dropped = 0
@@ -372,11 +371,11 @@ class ComparisonBuilder(Builder):
             columns[argument] = _by_system(argument, given, names, may_differ)
         for name in names:
             check_has_values("preds", preds[name])
-        batches = {}
-        for name in names:
-            batch = _Batch(**{argument: column[name] for argument, column in columns.items()}, n_rows=1)
+        batches = {name: _Batch(**{key: column[name] for key, column in columns.items()}) for name in names}
+        self._check(batches)
+        for name, batch in batches.items():
             samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
-            batches[name] = batch._replace(n_rows=samples[0] if samples else 1)
+            batches[name] = batch._replace(samples=samples)
         return batches
 
     def _identified(
@@ -395,8 +394,8 @@ class ComparisonBuilder(Builder):
         ids = ids.reshape(-1)
         shared = []  # columns that common rows share
         if not self._options.are_confidences:
-            bits = (batch.target.detach().cpu().float() + 0.0).reshape(batch.n_rows, -1).view(torch.int32)
-            shared.append(bits.long())
+            bits = (batch.target.detach().cpu().float() + 0.0).view(torch.int32)
+            shared.append(bits.long().reshape(batch.n_rows, math.prod(bits.shape[1:])))
         if batch.clusters is not None:
             shared.append(groups.cpu().unsqueeze(-1))
         hashes, of_rows = hashes_of_ids(ids)
@@ -404,8 +403,7 @@ class ComparisonBuilder(Builder):
         counts = torch.ones_like(ids, dtype=torch.bool) if batch.weights is None else batch.with_weight.cpu()
         rows = with_rows(known or dict.fromkeys(self._names, NO_ROWS), name, hashes, contents, counts, batch.ids)
         words = cluster_words(groups if batch.clusters is not None else ids.to(groups.device))
-        samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
-        return keys_of_samples(words, of_rows.to(words), samples or (1,)), rows
+        return keys_of_samples(words, of_rows.to(words), batch.samples or (1,)), rows
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -704,7 +702,12 @@ class _Batch(NamedTuple):
     weights: Tensor | None
     clusters: Any
     ids: Any
-    n_rows: int  # length of the first axis
+    samples: tuple[int, ...] = ()  # shape of the samples, known after a check
+
+    @property
+    def n_rows(self) -> int:
+        """Length of the first axis."""
+        return self.samples[0] if self.samples else 1
 
     @property
     def with_weight(self) -> Tensor:

@@ -83,7 +83,8 @@ def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
                 k = int(differ.int().argmax())
                 raise ValueError(
                     f"Systems must have the same {kind}, got {_text_of(a[k])} in `{first}` and {_text_of(b[k])} in "
-                    f"`{name}` in row {row + k:,}, the first that differs. Compare predictions of the same rows."
+                    f"`{name}` in row {row + k:,}, the first that differs. Compare predictions of the same rows, "
+                    "or join them by ids."
                 )
     return rows
 
