@@ -333,7 +333,7 @@ class ComparisonBuilder(Builder):
         if self._options.input_format.nan_policy == "drop":
             batches, n_dropped = self._without_missing_rows(batches)
         systems, n_rows = {**self._systems}, {**self._n_rows}
-        found, found_ids = self._clusters, self._ids
+        known_clusters, known_ids = self._clusters, self._ids
         for name, batch in batches.items():
             with _naming_system(name):
                 keys = torch.arange(n_rows[name], n_rows[name] + batch.n_rows, device=batch.preds.device)
@@ -341,18 +341,20 @@ class ComparisonBuilder(Builder):
                     keys = of_samples(identifiers(batch.clusters, keys.device), (batch.n_rows,))
                     if batch.ids is not None or name == self._names[0]:
                         counted = keys if batch.weights is None else keys[batch.with_weight]
-                        found = distinct(torch.cat([*(() if found is None else (found,)), counted]))
+                        known = () if known_clusters is None else (known_clusters,)
+                        known_clusters = distinct(torch.cat([*known, counted]))
                 if batch.ids is None:
                     words = keys_of(cluster_words(keys), 0)
                 else:
-                    words, found_ids = self._identified(name, batch, keys, found_ids)
+                    words, known_ids = self._identified(name, batch, keys, known_ids)
                 systems[name] = copy(systems[name])
                 systems[name].update(batch.preds, batch.target, weights=batch.weights, clusters=words)
                 n_rows[name] += batch.n_rows
         _check_classes(systems)
+        are_whole = all(are_counts(batch.weights) for batch in batches.values())
         self._systems, self._n_rows, self._n_dropped = systems, n_rows, self._n_dropped + n_dropped
-        self._are_counts &= all(are_counts(batch.weights) for batch in batches.values())
-        self._clusters, self._ids = found, found_ids
+        self._are_counts &= are_whole
+        self._clusters, self._ids = known_clusters, known_ids
         self._ids_are_text = True in are_texts
         self._parts = self._parts or {uuid4().hex: ""}
 
