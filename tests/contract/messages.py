@@ -1023,6 +1023,11 @@ REPORTS = [
         ({"group_names": ["a", "b"]}, "`group_names` must be None", TypeError),
         ({"safe_threshold": -1}, "`safe_threshold` must be finite and above 0")),
     # comparisons
+    *wrong(partial(tc.compare, systems={name: {"prob": P[:4], "y": Y[:4], "id": t(1, 2, 3, 4)} for name in "ab"},
+                   target="y", n_replicates=39),
+        ({"ids": t(1, 2, 3, 4)}, "`ids` must be the name of a column of the DataFrames", TypeError, {"ids": "id"}),
+        ({"class_axis": -1}, "`class_axis` must be None for DataFrames with all columns, got -1", TypeError),
+        ({"ids": "question"}, "system 'a': `ids` must name an array in `DataFrame`")),
     *wrong(partial(tc.compare, systems={"a": P[:4], "b": P[:4]}, target=Y[:4], task="binary", n_replicates=39),
         ({"systems": {"a": P[:4]}}, "must contain at least two systems, got 1"),
         ({"systems": {"a": P[:4], "": P[:4]}}, "must have non-empty strings as names", EITHER),

@@ -212,4 +212,8 @@ def test_frames_with_classes_in_different_orders_are_compared_by_name():
     first, second = (pd.DataFrame(logits[name].softmax(-1), columns=names) for name in ("calibrated", "sure"))
     expected = tc.compare({"a": first, "b": second}, labels, **FEW)
     found = tc.compare({"a": first, "b": second[names[::-1]]}, labels, **FEW)
-    assert {key: line.values for key, line in found.items()} == {key: line.values for key, line in expected.items()}
+    frames = [frame.assign(label=labels) for frame in (first, second[names[::-1]])]
+    for compared in (found, tc.compare(dict(zip("ab", frames, strict=True)), "label", **FEW)):
+        assert {key: line.values for key, line in compared.items()} == {
+            key: pytest.approx(line.values, abs=1e-12) for key, line in expected.items()
+        }

@@ -42,7 +42,7 @@ from torchcalib.core.tasks import Prepared, cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.io.opening import open_predictions
+from torchcalib.io.opening import PredictionFiles, open_predictions
 from torchcalib.reporting.builder import Builder, check_distinct
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
@@ -208,12 +208,25 @@ def compare(
     }
     if isinstance(target, str) and all(map(is_frame, systems.values())):
         roles = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
-        opening = {"task": task, "class_names": class_names, "ignore_index": ignore_index, "nan_policy": nan_policy}
-        files = {}
+        for argument, given in roles.items():
+            if not isinstance(given, str | None):
+                raise TypeError(
+                    f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
+                    "predictions and targets as separate arguments."
+                )
+        for argument, given in (("positive_classes", positive_classes), ("class_axis", class_axis)):
+            if given is not None:
+                raise TypeError(
+                    f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
+                    "predictions and targets as separate arguments."
+                )
+        files: dict[str, PredictionFiles] = {}
         for name in names:
+            opening: dict[str, Any] = {"task": task, "ignore_index": ignore_index, "nan_policy": nan_policy, **roles}
+            opening["from_logits"] = from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits
+            opening["class_names"] = class_names or next((x.source.class_names for x in files.values()), None) or None
             with _naming_system(name):
-                logits = from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits
-                files[name] = open_predictions((), frame=systems[name], from_logits=logits, **roles, **opening)
+                files[name] = open_predictions((), frame=systems[name], **opening)
         builder = ComparisonBuilder(**settings_of(files), **settings)
         for _, batch in batches_of(files):
             builder.update(**batch)
@@ -302,7 +315,7 @@ class ComparisonBuilder(Builder):
         self._n_dropped = 0
         self._are_counts = True
         self._clusters: Tensor | None = None  # distinct identifiers of the clusters; None without clusters
-        self._ids: dict[str, RowIds] | None = None  # rows of each system; None without ids
+        self._ids: Mapping[str, RowIds] | None = None  # rows of each system; None without ids
         self._ids_are_text = False
 
     @torch.no_grad()
@@ -634,9 +647,12 @@ class ComparisonBuilder(Builder):
 
     def _pairs(self) -> dict[str, PairedRows]:
         """Return the numbers of common rows with the baseline, by name of the other systems; empty without ids."""
-        found = {}
-        for name in self._names[1:] if self._ids is not None else ():
-            first, rows = self._ids[self._names[0]], self._ids[name]
+        found: dict[str, PairedRows] = {}
+        if self._ids is None:
+            return found
+        first = self._ids[self._names[0]]
+        for name in self._names[1:]:
+            rows = self._ids[name]
             n = first.n_common(rows)
             is_exact = first.are_all_stored and rows.are_all_stored
             found[name] = PairedRows(common=n, only=rows.n - n, only_baseline=first.n - n, is_exact=is_exact)
