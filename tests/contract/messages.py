@@ -1023,7 +1023,7 @@ REPORTS = [
         ({"group_names": ["a", "b"]}, "`group_names` must be None", TypeError),
         ({"safe_threshold": -1}, "`safe_threshold` must be finite and above 0")),
     # comparisons
-    *wrong(partial(tc.compare, systems={name: {"prob": P[:4], "y": Y[:4], "id": t(1, 2, 3, 4)} for name in "ab"},
+    *wrong(partial(tc.compare, systems={name: {"prob": [0.2, 0.9], "y": [0, 1], "id": [1, 2]} for name in "ab"},
                    target="y", n_replicates=39),
         ({"ids": t(1, 2, 3, 4)}, "`ids` must be the name of a column of the DataFrames", TypeError, {"ids": "id"}),
         ({"class_axis": -1}, "`class_axis` must be None for DataFrames with all columns, got -1", TypeError),
