@@ -61,7 +61,9 @@ def identifiers(clusters: Any, device: torch.device | None = None, name: str = "
         column = np.asarray(clusters)
         if any(x is None or x != x or x == "" for x in column.flat):
             raise ValueError(f"`{name}` must {rule}, got a missing value. {remedy.capitalize()}.")
-        return hashes_of(column.astype(str).ravel().tolist()).reshape(column.shape).to(device)
+        # Objects are not converted to an array of text, in which every row has the length of the longest one.
+        texts = column if column.dtype.kind == "O" else column.astype(str)
+        return hashes_of([str(text) for text in texts.flat]).reshape(column.shape).to(device)
     found = as_tensor(name, clusters, device)
     if device is not None and found.device != device:
         raise ValueError(

@@ -292,7 +292,7 @@ class _Digest:
         """Add rows of each system."""
         for system, each in rows.items():
             for role, values in vars(each).items():
-                if isinstance(values, np.ndarray):  # text
+                if isinstance(values, np.ndarray):  # ids that are text
                     values = hashes_of(values.tolist())
                 if isinstance(values, Tensor):
                     if role == "groups" and each.group_names is not None:

@@ -39,7 +39,7 @@ class Rows:
     groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
     group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
     clusters: Tensor | None = None  # identifier of the cluster of each sample, int64; a hash of text
-    ids: Any = None  # id of each row, int64 or an array of text
+    ids: Any = None  # id of each row, int64, or an array of text objects
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
     ids = None
     if isinstance(values.get("ids"), Text):
         texts = values.pop("ids")
-        ids = np.asarray(texts.names, dtype=str)[texts.codes.numpy()]
+        ids = np.asarray(texts.names, dtype=object)[texts.codes.numpy()]
     is_column = values["preds"].dim() > len(files.source.shape)
     tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in values.items()}
     if files.task == "multiclass" and tensors["target"].dtype == torch.bool and tensors["target"].dim() > 1:

@@ -1,11 +1,13 @@
 """Comparisons of systems with different rows: pairs by id, independent rows, and numbers of common rows."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers.systems import FEW, systems
 
 import torchcalib as tc
+from torchcalib.core.clusters import identifiers
 from torchcalib.inference.resampling import Interval
 from torchcalib.reporting.comparison import row_ids
 from torchcalib.reporting.comparison.building import ComparisonBuilder
@@ -180,6 +182,14 @@ def test_repeated_ids_and_other_targets_are_found_in_later_batches_and_parts():
     with pytest.raises(ValueError, match="got ids and none"):
         without.merge(builder)
     assert builder.state_bytes() == before
+
+
+def test_arrays_of_text_objects_and_bytes_have_the_ids_of_text():
+    names = ["a", "question 12", "Süd"]
+    expected = identifiers(names, name="ids")
+    for given in (np.array(names), np.array(names, dtype=object), pd.Series(names)):
+        assert torch.equal(identifiers(given, name="ids"), expected)
+    assert torch.equal(identifiers(np.array([b"a", b"question 12"]), name="ids"), expected[:2])
 
 
 def test_a_system_without_rows_is_named():
