@@ -40,7 +40,7 @@ SUBCLASSING = (
 """Members that a new calibrator defines, which the page of the base class shows."""
 INTERNAL = {
     "error_test", "extra_repr", "factory", "from_sample", "held", "input_line", "layout", "limit",
-    "of_state", "publications", "setup", "state_key", "test_from",
+    "main_bins", "of_state", "publications", "rows_in_words", "setup", "state_key", "test_from",
 }  # fmt: skip
 """Members for other modules of torchcalib."""
 

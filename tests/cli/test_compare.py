@@ -27,7 +27,7 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
         np.savez(f"shards/{k}.npz", logits=logits["noisy"][piece].numpy(), y=target[piece].numpy())
     np.save("preds.npy", logits["calibrated"].numpy())
     np.save("target.npy", target.numpy())
-    monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
+    monkeypatch.setattr("torchcalib.reporting.comparison.reading.PIECE_BYTES", 700)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out", "--diagrams"]) == 0
     assert "too [red]sure is worse calibrated than a: its ECE is higher by 0.178" in capsys.readouterr().out

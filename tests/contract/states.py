@@ -151,7 +151,8 @@ class State:
         """Whether predictions have an axis of classes, and targets have none."""
         preds = self.columns["preds"]
         preds = next(iter(preds.values())) if isinstance(preds, dict) else preds
-        return type(preds) is torch.Tensor and preds.dim() == 2 and self.columns["target"].dim() == 1
+        target = self.columns["target"]
+        return type(preds) is type(target) is torch.Tensor and (preds.dim(), target.dim()) == (2, 1)
 
     def after(self, *batches, state=None):
         """Return an empty or the given state after batches of rows: indices, or columns."""
@@ -518,6 +519,13 @@ def comparisons():
         columns = {**columns, "clusters": torch.arange(60) // 2}
         more = {**how, "merges": MERGES_BUILDERS, "marks": (pytest.mark.long,) * (task != "binary")}
         yield State(f"comparison {task} of clusters", make, columns, comparison_of, **more)
+        rows = {name: torch.arange(60).roll(10 * k) for k, name in enumerate(logits)}
+        ids = {name: torch.where(of < 45, of, of + 100 * k) * 7919 for k, (name, of) in enumerate(rows.items())}
+        columns = {"preds": {name: logits[name][of] for name, of in rows.items()}}
+        columns |= {"target": {name: target[of] for name, of in rows.items()}, "ids": ids}
+        yield State(f"comparison {task} of rows with ids", make, columns, comparison_of, **more)
+        columns = {**columns, "clusters": {name: of // 7919 // 2 for name, of in ids.items()}}
+        yield State(f"comparison {task} of clusters with ids", make, columns, comparison_of, **more)
 
 
 def monitors():

@@ -122,6 +122,8 @@ RATES = RNG.random(N)
 SITE, PATIENT = np.array(["north", "", "Süd"])[RNG.integers(3, size=N)], np.arange(N) // 3
 EMPTY = SITE == ""
 NAMED, NUMBERED = np.array([f"patient {k}" for k in PATIENT]), PATIENT * 1009 - 7
+QUESTION = np.arange(N) * 7919 % 1009
+NAMED_QUESTION = np.array([f"question {k}" for k in QUESTION])
 REAL, COUNTS = RNG.exponential(size=N), RNG.integers(0, 4, N)
 BOTH = {"groups": "site", "clusters": "patient"}
 PROBS, ONE_OF_3 = drawn("multiclass")["probs"], np.eye(3, dtype=np.int64)[RNG.integers(0, 3, N)]
@@ -244,6 +246,7 @@ def options_of_command(rows):
     """Return the options of `torchcalib report` for the options of a report."""
     words = ["--task", rows.task]
     for name, value in {**rows.roles, **rows.options}.items():
+        name = {"ids": "id"}.get(name, name)
         option = f"--{name.replace('with_', 'no-').replace('_', '-')}"
         words += [option] * (value is not name.startswith("with_")) if isinstance(value, bool) else [option, value]
     return words
@@ -692,6 +695,14 @@ COMPARED = [
     Rows("binary", "binary", drawn("binary")),
     Rows("clusters", "binary", with_column("binary", "patient", PATIENT), {"clusters": "patient"}, {"right": True}),
     Rows("clusters of classes", "multiclass", LINKED, {"clusters": "patient"}, {"n_bins": 7}),
+    Rows("ids", "binary", with_column("binary", "question", QUESTION), {"ids": "question"}),
+    Rows(
+        "text ids and clusters",
+        "multiclass",
+        {**LINKED, "question": NAMED_QUESTION},
+        {"ids": "question", "clusters": "patient"},
+        {"n_bins": 7},
+    ),
     *(BY_NAME[name] for name in ("annotator counts of classes", "one-hot labels", "annotator counts for no and yes")),
     Rows("logits with whole weights", "multiclass", {**LOGITS, "weights": COUNTS}, {"weights": "weights"}),
 ]
@@ -716,6 +727,23 @@ def of_two_files(rows, folder, suffix):
     systems = (replace(rows, arrays={**rows.arrays, name: preds}) for preds in both(rows).values())
     paths = [path for stem, each in zip("ab", systems, strict=True) for path in written(each, folder, suffix, stem)]
     return json.loads(printed("compare", *paths, *options_of_command(rows), "--json"))
+
+
+def in_other_orders(rows, folder):
+    """Return the comparison of two files, the second of which has the rows in another order."""
+    name, order = next(iter(rows.arrays)), np.arange(N)[::-1] * 7 % N
+    systems = (replace(rows, arrays={**rows.arrays, name: preds}) for preds in both(rows).values())
+    first, second = systems
+    second = replace(second, arrays={name: x[order] for name, x in second.arrays.items()})
+    paths = [*written(first, folder, "csv", "a"), *written(second, folder, "parquet", "b")]
+    return json.loads(printed("compare", *paths, *options_of_command(rows), "--json"))
+
+
+def in_frames(rows, _):
+    name = next(iter(rows.arrays))
+    systems = {k: package("pandas").DataFrame(flat({**rows.arrays, name: preds})) for k, preds in both(rows).items()}
+    target = next(key for key in rows.arrays if key in ("targets", "correct"))
+    return tc.compare(systems, target, **rows.roles, **rows.options, **FEW, task=rows.task)
 
 
 def in_one_table(rows):
@@ -762,8 +790,12 @@ def of_dataset_of_systems(rows, folder):
     return compare(dataset.dataset(folder), columns, **rows.roles, **rows.given, **FEW)
 
 
-def has_clusters(rows):
-    return "clusters" in rows.roles
+def has_ids(rows):
+    return "ids" in rows.roles
+
+
+def has_keys(rows):
+    return not {"clusters", "ids"}.isdisjoint(rows.roles)
 
 
 COMPARISONS = {
@@ -773,7 +805,9 @@ COMPARISONS = {
     "npz files": Surface(partial(of_two_files, suffix="npz")),
     "csv files": Surface(partial(of_two_files, suffix="csv")),
     "one file": Surface(of_one_file),
-    "merged builders": Surface(of_merged_comparisons, has_clusters),
-    "partitions": Surface(of_partitions_of_systems, has_clusters),
-    "dataset": Surface(of_dataset_of_systems, has_clusters),
+    "files in other orders": Surface(in_other_orders, has_ids),
+    "frames with all columns": Surface(in_frames, has_ids),
+    "merged builders": Surface(of_merged_comparisons, has_keys),
+    "partitions": Surface(of_partitions_of_systems, has_keys),
+    "dataset": Surface(of_dataset_of_systems, has_keys),
 }

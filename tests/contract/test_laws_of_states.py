@@ -216,9 +216,8 @@ def spoiled(state):
     for name, value in state.wrong:
         for k in range(n_rows(batch)) if name in batch else ():
             yield {**batch, name: with_value(batch[name], k, value)}
-    yield {**batch, "target": batch["target"][:-1]}
-    for name in list(batch)[2:]:
-        yield {**batch, name: batch[name][:-1]}
+    for name in list(batch)[1:]:
+        yield {**batch, name: rows_of(batch[name], slice(0, -1))}
 
 
 def with_value(column, k, value):

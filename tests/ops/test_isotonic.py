@@ -169,3 +169,15 @@ def test_many_rows_at_once_have_the_blocks_of_single_rows(variant, bounds):
         alone = block_ends("pava_bc", *(x[row : row + 1] for x in columns), **how)[0]
         assert found[: len(alone)].tolist() == alone.tolist()
         assert bool((found[len(alone) :] == 40).all())
+
+
+@pytest.mark.parametrize("step", ["pava", "pava_bc"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_labels_of_any_dtype_without_ties_have_the_blocks_of_counts(step, dtype):
+    g = torch.Generator().manual_seed(0)
+    positives = torch.bernoulli(torch.linspace(0.1, 0.9, 40).expand(2 * MANY, 40), generator=g)
+    begins, n = torch.ones(positives.shape, dtype=torch.bool), torch.ones(positives.shape, dtype=dtype)
+    found = block_ends(step, begins, positives.to(dtype), n)
+    assert torch.equal(found, block_ends(step, begins, positives.long(), n.long(), backend="python"))
+    if step == "pava":
+        assert torch.equal(found, block_ends(step, begins, positives.to(dtype), n, backend="rounds"))

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row, write_eval, write_lines
 
+from torchcalib.functional.binned import ece_from_bins
 from torchcalib.io.errors import InputError
 from torchcalib.io.logs import open_log
 from torchcalib.reporting import audit as module
@@ -26,7 +27,11 @@ def read(log, scale=None, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
     how = audit_builder.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
     builder = module.read_log(partial(open_log, log, **options), how).whole
-    values = {key: (each.n, float(each.bins.compute())) for key, each in builder.definitions.items() if each.n}
+    values = {
+        key: (each.n, float(ece_from_bins(each.builder.main_bins)))
+        for key, each in builder.definitions.items()
+        if each.n
+    }
     return values, {key: audit_builder._refusal(each) for key, each in builder.definitions.items()}, builder.counts
 
 

@@ -58,7 +58,7 @@ def read_builder(arguments: argparse.Namespace, paths: Sequence[Path], **setting
         if hasattr(arguments, name):
             settings[name] = getattr(arguments, name)
     builder = builder_for(files, **settings)
-    read(arguments, files, lambda rows: builder.update(**vars(rows)))
+    read(arguments, files, lambda rows: builder.update(**rows.arguments))
     return builder
 
 

@@ -27,6 +27,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
             weights=arguments.weights,
             groups=getattr(arguments, "groups", None),
             clusters=getattr(arguments, "clusters", None),
+            ids=getattr(arguments, "id", None),
             pred=arguments.pred,
             from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
             task=arguments.task,
@@ -39,21 +40,25 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
 
 
 def opened_systems(arguments: argparse.Namespace, systems: Mapping[str, System]) -> dict[str, PredictionFiles]:
-    """Open the files of all systems, which must agree in task, number of rows, shape, class order and weights."""
+    """Open the files of all systems, which must agree in task, shape, class order and weights.
+
+    They must also agree in the number of rows, unless rows are joined by --id.
+    """
     files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}
     for (a, first), (b, second) in pairwise(files.items()):
         classes = [predictions.source.class_names for predictions in (first, second)]
         for kind, found_a, found_b in (
             ("task", first.task_of_report, second.task_of_report),
-            ("number of rows", first.n_rows, second.n_rows),
+            ("number of rows", *((p.n_rows for p in (first, second)) if arguments.id is None else (0, 0))),
             ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
             ("order of classes", *(", ".join(names) if all(classes) else "" for names in classes)),
             ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
         ):
             if found_a != found_b:
+                remedy = ", or join them by --id" if kind == "number of rows" else ""
                 raise ValueError(
                     f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
-                    "Compare predictions of the same rows."
+                    f"Compare predictions of the same rows{remedy}."
                 )
     return files
 

@@ -25,6 +25,9 @@ _REPLACEMENTS = {
     r"\bthis builder\b": "another part",
     r"Pass `(groups|clusters)` to `update` of both builders": r"Pass --\1 for every part",
     r"Merge each builder once": "Merge each part once",
+    r"`ids` must": "`--id` must",
+    r"Convert integers with str\(\)": "Write the ids of all files alike",
+    r"the questions as `clusters`": "the questions by --clusters",
 }
 """Words that differ between a program and the command line, as regular expressions."""
 

@@ -51,6 +51,7 @@ floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are
 _COMPARE_EXAMPLES = f"""examples:
   torchcalib compare resnet.npz calibrated=resnet_t.npz --out compared/
   torchcalib compare models.csv --preds resnet=prob_resnet --preds vit=prob_vit
+  torchcalib compare old.csv new.csv --id question
 
 {options.NAMES}"""
 
@@ -108,6 +109,12 @@ _COMPARE = (
     options.out("compare"),
     options.DIAGRAMS,
     Option("--all", None, "print the tables of all metrics, explanations and notes"),
+    Option(
+        "--id",
+        "NAME",
+        "key or column with the id of each row, integers or text, by which rows of the systems are joined; the systems "
+        "may then have different rows, in any order",
+    ),
 )
 _METRIC = Option("name", "NAME", "name of the metric, such as ece, nll or brier_score; see torchcalib.functional")
 _METRIC_OPTION = Option(
@@ -387,7 +394,8 @@ COMMANDS: Mapping[str, Command] = {
         "compare",
         "compare scores and calibration errors of several systems on the same targets",
         "Compare the predictions of several systems for the same targets, with intervals of differences.\n"
-        "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
+        "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.\n"
+        "Files have the same rows, or ids by which rows are joined (--id).",
         (_SYSTEMS, *_COMPARE, options.PREDS_OF_SYSTEMS, *options.CONTENT, options.CLUSTERS, *options.BINS),
         systems_of,
         _COMPARE_EXAMPLES,

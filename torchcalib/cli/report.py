@@ -78,7 +78,7 @@ def _accumulated(arguments: argparse.Namespace, files: PredictionFiles) -> tuple
                 with nullcontext() if whole else in_rows(targets.n + 1, len(rows), where):
                     if targets.n == 0:
                         check_logits(arguments, files, rows.preds, f"in `{names[0]}`")
-                    builder.update(**vars(rows))
+                    builder.update(**rows.arguments)
                 targets.update(rows)
                 if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
                     raise _no_calibrator(why_not)

@@ -331,11 +331,12 @@ def check_seed(seed: object) -> None:
 _WITHOUT = {
     "groups": "Use group -1 for rows without a group.",
     "clusters": "Use distinct identifiers for independent rows.",
+    "ids": "Give each row its own id.",
 }
 
 
 def check_in_all_batches(name: str, before: bool | None, now: bool) -> None:
-    """Raise ValueError if only some batches have `groups` or `clusters`; `before` is None for the first batch."""
+    """Raise ValueError if only some batches have an argument such as `clusters`; `before` is None for the first."""
     if before not in (None, now):
         raise ValueError(
             f"`{name}` must be passed with all batches or with none, got batches with and without {name}. "

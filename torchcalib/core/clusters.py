@@ -37,29 +37,43 @@ def num_clusters_for(shape: Sequence[int], at_most: int = MAX_CLUSTERS) -> int:
     return max(_MIN_CLUSTERS, min(at_most, _MAX_SUMS // max(1, math.prod(shape))))
 
 
-def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
-    """Return integer identifiers of clusters, int64. Text and dates are hashed. A missing cluster raises ValueError."""
-    if not (isinstance(clusters, Tensor) or starts_with_tensor(clusters)):
+_REMEDIES = {
+    "clusters": ("name the cluster of each row", "give rows without a cluster distinct identifiers"),
+    "ids": ("identify each row", "give each row its own id"),
+}
+"""Rule and remedy for missing identifiers, by argument."""
+
+
+def are_text(given: Any) -> bool:
+    """Return whether identifiers are text or dates, which are hashed."""
+    if isinstance(given, Tensor) or starts_with_tensor(given):
+        return False
+    return np.asarray(given).dtype.kind in "OUSTMm"
+
+
+def identifiers(clusters: Any, device: torch.device | None = None, name: str = "clusters") -> Tensor:
+    """Return integer identifiers of clusters, or of rows (`name` "ids"), int64.
+
+    Text and dates are hashed. A missing identifier raises ValueError.
+    """
+    rule, remedy = _REMEDIES[name]
+    if are_text(clusters):
         column = np.asarray(clusters)
-        if column.dtype.kind in "OUSTMm":
-            if any(x is None or x != x or x == "" for x in column.flat):
-                raise ValueError(
-                    "`clusters` must name the cluster of each row, got a missing value. "
-                    "Give rows without a cluster distinct names."
-                )
-            names = column.astype(str)
-            return hashes_of(names.ravel().tolist()).reshape(column.shape).to(device)
-        clusters = column
-    found = as_tensor("clusters", clusters, device)
+        if any(x is None or x != x or x == "" for x in column.flat):
+            raise ValueError(f"`{name}` must {rule}, got a missing value. {remedy.capitalize()}.")
+        # Objects are not converted to an array of text, in which every row has the length of the longest one.
+        texts = column if column.dtype.kind == "O" else column.astype(str)
+        return hashes_of([str(text) for text in texts.flat]).reshape(column.shape).to(device)
+    found = as_tensor(name, clusters, device)
     if device is not None and found.device != device:
         raise ValueError(
-            f"`clusters` must be on the device of `preds` ({device}), got {found.device}. "
-            "Move them with clusters.to(preds.device)."
+            f"`{name}` must be on the device of `preds` ({device}), got {found.device}. "
+            f"Move them with {name}.to(preds.device)."
         )
     if found.is_floating_point() or found.dtype == torch.bool:
         raise TypeError(
-            f"`clusters` must be integers or text, got dtype {found.dtype}. Convert whole numbers with .long(), and "
-            "give rows without a cluster distinct numbers."
+            f"`{name}` must be integers or text, got dtype {found.dtype}. Convert whole numbers with .long(), and "
+            f"{remedy}."
         )
     return found.long()
 

@@ -41,13 +41,14 @@ SCHEMA = pa.schema([("partition", pa.int64()), ("state", pa.binary())])
 _OPENING = ("target", "weights", "clusters", "from_logits", "task", "class_names", "nan_policy", "ignore_index")
 """Options that find the columns, with the names of the arguments of `open_predictions`."""
 _OPENING_OF_REPORTS = (*_OPENING, "preds", "groups", "pred")
+_OPENING_OF_COMPARISONS = (*_OPENING, "ids")
 
 
 class TableOptions(TypedDict, total=False):
     """Options of `report` and `compare` of all engines. Columns are given by name, as in `Report.from_files`.
 
     - `target`, `weights`: names of columns; None (default) searches for common names, such as "label".
-    - `clusters`: name of the column of clusters; None (default) for independent rows. `compare` needs clusters.
+    - `clusters`: name of the column of clusters; None (default) for independent rows. `compare` needs clusters or ids.
     - `from_logits`, `task`: None (default) infers them from the names and shapes of the columns.
     - `class_names` (default None): names of the classes in the order of the predictions. They must be given for text
       targets, unless the columns of predictions are named after the classes.
@@ -90,8 +91,13 @@ class ReportTableOptions(TableOptions, total=False):
 
 
 class ComparisonTableOptions(TableOptions, total=False):
-    """Options of `compare`: those of `TableOptions`, and `n_replicates` and `seed`; see `torchcalib.compare`."""
+    """Options of `compare`: those of `TableOptions`, and these.
 
+    - `ids`: name of the column of distinct ids of the rows; None (default) for none.
+    - `n_replicates`, `seed`: see `torchcalib.compare`.
+    """
+
+    ids: str | None
     n_replicates: int
     seed: int
 
@@ -118,10 +124,10 @@ class Partitions:
                 f"`systems` must be a dict of column names, got {shown(systems)}. "
                 "Pass the predictions of each system by name: {'a': 'prob_a', 'b': 'prob_b'}."
             )
-        if options.get("clusters") is None:
+        if options.get("clusters") is None and options.get("ids") is None:
             raise ValueError(
-                "`clusters` must be the name of a column, got None. Partitions have no row numbers: name a column of "
-                "clusters, or one of distinct identifiers of the rows if these are independent."
+                "`ids` or `clusters` must be the name of a column, got None. Partitions have no row numbers: name a "
+                "column of distinct ids, or one of clusters if rows are dependent."
             )
         return cls._of_options(options, dict(systems))
 
@@ -131,7 +137,7 @@ class Partitions:
         n_rows = settings.pop("n_rows", None)
         if n_rows is not None:
             check_count("n_rows", n_rows)
-        names = _OPENING_OF_REPORTS if systems is None else _OPENING
+        names = _OPENING_OF_REPORTS if systems is None else _OPENING_OF_COMPARISONS
         opening = {name: settings.pop(name) for name in names if name in settings}
         settings["nan_policy"], settings["ignore_index"] = (
             opening.get("nan_policy", "raise"),
@@ -193,10 +199,10 @@ class Partitions:
                 parts_of_first = next(iter(rows.values()))
                 if self.systems:
                     preds_of = {name: each.preds for name, each in rows.items()}
-                    others = {"weights": parts_of_first.weights, "clusters": parts_of_first.clusters}
+                    others = {name: getattr(parts_of_first, name) for name in ("weights", "clusters", "ids")}
                     builder.update(preds_of, parts_of_first.target, **others)
                 else:
-                    builder.update(**vars(parts_of_first))
+                    builder.update(**parts_of_first.arguments)
             # Apply the size limits of the whole table to a partition, because merging would apply them later.
             if self.n_rows is not None and isinstance(builder, ReportBuilder) and builder.source is not None:
                 n = builder.source.shape[0]
@@ -286,6 +292,8 @@ class _Digest:
         """Add rows of each system."""
         for system, each in rows.items():
             for role, values in vars(each).items():
+                if isinstance(values, np.ndarray):  # ids that are text
+                    values = hashes_of(values.tolist())
                 if isinstance(values, Tensor):
                     if role == "groups" and each.group_names is not None:
                         values = hashes_of([*each.group_names, ""])[values]  # -1 is the last

@@ -98,6 +98,7 @@ def open_predictions(
     weights: str | None = None,
     groups: str | None = None,
     clusters: str | None = None,
+    ids: str | None = None,
     pred: str | None = None,
     from_logits: bool | None = None,
     task: Task | None = None,
@@ -111,7 +112,8 @@ def open_predictions(
 
     Args:
         paths: shards of one data set with the same format, names and dtypes. A `.npy` data set consists of one file of
-            predictions, one of targets, and optional files of weights, groups and clusters.
+            predictions, one of targets, and optional files of weights, groups, clusters and
+            ids.
         frame: DataFrame of pandas, polars or pyarrow instead of files; `paths` is then ignored.
         preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
             A list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"` selects one column per class. None searches for
@@ -122,6 +124,7 @@ def open_predictions(
         weights: name of the weights, or None to find a common name. Weights are optional.
         groups: name of the groups, which are whole numbers or text; None for no groups.
         clusters: name of the clusters of dependent rows, which are whole numbers or text; None for independent rows.
+        ids: name of the ids by which rows are joined, which are whole numbers or text; None for no ids.
         pred: name of the predicted labels, beside a probability of the prediction. The event is that the predicted
             label is the target. None searches for a common name.
         from_logits: whether predictions are logits. None infers it from their name. If the name is ambiguous, they are
@@ -160,6 +163,7 @@ def open_predictions(
         [[0, 1], [2, 0], [1]]
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
+    given["ids"] = ids
     names = None if class_names is None else tuple(str(name).strip() for name in class_names)
     readers = _readers_of(check_paths(paths)) if frame is None else [_reader_of_frame(frame)]
     named = [reader for reader in readers if reader.arrays or "json" not in reader.format]  # without rows, no keys

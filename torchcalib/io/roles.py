@@ -76,6 +76,9 @@ ROLES = {
     "clusters": Role(
         (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
     ),
+    "ids": Role(
+        (), WHOLE | TEXT, "contain whole numbers or text as ids", "Store one id per row, without missing ones."
+    ),
 }
 _KINDS = {"preds": "predictions", "target": "targets"}
 _SHAPES = {
@@ -101,7 +104,8 @@ def find_roles(
             f"`{reader.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
             "got 1 file. Name both files, or save shards in another format, such as .npz."
         )
-    roles = {role: _one(reader, role, _named(reader, role, given[role])) for role in ("weights", "groups", "clusters")}
+    own = ("weights", "groups", "clusters", "ids")
+    roles = {role: _one(reader, role, _named(reader, role, given[role])) for role in own}
     target = _targets(reader, given)
     labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
     roles["preds"] = _one(reader, "preds", _preds_of(reader, given, target, labels, class_names))
@@ -121,11 +125,11 @@ def find_roles(
                 f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
                 f"{_listed(reader)}. {reader.advice}"
             )
-    found = {role: name for role in ("preds", "target", "weights", "groups", "clusters") if (name := roles[role])}
+    found = {role: name for role in ("preds", "target", *own) if (name := roles[role])}
     if len(set(found.values())) < len(found):
         raise InputError(
-            f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
-            f"got {quoted(found.values())}. {reader.advice}"
+            f"`{reader.label}` must contain predictions, targets, weights, groups, clusters and ids in different "
+            f"arrays, got {quoted(found.values())}. {reader.advice}"
         )
     if reader.arrays[found["preds"]].is_unordered and reader.arrays[found["target"]].dtype in FLOATS | WHOLE:
         check_order(f"`{found['target']}` in `{reader.label}`", reader.arrays[found["preds"]].classes)
@@ -379,6 +383,7 @@ def source_of(
         ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
         groups=roles.get("groups"),
         clusters=roles.get("clusters"),
+        ids=roles.get("ids"),
         pred=roles.get("pred"),
         class_names=shown_classes(selected[0].classes),
         are_confidences=_is_confidence(reader, roles, given_task),
@@ -593,17 +598,17 @@ def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: Task | None)
 
 
 def _check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
-    """Check that weights, groups and clusters have one value per sample. `sample_shape` is that of one prediction."""
+    """Check that columns such as weights have one value per sample. `sample_shape` is that of one prediction."""
     preds = reader.arrays[roles["preds"]].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
     if task == "binary" and sample_shape == () and len(preds) > 1:
         fitting.add(preds)  # predictions and weights may both be columns (N, 1)
-    for role, kind in (("weights", "weight"), ("groups", "group"), ("clusters", "cluster")):
+    for role, kind in (("weights", "weight"), ("groups", "group"), ("clusters", "cluster"), ("ids", "id")):
         if role not in roles:
             continue
         name = roles[role]
         array = reader.arrays[name]
-        of_items = role == "clusters" and array.shape == preds[:1]  # one cluster for all samples of an item
+        of_items = role in ("clusters", "ids") and array.shape == preds[:1]  # one for all samples of an item
         if array.shape not in fitting and not of_items:
             raise InputError(
                 f"`{name}` in `{reader.label}` must be one {kind} per sample, got shape {array.shape} "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,12 @@ class Rows:
     groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
     group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
     clusters: Tensor | None = None  # identifier of the cluster of each sample, int64; a hash of text
+    ids: Any = None  # id of each row, int64, or an array of text objects
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `ReportBuilder.update`, which has no ids."""
+        return {name: value for name, value in vars(self).items() if name != "ids"}
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -67,6 +74,10 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
         values["groups"], group_names = group_numbers(groups)
     if isinstance(clusters := values.get("clusters"), Text):
         values["clusters"] = cluster_hashes(clusters, labels["clusters"], start)
+    ids = None
+    if isinstance(values.get("ids"), Text):
+        texts = values.pop("ids")
+        ids = np.asarray(texts.names, dtype=object)[texts.codes.numpy()]
     is_column = values["preds"].dim() > len(files.source.shape)
     tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in values.items()}
     if files.task == "multiclass" and tensors["target"].dtype == torch.bool and tensors["target"].dim() > 1:
@@ -77,7 +88,7 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
         tensors["preds"] = _normalized(tensors["preds"], labels["preds"], start)
     whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
     tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
-    return Rows(**tensors, group_names=group_names)
+    return Rows(**{"ids": ids, **tensors}, group_names=group_names)
 
 
 def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
@@ -124,7 +135,7 @@ def _whole_labels(files: Conversion, target: Tensor, label: str, start: int) -> 
 def _with_missing_as_nan(files: Conversion, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
     preds = tensors["preds"]
-    for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0)):
+    for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0), ("ids", 0)):
         values = tensors.get(role)
         if values is None or not values.is_floating_point():
             continue

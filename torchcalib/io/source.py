@@ -31,10 +31,11 @@ class Source:
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
     pred: str | None = None  # predicted labels; targets are then 1 if they equal the true labels
     are_percentages: bool = False  # predictions are percentages in the file, which are divided by 100
+    ids: str | None = None
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
-        arrays = ("preds", "target", "weights", "groups", "clusters", "pred")
+        arrays = ("preds", "target", "weights", "groups", "clusters", "pred", "ids")
         kinds = ("class_names", "are_confidences", "are_percentages")
         for name in ("format", *arrays, "from_logits", "dtype", "rows", *kinds):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -67,6 +68,7 @@ class Source:
             **({} if self.groups is None else {"groups": printable(self.groups)}),
             **({} if self.pred is None else {"predicted labels": printable(self.pred)}),
             **({} if self.clusters is None else {"clusters": printable(self.clusters)}),
+            **({} if self.ids is None else {"ids": printable(self.ids)}),
             **({"classes": [*map(printable, self.class_names[:_MAX_SHOWN]), *more]} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),

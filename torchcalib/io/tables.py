@@ -15,7 +15,6 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
@@ -110,7 +109,7 @@ class _Table(Reader):
     def _lists(self, name: str, values: Any, width: int, start: int, allow_missing: bool) -> np.ndarray[Any, Any]:
         """Convert a column of lists to an array `(rows, width)`. A missing list becomes a row of NaN."""
         present = _numbers(values.is_valid())
-        lengths = _numbers(pc.list_value_length(values).fill_null(width))
+        lengths = _numbers(_compute("list_value_length", values).fill_null(width))
         if (lengths != width).any():
             row = int((lengths != width).argmax())
             raise InputError(
@@ -135,7 +134,7 @@ class _Table(Reader):
         indices = _numbers(values.indices.fill_null(-1))
         used, codes = np.unique(indices, return_inverse=True)
         texts = values.dictionary.take(pa.array(used[used >= 0]))
-        longest = pc.max(pc.binary_length(texts)).as_py() or 0
+        longest = _compute("max", _compute("binary_length", texts)).as_py() or 0
         if longest > most:
             raise InputError(
                 f"Column `{name}` in `{self.label}` must contain text of at most {most:,} bytes, got "
@@ -356,7 +355,7 @@ class Parquet(_Table):
         per_row = max(1, largest_group // max(1, *shape))
         for batch in file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[name]):
             column = _flat(pa.Table.from_batches([batch])).column(0)
-            lengths = pc.list_value_length(column).drop_null()
+            lengths = _compute("list_value_length", column).drop_null()
             if len(lengths) and lengths[0].as_py():
                 return Array(name, dtype, (*shape, lengths[0].as_py()))
         return Array(name, dtype, (*shape, 0))
@@ -414,8 +413,8 @@ class Frame(_Table):
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             return Array(name, _dtype(kind), shape, is_unordered=name.startswith(self._unordered))
-        lengths = pc.list_value_length(column)
-        return Array(name, _dtype(kind.value_type), (*shape, pc.max(lengths.slice(0, 1)).as_py() or 0))
+        lengths = _compute("list_value_length", column)
+        return Array(name, _dtype(kind.value_type), (*shape, _compute("max", lengths.slice(0, 1)).as_py() or 0))
 
 
 def _are_unordered(column: Any) -> bool:
@@ -472,6 +471,13 @@ def _joined(columns: Sequence[Array], stem: str, classes: Sequence[str]) -> Arra
     shape = (*columns[0].shape, len(columns))
     is_unordered = any(column.is_unordered for column in columns)
     return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, tuple(classes), is_unordered)
+
+
+def _compute(function: str, column: Any) -> Any:
+    """Call a function of `pyarrow.compute`, which most files do not need, and whose import takes 0.1 s."""
+    import pyarrow.compute as pc
+
+    return getattr(pc, function)(column)
 
 
 def _flat(table: Any) -> Any:

@@ -233,7 +233,7 @@ def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
     ):
         found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
         if log.target and not (source == "reported" and log.has_outcomes):
-            n, n_right = sum(each.n for each in found), sum(each.n_right for each in found)
+            n, n_right = sum(each.n for each in found), sum(round(each.frequency * each.n) for each in found if each.n)
             check_gold(log.target, str(log.path), n, n_right, choice)
 
 

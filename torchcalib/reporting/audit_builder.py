@@ -21,9 +21,7 @@ from torch.nn.functional import pad
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import listed, significant
-from torchcalib.functional.binned import ece, ece_from_bins
-from torchcalib.functional.estimator import factory_of
-from torchcalib.functional.stream import Stream
+from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.logs import CONFIDENCES, Log
@@ -133,30 +131,31 @@ class _Definition:
     source: str
     event: str
     builder: ReportBuilder
-    bins: Stream[BinStats]
     values: Counter[float] = field(default_factory=Counter)  # frequencies of the first distinct confidences
     n: int = 0
     n_impossible: int = 0  # outcomes that occurred with the probability 0
     n_rounded: int = 0  # confidences with at most 2 decimals
-    n_right: int = 0  # events that occurred
-    total: float = 0.0  # sum of the confidences
     problem: str = ""  # reason why the scale of the confidences is ambiguous
 
-    def update(self, preds: Tensor, target: Tensor, clusters: Tensor | None) -> None:
-        """Add rows to the report."""
-        self.builder.update(preds, target, clusters=clusters)
+    @property
+    def frequency(self) -> float:
+        """Frequency of the event; NaN without data."""
+        return float(self.builder.main_bins.outcomes.sum()) / self.n if self.n else math.nan
 
-    def add(self, confidence: Tensor, correct: Tensor) -> None:
-        """Add confidences of events `(n,)`, for the evidence that they are degenerate."""
-        self.bins.update(confidence, correct)
+    @property
+    def mean(self) -> float:
+        """Mean confidence; NaN without data."""
+        return float(self.builder.main_bins.sums[..., 1, :].sum()) / self.n if self.n else math.nan
+
+    def add(self, preds: Tensor, target: Tensor, confidence: Tensor, clusters: Tensor | None) -> None:
+        """Add rows to the report, and their confidences `(n,)` to the evidence that these are degenerate."""
+        self.builder.update(preds, target, clusters=clusters)
         found, numbers = np.unique(confidence.numpy(), return_counts=True)
         is_known = np.isin(found, list(self.values))
         new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
         for index in (*np.flatnonzero(is_known), *new):
             self.values[float(found[index])] += int(numbers[index])
         self.n += len(confidence)
-        self.n_right += int(correct.sum())
-        self.total += float(confidence.sum())
         self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
 
 
@@ -428,8 +427,7 @@ class AuditBuilder:
         self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
     ) -> None:
         definition = self._definition(source, event, task="confidence")
-        definition.update(confidence, correct, clusters)
-        definition.add(confidence, correct)
+        definition.add(confidence, correct, confidence, clusters)
         definition.n_impossible += int((confidence == (1 - correct)).sum())
 
     def _keep(
@@ -466,10 +464,8 @@ class AuditBuilder:
         chosen = self._definition(
             source, "chosen", task="multiclass", num_classes=self.layout.width, from_logits=is_log
         )
-        chosen.update(preds, target, questions if self.layout.repeats else None)
+        chosen.add(preds, target, probs.amax(-1), questions if self.layout.repeats else None)
         self._keep(source, "chosen", block, rows, preds, target, is_log)
-        confidence, top = probs.max(-1)
-        chosen.add(confidence, (top == target).long())
         of_truth = scores.gather(1, target.unsqueeze(1))
         chosen.n_impossible += int((of_truth == lowest).sum())
         if not self.with_each:
@@ -478,8 +474,7 @@ class AuditBuilder:
         is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
         of_each = log_odds(scores)[held] if is_log else probs[held]
         # Options of a question are dependent: exactly one of them is right.
-        each.update(of_each, is_right, questions.repeat_interleave(sizes))
-        each.add(probs[held], is_right)
+        each.add(of_each, is_right, probs[held], questions.repeat_interleave(sizes))
         each.n_impossible += int((of_each == torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)).sum())
 
     def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
@@ -490,9 +485,7 @@ class AuditBuilder:
                 with_intervals=self.options.with_intervals and self.with_each,
                 with_calibration=self.options.with_calibration and self.with_each,
             )
-            estimator = factory_of(ece)(task="binary", n_bins=self.options.n_bins)
-            bins = Stream(estimator.streamed(None))
-            self.definitions[source, event] = _Definition(source, event, builder, bins)
+            self.definitions[source, event] = _Definition(source, event, builder)
         return self.definitions[source, event]
 
     def _audited(self) -> tuple[AuditedConfidence, ...]:
@@ -504,7 +497,7 @@ class AuditBuilder:
             is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
             detectable = math.nan
             if not refusal and not is_clustered:
-                detectable = detectable_ece(definition.bins.statistic())
+                detectable = detectable_ece(definition.builder.main_bins)
             # Degenerate confidences are equal by their values, and not by their definitions.
             for source in [definition.source, *equal] if refusal else [definition.source]:
                 scale = self.scales.get(source)
@@ -514,8 +507,8 @@ class AuditBuilder:
                         event=definition.event,
                         report=None if refusal else definition.builder.report(),
                         equal=() if refusal else tuple(equal),
-                        mean=definition.total / definition.n if definition.n else math.nan,
-                        frequency=definition.n_right / definition.n if definition.n else math.nan,
+                        mean=definition.mean,
+                        frequency=definition.frequency,
                         detectable=detectable,
                         marks=(refusal,) if refusal else tuple(_marks(definition, self.n_judged, detectable)),
                         scale="" if scale is None else scale.rule,
@@ -584,7 +577,7 @@ def _refusal(definition: _Definition) -> str:
         )
     return (
         f"Degenerate: every confidence is {value:.6g}. Only its difference from the accuracy, "
-        f"{significant(definition.n_right / definition.n)}, is known."
+        f"{significant(definition.frequency)}, is known."
     )
 
 

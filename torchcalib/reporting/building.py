@@ -26,6 +26,7 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.events import modes_of
 from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
@@ -43,6 +44,7 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
 from torchcalib.core.saved import saved_value
 from torchcalib.core.state import SampleState, SumState
+from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import as_tensors, check_name_count, per_sample
 from torchcalib.io.errors import shown
 from torchcalib.io.source import Source
@@ -51,7 +53,7 @@ from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.builder import Builder, check_distinct, with_saved_axis
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size, counts_of
+from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, bins_of, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import BuilderOptionsDict, ReportOptions, num_classes_of
 from torchcalib.reporting.testing import failure
@@ -208,6 +210,12 @@ class ReportBuilder(Builder):
     @property
     def _is_buffered(self) -> bool:
         return self._options.with_calibration or self._options.with_intervals
+
+    @property
+    def main_bins(self) -> BinStats:
+        """Sums over the equal-width bins of the main mode. There must be predictions."""
+        bins: BinStats = self._statistic(bins_of(modes_of(self._task)[0]))
+        return bins
 
     def _statistic(self, name: str) -> Any:
         """Return accumulated sums or samples, such as `BinStats`."""

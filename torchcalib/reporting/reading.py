@@ -32,5 +32,5 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     files = open_predictions(paths, **given)
     builder = builder_for(files, **settings)
     for rows in files.chunks(PIECE_BYTES):
-        builder.update(**vars(rows))
+        builder.update(**rows.arguments)
     return builder

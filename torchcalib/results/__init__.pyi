@@ -5,6 +5,7 @@ from torchcalib.results.audit import Published as Published
 from torchcalib.results.base import Results as Results
 from torchcalib.results.calibration import CalibrationStage as CalibrationStage
 from torchcalib.results.calibration import CalibratorLine as CalibratorLine
+from torchcalib.results.comparison import PairedRows as PairedRows
 from torchcalib.results.decision import Decision as Decision
 from torchcalib.results.definitions import Definition as Definition
 from torchcalib.results.lines import ClassLine as ClassLine

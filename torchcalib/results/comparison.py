@@ -22,6 +22,34 @@ from torchcalib.results.lines import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairedRows:
+    """Numbers of rows of a system and the baseline, joined by their ids.
+
+    Attributes:
+        common: number of rows of both.
+        only: number of rows of the system that the baseline does not have.
+        only_baseline: number of rows of the baseline that the system does not have.
+        is_exact: False for estimates, if a system has more than 100,000 rows.
+    """
+
+    common: int
+    only: int
+    only_baseline: int
+    is_exact: bool = True
+
+    def in_words(self, name: str, baseline: str) -> str:
+        """Return the numbers as a sentence."""
+        name, baseline = short_name(name, _NAME_LENGTH), short_name(baseline, _NAME_LENGTH)
+        about = "" if self.is_exact else "about "
+        counts = [f"{name} and {baseline} have {f'{about}{self.common:,}' if self.common else 'no'} common rows by id"]
+        counts += [f"{n:,} only in {each}" for n, each in ((self.only, name), (self.only_baseline, baseline)) if n]
+        remedy = (
+            "" if self.common else " They are compared as independent samples. Check that equal rows have equal ids."
+        )
+        return f"{', '.join(counts)}.{remedy}"
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison(Results[ComparedLine]):
     """Scores and calibration errors of several systems on the same targets, and their differences.
@@ -31,18 +59,22 @@ class Comparison(Results[ComparedLine]):
     `to_dict` export the lines.
 
     Attributes:
-        task, n, num_classes, settings, notes, version, created, class_names, task_is_inferred: see `Results`.
-        n_dropped: number of rows dropped from all systems because a prediction or target is NaN.
+        task, n, num_classes, settings, notes, version, created, class_names, task_is_inferred: see `Results`. With ids,
+            n is that of the baseline.
+        n_dropped: number of rows dropped from all systems because a prediction or target is NaN. With ids, they are
+            dropped from a single system.
         lines: one entry for each score and calibration error; see `ComparedLine`.
         systems: names of the systems, the baseline first.
         sentences: the main findings as text, by name of each system except the baseline.
         sources: origin of the predictions, such as files, by system name.
+        rows: numbers of common rows with the baseline, by name of each other system; empty without ids.
     """
 
     lines: tuple[ComparedLine, ...]
     systems: tuple[str, ...]
     sentences: Mapping[str, str]
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: Mapping[str, PairedRows] = field(default_factory=dict)
 
     @property
     def baseline(self) -> str:
@@ -67,6 +99,16 @@ class Comparison(Results[ComparedLine]):
         """Scores, and calibration errors of the main mode. `difference_plot` draws only these lines."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
         return tuple(line for line in self.lines if line.group in groups)
+
+    @property
+    def input_line(self) -> str:
+        """Description of the input, with the numbers of common rows."""
+        return " ".join([f"{super().input_line}{'.' if self.rows else ''}", *self.rows_in_words])
+
+    @property
+    def rows_in_words(self) -> list[str]:
+        """Numbers of common rows, a sentence for each system except the baseline; empty without ids."""
+        return [pair.in_words(name, self.baseline) for name, pair in self.rows.items()]
 
     def layout(self) -> Table:
         """Return the table of all scores and calibration errors, with columns for each system."""

@@ -110,11 +110,15 @@ def block_starts(
     columns = [column.detach().reshape(n_rows, length) for column in (weight, values)]
     given = [] if low is None or high is None else [low.flatten(), high.flatten()]
     tied = None if begins is None else begins.reshape(n_rows, length)
+    if tied is not None and tied.device.type == "cpu" and bool(tied.all()):  # such as the runs of a simulation
+        tied = None
     if chosen == "rounds" or (are_many and chosen == "python"):
-        if tied is not None:  # sum tied groups first, so that each group is one element
+        kind = weight.dtype if weight.is_floating_point() else torch.int64
+        if tied is None:
+            columns = [column.to(kind) for column in columns]
+        else:  # sum tied groups first, so that each group is one element
             group = tied.cumsum(-1) - 1
             n_groups = largest(group[..., -1:] + 1, bound=length)
-            kind = weight.dtype if weight.is_floating_point() else torch.int64
             zeros = torch.zeros((n_rows, n_groups), dtype=kind, device=group.device)
             columns = [zeros.scatter_add(-1, group, column.to(kind)) for column in columns]
         if chosen == "rounds":

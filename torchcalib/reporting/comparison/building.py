@@ -2,12 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
-from functools import reduce
-from typing import Any, Self
+from functools import partial, reduce
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import torch
@@ -23,9 +23,10 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
-from torchcalib.core.arrays import check_has_values
+from torchcalib.core.arrays import check_has_values, is_frame
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
+    are_text,
     cluster_words,
     distinct,
     effective_number,
@@ -37,24 +38,38 @@ from torchcalib.core.clusters import (
 from torchcalib.core.mistakes import no_samples
 from torchcalib.core.sample_or_sketch import are_labels
 from torchcalib.core.saved import saved_count, saved_tensor, saved_value
-from torchcalib.core.tasks import cluster_ids, per_sample, prepare
+from torchcalib.core.tasks import Prepared, cluster_ids, per_sample, prepare
 from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
+from torchcalib.io.opening import PredictionFiles, open_predictions
 from torchcalib.reporting.builder import Builder, check_distinct
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
+from torchcalib.reporting.comparison.reading import batches_of, settings_of
+from torchcalib.reporting.comparison.row_ids import (
+    NO_ROWS,
+    RowIds,
+    check_type_of_ids,
+    contents_of,
+    hashes_of_ids,
+    merged_rows,
+    with_rows,
+)
 from torchcalib.reporting.comparison.system import (
     MAX_KEPT,
     MAX_RANKED,
     RANKED_REPLICATES,
     Draws,
     SystemBuilder,
+    keys_of,
+    keys_of_samples,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
+from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
 from torchcalib.reporting.testing import LEVEL
-from torchcalib.results.comparison import Comparison, comparison_sentence
+from torchcalib.results.comparison import Comparison, PairedRows, comparison_sentence
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
@@ -82,8 +97,12 @@ def compare(
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
     clusters: Any = None,
+    ids: Any = None,
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
+
+    With `ids`, systems may have different rows, in any order. Values of a system are those of all its rows. Common rows
+    have the same weights in all replicates. Other rows have independent ones, and add to the variance of differences.
 
     The scores, errors and metrics of selective prediction are those of `torchcalib.report`, except UNC (uncertainty),
     which depends only on outcomes.
@@ -118,6 +137,8 @@ def compare(
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
             `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Any array-like is accepted.
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
+            With `ids`, it may be a dict of targets by system name, as may `weights` and `clusters`. If all systems are
+            DataFrames with all columns, the name of the targets. `ids`, `weights` and `clusters` are then names too.
         task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
             the data and sets `task_is_inferred`.
         class_names: names of the classes or labels in the order of the class axis; the negative class first if binary.
@@ -126,13 +147,18 @@ def compare(
         n_replicates: number of bootstrap replicates; rank-based errors and selective prediction use at most 199.
         seed: seed of the replicates, which are the same on every device.
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
-            -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
+            -inf logits. With `ids`, it is dropped from this system. `Comparison.n_dropped` counts these rows. `"raise"`
+            raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
             None infers for each system whether more than 5% of all values are negative.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         clusters: cluster of each row, integers or strings, such as a patient or a document. Replicates resample
             clusters, because their rows may be dependent. For few clusters, intervals are moved outwards; see
             `torchcalib.inference.Interval`.
+        ids: id of each row `(N,)`, integers or text, as a dict by system name, or shared by all systems. Ids are
+            distinct in a system. Equal ids of two systems are the same row, with the same target and cluster.
+            `Comparison.rows` has the numbers of common rows. These are exact for up to 100,000 rows of a system. Of
+            more rows, 100,000 random ids are compared, also to find repeated ids and different targets.
 
     Returns:
         A `Comparison`. Print it, look up a line (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or
@@ -162,6 +188,9 @@ def compare(
         'worse'
         >>> compared["accuracy"].differences["sure"].value
         0.0
+        >>> systems, targets = {"a": honest[:1500], "b": honest[500:]}, {"a": target[:1500], "b": target[500:]}
+        >>> compare(systems, targets, ids={"a": range(1500), "b": range(500, 2000)}).rows["b"].common
+        1000
     """
     if not isinstance(systems, Mapping):
         raise TypeError(
@@ -170,14 +199,50 @@ def compare(
         )
     weights = weights_from(weights, sample_weight)
     names = _checked_names(tuple(systems))
-    prepared = {}
+    settings: dict[str, Any] = {
+        "n_replicates": n_replicates,
+        "seed": seed,
+        "n_bins": n_bins,
+        "right": right,
+        "nan_policy": nan_policy,
+    }
+    if isinstance(target, str) and all(map(is_frame, systems.values())):
+        roles = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
+        for argument, given in roles.items():
+            if not isinstance(given, str | None):
+                raise TypeError(
+                    f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
+                    "predictions and targets as separate arguments."
+                )
+        for argument, given in (("positive_classes", positive_classes), ("class_axis", class_axis)):
+            if given is not None:
+                raise TypeError(
+                    f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
+                    "predictions and targets as separate arguments."
+                )
+        files: dict[str, PredictionFiles] = {}
+        for name in names:
+            opening: dict[str, Any] = {"task": task, "ignore_index": ignore_index, "nan_policy": nan_policy, **roles}
+            opening["from_logits"] = from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits
+            opening["class_names"] = class_names or next((x.source.class_names for x in files.values()), None) or None
+            with _naming_system(name):
+                files[name] = open_predictions((), frame=systems[name], **opening)
+        builder = ComparisonBuilder(**settings_of(files), **settings)
+        for _, batch in batches_of(files):
+            builder.update(**batch)
+        return replace(builder.comparison(), task_is_inferred=task is None)
+    may_differ = ids is not None or task == "confidence"
+    is_by_system = isinstance(target, Mapping) and not set(names).isdisjoint(target)  # or columns of labels
+    targets = _by_system("target", target, names, may_differ) if is_by_system else dict.fromkeys(names, target)
+    prepared: dict[str, Prepared] = {}
     for name in names:
         with _naming_system(name):
+            known = class_names or next((each.class_names for each in prepared.values()), None)
             prepared[name] = prepare(
                 systems[name],
-                target,
+                targets[name],
                 task,
-                class_names=class_names,
+                class_names=known or None,
                 positive_classes=positive_classes,
                 from_logits=from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits,
                 ignore_index=ignore_index,
@@ -186,23 +251,31 @@ def compare(
     builder = ComparisonBuilder(
         names,
         task=task if task == "confidence" else first.task,
-        n_replicates=n_replicates,
-        seed=seed,
         from_logits=from_logits
         if isinstance(from_logits, Mapping)
         else {name: each.from_logits for name, each in prepared.items()},
         class_names=first.class_names,
-        n_bins=n_bins,
-        right=right,
-        nan_policy=nan_policy,
         ignore_index=ignore_index,
         positive_classes=positive_classes,
         class_axis=class_axis,
+        **settings,
     )
-    weights = None if weights is None else per_sample("weights", weights, first.preds)
-    clusters = None if clusters is None else cluster_ids(clusters, first.preds)
-    preds = {name: each.preds for name, each in prepared.items()}
-    builder.update(preds, first.target, weights=weights, clusters=clusters)
+
+    def columns(argument: str, given: Any, convert: Callable[[Any, Tensor], Tensor]) -> Any:
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            return convert(given, first.preds)
+        given = _by_system(argument, given, names, ids is not None)
+        return {name: convert(column, prepared[name].preds) for name, column in given.items()}
+
+    builder.update(
+        {name: each.preds for name, each in prepared.items()},
+        {name: each.target for name, each in prepared.items()} if is_by_system else first.target,
+        weights=columns("weights", weights, partial(per_sample, "weights")),
+        clusters=columns("clusters", clusters, cluster_ids),
+        ids=ids,
+    )
     return replace(builder.comparison(), task_is_inferred=task is None)
 
 
@@ -236,11 +309,14 @@ class ComparisonBuilder(Builder):
             check_flag("from_logits", value)
         self._options = ReportOptions.from_arguments(task, options, is_comparison=True)
         self._n_replicates, self._seed = n_replicates, seed
-        # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
+        # Rows with missing values are dropped by `_without_missing_rows`.
         self._systems = {name: self._system(declared[name]) for name in self._names}
-        self._n_rows = self._n_dropped = 0
+        self._n_rows = dict.fromkeys(self._names, 0)
+        self._n_dropped = 0
         self._are_counts = True
         self._clusters: Tensor | None = None  # distinct identifiers of the clusters; None without clusters
+        self._ids: Mapping[str, RowIds] | None = None  # rows of each system; None without ids
+        self._ids_are_text = False
 
     @torch.no_grad()
     def update(
@@ -248,43 +324,101 @@ class ComparisonBuilder(Builder):
         preds: Mapping[str, Tensor],
         target: Tensor | Mapping[str, Tensor],
         *,
-        weights: Tensor | None = None,
+        weights: Tensor | Mapping[str, Tensor] | None = None,
         clusters: Any = None,
+        ids: Any = None,
     ) -> None:
         """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
+
+        Without `ids`, a batch has the same rows of all systems. With `ids`, it has any rows of one or more systems, in
+        any order, and the other arguments may be dicts by system name. Ids are compared on the host, so that `update`
+        waits for the device. Pass ids with all batches or with none.
 
         With the task `"confidence"`, `target` may contain whether each answer is correct by system name, because
         systems can give different answers to a question. The other tasks have shared targets.
         """
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
-        targets = target if isinstance(target, Mapping) else dict.fromkeys(self._names, target)
-        if targets is target and (not self._options.are_confidences or set(targets) != set(self._names)):
-            raise ValueError(
-                "`target` must be shared by all systems, or contain the name of each for the task 'confidence', got "
-                f"{first_of(targets) or 'none'}. Pass one tensor."
-            )
-        self._check(preds, targets, weights)
+        check_in_all_batches("ids", self._has_ids, ids is not None)
+        batches = self._batches(preds, target, weights, clusters, ids)
+        are_texts = set() if ids is None else {are_text(batch.ids) for batch in batches.values()}
+        check_type_of_ids(are_texts | ({self._ids_are_text} if self._has_ids else set()))
         n_dropped = 0
         if self._options.input_format.nan_policy == "drop":
-            weights, n_dropped = self._without_missing_rows(preds, targets, weights)
-        first, input_format = preds[self._names[0]], self._systems[self._names[0]].input_format
-        samples = input_format.samples_of(first, targets[self._names[0]])
-        n_rows = samples[0] if samples else 1
-        keys, found = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device), self._clusters
-        if clusters is not None:
-            keys = of_samples(identifiers(clusters, first.device), (n_rows,))
-            with_weight = slice(None) if weights is None else (weights != 0).unsqueeze(-1).flatten(1).any(-1)
-            found = distinct(torch.cat([*(() if found is None else (found,)), keys[with_weight]]))
-        words = cluster_words(keys)
-        systems = {name: copy(system) for name, system in self._systems.items()}
-        for name, system in systems.items():
+            batches, n_dropped = self._without_missing_rows(batches)
+        systems, n_rows = {**self._systems}, {**self._n_rows}
+        known_clusters, known_ids = self._clusters, self._ids
+        for name, batch in batches.items():
             with _naming_system(name):
-                system.update(preds[name], targets[name], weights=weights, clusters=words)
-        self._systems = systems
-        self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
-        self._are_counts &= are_counts(weights)
-        self._clusters = found
+                keys = torch.arange(n_rows[name], n_rows[name] + batch.n_rows, device=batch.preds.device)
+                if batch.clusters is not None:
+                    keys = of_samples(identifiers(batch.clusters, keys.device), (batch.n_rows,))
+                    if batch.ids is not None or name == self._names[0]:
+                        counted = keys if batch.weights is None else keys[batch.with_weight]
+                        known = () if known_clusters is None else (known_clusters,)
+                        known_clusters = distinct(torch.cat([*known, counted]))
+                if batch.ids is None:
+                    words = keys_of(cluster_words(keys), 0)
+                else:
+                    words, known_ids = self._identified(name, batch, keys, known_ids)
+                systems[name] = copy(systems[name])
+                systems[name].update(batch.preds, batch.target, weights=batch.weights, clusters=words)
+                n_rows[name] += batch.n_rows
+        _check_classes(systems)
+        are_whole = all(are_counts(batch.weights) for batch in batches.values())
+        self._systems, self._n_rows, self._n_dropped = systems, n_rows, self._n_dropped + n_dropped
+        self._are_counts &= are_whole
+        self._clusters, self._ids = known_clusters, known_ids
+        self._ids_are_text = True in are_texts
         self._parts = self._parts or {uuid4().hex: ""}
+
+    def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_Batch"]:
+        """Return the batch of each system."""
+        is_subset = ids is not None and bool(preds) and set(preds) <= set(self._names)
+        if set(preds) != set(self._names) and not is_subset:
+            raise ValueError(
+                f"`preds` must contain predictions of {first_of(self._names)}, got "
+                f"{first_of(preds) or 'none'}. Use the same names for every batch."
+            )
+        names = [name for name in self._names if name in preds]
+        columns: dict[str, Mapping[str, Any]] = {"preds": preds}
+        for argument, given in (("target", target), ("weights", weights), ("clusters", clusters), ("ids", ids)):
+            may_differ = ids is not None or (argument == "target" and self._options.are_confidences)
+            columns[argument] = _by_system(argument, given, names, may_differ)
+        for name in names:
+            check_has_values("preds", preds[name])
+        batches = {name: _Batch(**{key: column[name] for key, column in columns.items()}) for name in names}
+        self._check(batches)
+        for name, batch in batches.items():
+            samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
+            batches[name] = batch._replace(samples=samples)
+        return batches
+
+    def _identified(
+        self, name: str, batch: "_Batch", groups: Tensor, known: Mapping[str, RowIds] | None
+    ) -> tuple[Tensor, Mapping[str, RowIds]]:
+        """Return the keys of all samples of a batch with ids, and the rows of all systems with its rows.
+
+        `groups` are the identifiers of clusters `(n,)`, or the numbers of the rows.
+        """
+        ids = identifiers(batch.ids, name="ids").cpu()
+        if tuple(ids.shape) not in ((batch.n_rows,), (batch.n_rows, 1)):
+            raise ValueError(
+                f"`ids` must have one id for each row, shape ({batch.n_rows},), got {tuple(ids.shape)}. Pass one for "
+                "each entry of the first axis."
+            )
+        ids = ids.reshape(-1)
+        shared = []  # columns that common rows share
+        if not self._options.are_confidences:
+            bits = (batch.target.detach().cpu().float() + 0.0).view(torch.int32)
+            shared.append(bits.long().reshape(batch.n_rows, math.prod(bits.shape[1:])))
+        if batch.clusters is not None:
+            shared.append(groups.cpu().unsqueeze(-1))
+        hashes, of_rows = hashes_of_ids(ids)
+        contents = contents_of(torch.cat([ids.new_zeros(batch.n_rows, 1), *shared], -1))
+        counts = torch.ones_like(ids, dtype=torch.bool) if batch.weights is None else batch.with_weight.cpu()
+        rows = with_rows(known or dict.fromkeys(self._names, NO_ROWS), name, hashes, contents, counts, batch.ids)
+        words = cluster_words(groups if batch.clusters is not None else ids.to(groups.device))
+        return keys_of_samples(words, of_rows.to(words), batch.samples or (1,)), rows
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -296,36 +430,47 @@ class ComparisonBuilder(Builder):
 
     @torch.no_grad()
     def merge(self, other: "ComparisonBuilder") -> None:
-        """Append the predictions of another builder, with the same arguments and with clusters; it is unchanged.
+        """Append the predictions of another builder, with the same arguments and with clusters or ids; it is unchanged.
 
-        Clusters determine the replicates, whatever the order of the rows. Without clusters row numbers determine them,
-        which are unknown in a part of the data.
+        Clusters or ids determine the replicates, whatever the order of the rows. Without them row numbers determine
+        the replicates, which are unknown in a part of the data.
 
         Raises:
-            ValueError: if the arguments differ, if there are no clusters, or if `other` was merged before. The builder
-                is then unchanged.
+            ValueError: if the arguments differ, if there are no clusters and no ids, if a row is in both builders, or
+                if `other` was merged before. The builder is then unchanged.
         """
         mine, theirs = self.settings, other.settings
-        if self._n_rows and other._n_rows:
+        if self._has_rows and other._has_rows:
             mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
         if differing := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
             raise ValueError(
                 f"`other` must have the same {differing[0]}, got {shown(theirs[differing[0]])} instead of "
                 f"{shown(mine[differing[0]])}. Create all parts with the same arguments."
             )
-        if not other._n_rows:
+        if not other._has_rows:
             return
-        if self._n_rows and False in (self._has_clusters, other._has_clusters):
-            raise ValueError(
-                "`other` must have clusters, got none in one of two builders. Pass `clusters` to `update` of both, for "
-                "example the numbers of the rows."
-            )
+        if self._has_rows:
+            kinds = [
+                " and ".join(name for name, has in (("clusters", x._has_clusters), ("ids", x._has_ids)) if has)
+                or "none"
+                for x in (other, self)
+            ]
+            if kinds[0] != kinds[1] or kinds[0] == "none":
+                raise ValueError(
+                    f"`other` must have clusters or ids, as this builder, got {kinds[0]} and {kinds[1]}. Pass `ids` or "
+                    "`clusters` to `update` of both, for example the numbers of the rows."
+                )
         check_distinct(self._parts, other._parts)
+        ids = self._ids or other._ids
+        if self._ids is not None and other._ids is not None:
+            check_type_of_ids({self._ids_are_text, other._ids_are_text})
+            ids = merged_rows(self._ids, other._ids)
         systems = {name: copy(system) for name, system in self._systems.items()}
         for name, system in systems.items():
             system.merge(other._systems[name])
-        self._systems = systems
-        self._n_rows, self._n_dropped = self._n_rows + other._n_rows, self._n_dropped + other._n_dropped
+        self._systems, self._ids, self._ids_are_text = systems, ids, self._ids_are_text or other._ids_are_text
+        self._n_rows = {name: n + other._n_rows[name] for name, n in self._n_rows.items()}
+        self._n_dropped += other._n_dropped
         self._are_counts &= other._are_counts
         clusters = [each for each in (self._clusters, other._clusters) if each is not None]
         self._clusters = distinct(torch.cat(clusters)) if clusters else None
@@ -339,8 +484,10 @@ class ComparisonBuilder(Builder):
             "n_dropped": self._n_dropped,
             "are_counts": self._are_counts,
             "clusters": self._clusters,
+            "ids": None if self._ids is None else {name: rows.state() for name, rows in self._ids.items()},
+            "ids_are_text": self._ids_are_text,
             "parts": dict(sorted(self._parts.items())),
-            "systems": {name: system.state() for name, system in self._systems.items()} if self._n_rows else {},
+            "systems": {name: system.state() for name, system in self._systems.items()} if self._has_rows else {},
         }
 
     @classmethod
@@ -354,26 +501,41 @@ class ComparisonBuilder(Builder):
         if saved.keys() != set(builder._names):
             raise ValueError(f"`systems` must have the keys {first_of(builder._names)}, got {first_of(saved)}.")
         systems = {name: SystemBuilder.of_state(saved_value(saved, name, dict)) for name in builder._names}
-        classes = {system.input_format.num_classes for system in systems.values()}
+        n_rows = saved_value(state, "n_rows", dict)
+        n_rows = {name: saved_count(n_rows, name) for name in builder._names}
         expected = {name: system.settings for name, system in builder._systems.items()}
-        is_complete = all(system.sums for system in systems.values()) and len(classes) == 1
+        is_complete = all(bool(system.sums) == (n_rows[name] > 0) for name, system in systems.items())
+        _check_classes(systems)
         if not is_complete or {name: system.settings for name, system in systems.items()} != expected:
             raise ValueError("`systems` must have rows and the settings of the comparison. The file is corrupt.")
         builder._systems = systems
-        builder._n_rows, builder._n_dropped = saved_count(state, "n_rows"), saved_count(state, "n_dropped")
+        builder._n_rows, builder._n_dropped = n_rows, saved_count(state, "n_dropped")
         builder._are_counts = saved_value(state, "are_counts", bool)
         if state["clusters"] is not None:
             builder._clusters = distinct(saved_tensor(state, "clusters", torch.int64, (None,)))
+        if state["ids"] is not None:
+            ids = saved_value(state, "ids", dict)
+            builder._ids = {name: RowIds.of_state(saved_value(ids, name, dict)) for name in builder._names}
+            builder._ids_are_text = saved_value(state, "ids_are_text", bool)
         return builder
+
+    @property
+    def _has_rows(self) -> bool:
+        return any(self._n_rows.values())
 
     @property
     def _has_clusters(self) -> bool | None:
         """Whether rows have clusters; None before the first batch."""
-        return self._clusters is not None if self._n_rows else None
+        return self._clusters is not None if self._has_rows else None
+
+    @property
+    def _has_ids(self) -> bool | None:
+        """Whether rows have ids; None before the first batch."""
+        return self._ids is not None if self._has_rows else None
 
     @property
     def _num_classes(self) -> int | None:
-        return self._systems[self._names[0]].input_format.num_classes
+        return next((n for each in self._systems.values() if (n := each.input_format.num_classes) is not None), None)
 
     def _system(self, from_logits: bool) -> SystemBuilder:
         settings = {**self._options.to_dict(), "from_logits": from_logits, "nan_policy": "raise"}
@@ -382,37 +544,48 @@ class ComparisonBuilder(Builder):
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far; `sources` are their origins, by system name."""
         systems = self._systems
-        if not self._n_rows or not (first := systems[self._names[0]].data(True)).n > 0:
-            raise no_samples()
-        # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
-        if first.n > MAX_COPIES:
+        n_samples = {name: systems[name].data(True).n if n else 0.0 for name, n in self._n_rows.items()}
+        for name, n in n_samples.items():
+            if not n > 0:
+                with _naming_system(name) if self._has_ids else nullcontext():
+                    raise no_samples()
+        # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts, of all systems.
+        ranked = [each.ranks.keys() for each in systems.values()]
+        if max(n_samples.values()) > MAX_COPIES or any(names != ranked[0] for names in ranked):
             systems = {name: system.without_ranks() for name, system in systems.items()}
         has_labels = all(are_labels(each.whole) for system in systems.values() for each in system.ranks.values())
-        baseline, has_clusters = systems[self._names[0]], self._clusters is not None
+        baseline, has_clusters, has_ids = systems[self._names[0]], self._clusters is not None, self._ids is not None
         draws = Draws(self._seed, self._n_replicates, next(iter(baseline.sums.values())).sums.device)
-        lines, replicates = [], {}
+        lines, replicates, data = [], {}, {}
         for name in in_parts(systems, str):
             system = systems[name]
-            data = system.data(has_labels)
-            lines.append([line for line in data.lines() if line.name != _OMITTED])
-            replicates[name] = system.replicates(draws, data, has_clusters)
-        notes, clusters, n_clusters = self._notes(baseline, has_labels), {}, None
+            data[name] = system.data(has_labels)
+            lines.append([line for line in data[name].lines() if line.name != _OMITTED])
+            replicates[name] = system.replicates(draws, data[name], has_clusters, has_ids)
+        first = data[self._names[0]]
+        notes, clusters, n_clusters = self._notes(systems, data), {}, None
         if self._clusters is not None:
-            sizes = [each.sizes for each in baseline.sums.values() if len(each.sums) > 1]
-            n_clusters = min(map(least_of_batch, map(effective_number, sizes)))
+            sizes = [[x.sizes for x in each.sums.values() if len(x.sums) > 1] for each in systems.values()]
+            n_clusters = min(least_of_batch(effective_number(n)) for of_system in sizes for n in of_system)
             clusters["clusters"] = number_of(self._clusters)
-            n_merged = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
+            totals = [torch.stack(same).sum(0) for same in zip(*sizes, strict=True)]
+            n_merged = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in totals)
             words = clusters_in_words("independent clusters of rows", clusters["clusters"], n_merged)
             notes.insert(0, f"Replicates resample {words}.")
+        pairs = self._pairs()
+        notes = [*(pair.in_words(name, self._names[0]) for name, pair in pairs.items()), *notes]
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
         better = {each.key: way for each in first.catalogue.members if (way := each.declaration.better) is not None}
         compared = compared_lines(by_system, better, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
-        if (only := first.only_class_in_words) and not self._options.are_confidences:
-            notes.insert(has_clusters, f"All targets are {only}. Check that `target` is the right array.")
+        only = next(filter(None, (each.only_class_in_words for each in data.values())), "")
+        if only and not self._options.are_confidences:
+            notes.insert(len(pairs) + has_clusters, f"All targets are {only}. Check that `target` is the right array.")
             sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
-        scores = replicates[self._names[0]].bootstrap.get("brier")  # None for one group, which has no replicates
-        if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
+        scores = [
+            x for each in replicates.values() if (x := each.bootstrap.get("brier")) is not None
+        ]  # [] for one group
+        if 1 in self._n_rows.values() or any(bool(x.isnan().any()) for x in scores):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         input_format = self._options.input_format
         comparison = Comparison(
@@ -433,81 +606,143 @@ class ComparisonBuilder(Builder):
                 **clusters,
             },
             sources=dict(sources or {}),
+            rows=pairs,
             notes=tuple(notes),
             class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
         return comparison_of_confidences(comparison) if self._options.are_confidences else comparison
 
-    def _check(self, preds: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None) -> None:
-        if set(preds) != set(self._names):
-            raise ValueError(
-                f"`preds` must contain predictions of {first_of(self._names)}, got "
-                f"{first_of(preds) or 'none'}. Use the same names for every batch."
-            )
-        for each in preds.values():
-            check_has_values("preds", each)
-        for name in self._names:
+    def _check(self, batches: Mapping[str, "_Batch"]) -> None:
+        for name, batch in batches.items():
             with _naming_system(name):
-                input_format = self._systems[name].input_format.resolved(preds[name], targets[name])
-                input_format.check_axis(preds[name])
-                input_format.check(preds[name], targets[name], weights)
-        if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
+                input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
+                input_format.check_axis(batch.preds)
+                input_format.check(batch.preds, batch.target, batch.weights)
+        shapes = {tuple(batch.preds.shape) for batch in batches.values() if batch.ids is None}
+        if len(shapes) > 1:
             raise ValueError(
                 f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
-                "Pass predictions for the same rows."
+                "Pass predictions for the same rows, or the `ids` of different rows."
             )
 
-    def _without_missing_rows(
-        self, preds: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None
-    ) -> tuple[Tensor, int]:
-        """Return weights that are 0 for rows with a missing prediction or target, and the number of dropped rows."""
+    def _without_missing_rows(self, batches: Mapping[str, "_Batch"]) -> tuple[dict[str, "_Batch"], int]:
+        """Return batches with weight 0 for rows with a missing prediction or target, and the number of dropped rows.
 
-        def missing_of(name: str) -> Tensor:
-            input_format = self._systems[name].input_format.resolved(preds[name], targets[name])
-            rows = input_format.missing_in(preds[name], targets[name])
-            return rows.any(input_format.axis) if input_format.task == "multilabel" else rows
+        Without ids, rows that are missing in any system are dropped from all.
+        """
+        missing = {}
+        for name, batch in batches.items():
+            input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
+            rows = input_format.missing_in(batch.preds, batch.target)
+            missing[name] = rows.any(input_format.axis) if input_format.task == "multilabel" else rows
+        if all(batch.ids is None for batch in batches.values()):
+            missing = dict.fromkeys(batches, reduce(torch.logical_or, missing.values()))
+        n_dropped, kept = [], {}
+        for name, batch in batches.items():
+            present = torch.ones_like(missing[name]) if batch.weights is None else batch.weights != 0
+            n_dropped.append(int((missing[name] & present).sum()))
+            weights = (~missing[name]).long() if batch.weights is None else batch.weights.masked_fill(missing[name], 0)
+            kept[name] = batch._replace(weights=weights)
+        return kept, sum(n_dropped) if next(iter(batches.values())).ids is not None else n_dropped[0]
 
-        missing = reduce(torch.logical_or, map(missing_of, self._names))
-        if weights is None:
-            return (~missing).long(), int(missing.sum())
-        return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
+    def _pairs(self) -> dict[str, PairedRows]:
+        """Return the numbers of common rows with the baseline, by name of the other systems; empty without ids."""
+        found: dict[str, PairedRows] = {}
+        if self._ids is None:
+            return found
+        first = self._ids[self._names[0]]
+        for name in self._names[1:]:
+            rows = self._ids[name]
+            n = first.n_common(rows)
+            is_exact = first.are_all_stored and rows.are_all_stored
+            found[name] = PairedRows(common=n, only=rows.n - n, only_baseline=first.n - n, is_exact=is_exact)
+        return found
 
-    def _notes(self, system: SystemBuilder, has_labels: bool) -> list[str]:
+    def _notes(self, systems: Mapping[str, SystemBuilder], data: Mapping[str, Data]) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
+        system, of_first = systems[self._names[0]], data[self._names[0]]
         ranked = [each for each in system.catalogue.ranked if each.declaration.name != _OMITTED]
         names = names_of(ranked)
         notes = []
         if self._n_dropped:
-            notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
+            where = "their systems" if self._has_ids else "all systems"
+            notes.append(f"{self._n_dropped:,} rows are dropped from {where}: a prediction or target is NaN.")
         if not system.ranks:
             why = f"there are more than {MAX_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are whole numbers"
             notes.append(f"{names} are omitted: {why}.")
         else:
-            if not has_labels:
+            if not of_first.has_labels:
                 labelled = names_of(each for each in ranked if each.declaration.needs_labels)
                 notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
-            if not system.data(has_labels).weights_are_copies:
+            if not all(each.weights_are_copies for each in data.values()):
                 errors = names_of(each for each in ranked if each.is_error)
                 notes.append(f"Intervals and p of {errors} are omitted: floating weights do not count samples.")
-            if system.size > MAX_RANKED:
+            if max(each.size for each in systems.values()) > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:
                 notes.append(f"Intervals of {names} are computed from {RANKED_REPLICATES} replicates.")
         by_groups: dict[int, list[str]] = defaultdict(list)
         for name, sums in system.sums.items():
             by_groups[len(sums.sums)].append(system.catalogue.in_words(name))
+        n_rows = max(self._n_rows.values())
         for n_groups, few in by_groups.items():
             lines = ", ".join(few)
-            if n_groups == 1 < self._n_rows:
+            if n_groups == 1 < n_rows:
                 notes.append(f"Intervals of {lines} are omitted: too many classes times bins.")
-            elif n_groups < self._n_rows and n_groups <= _FEW_GROUPS:
+            elif n_groups < n_rows and n_groups <= _FEW_GROUPS:
                 notes.append(
                     f"Intervals of {lines} are computed from {n_groups:,} random groups of rows. The standard error of "
                     f"their width is about {math.sqrt(0.5 / n_groups):.0%}."
                 )
         return notes
+
+
+def _by_system(argument: str, given: Any, names: Sequence[str], may_differ: bool) -> Mapping[str, Any]:
+    """Return the value of an argument for each system, which is shared, or a dict if values `may_differ`."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(names, given)
+    if not may_differ or set(given) != set(names):
+        tasks = ", or for the task 'confidence'" if argument == "target" else ""
+        raise ValueError(
+            f"`{argument}` must be shared by all systems, or contain the name of each with `ids`{tasks}, got "
+            f"{first_of(given) or 'none'}. Pass one tensor, or the ids of the rows."
+        )
+    return given
+
+
+class _Batch(NamedTuple):
+    """A batch of one system."""
+
+    preds: Tensor
+    target: Tensor
+    weights: Tensor | None
+    clusters: Any
+    ids: Any
+    samples: tuple[int, ...] = ()  # shape of the samples, known after a check
+
+    @property
+    def n_rows(self) -> int:
+        """Length of the first axis."""
+        return self.samples[0] if self.samples else 1
+
+    @property
+    def with_weight(self) -> Tensor:
+        """Which rows have a positive weight, bool `(n_rows,)`."""
+        assert self.weights is not None
+        return (self.weights != 0).unsqueeze(-1).flatten(1).any(-1)
+
+
+def _check_classes(systems: Mapping[str, SystemBuilder]) -> None:
+    """Raise ValueError if systems have different numbers of classes."""
+    found = {n: name for name, each in systems.items() if (n := each.input_format.num_classes) is not None}
+    if len(found) > 1:
+        (n, a), (other, b), *_ = found.items()
+        raise ValueError(
+            f"`preds` must have the same number of classes for all systems, got {n} in system {shown(a)} and {other} "
+            f"in system {shown(b)}. Pass predictions of the same classes."
+        )
 
 
 @contextmanager

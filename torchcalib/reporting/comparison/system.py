@@ -5,8 +5,9 @@ mean 1. Up to 1,024 rows have a group each, which is the bootstrap of single row
 same variance, with a relative standard error of 1 / sqrt(2 G) for the width of an interval: 2% for 1,024 groups. Each
 replicate is computed from the weighted sum of the group sums.
 
-Groups depend only on the number of the row, and weights on the seed and the group, not on the batch size. All systems
-therefore have the same replicates, and common errors cancel in their differences.
+Groups depend only on the number or the id of the row, and weights on the seed and the group, not on the batch size. All
+systems therefore have the same replicates, and common errors cancel in their differences. Systems may have different
+rows with ids. Rows of a single system are in random groups, so that they add to its variance, but not to covariances.
 
 Null replicates are the errors of each system if it were calibrated, with the dependence between the systems.
 The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
@@ -29,7 +30,7 @@ Reference:
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from math import prod
@@ -72,6 +73,28 @@ _MAX_SIZE = 2**23
 """Maximum number of sums over all groups of a statistic (64 MB). Above it there are no replicates."""
 
 _BY_ROW = " by row"  # suffix of the names of sums of groups of rows
+_ROW_BITS = 31  # last bits of a key, with a hash of the id of the row
+_STEP = 0x9E3779B1  # odd, so that multiples are distinct modulo 2^31; the golden ratio times 2^32
+
+
+def keys_of(groups: Tensor, rows: Tensor | int) -> Tensor:
+    """Return the keys of rows, from hashes of rows or clusters in [0, 2^32) and, with ids, of ids in [0, 2^31)."""
+    return (groups << _ROW_BITS) | rows
+
+
+def keys_of_samples(groups: Tensor, rows: Tensor, samples: Sequence[int]) -> Tensor:
+    """Return the keys of all samples, from hashes of their rows `(n,)`. `samples` is their shape, such as `(n, H, W)`.
+
+    All samples of a row are in its group, and have different random numbers.
+    """
+    places = torch.arange(prod(samples[1:]), device=rows.device)
+    numbers = (rows.unsqueeze(-1) + _STEP * places) % 2**_ROW_BITS
+    return keys_of(groups.unsqueeze(-1), numbers).reshape(samples)
+
+
+def group_of_key(keys: Tensor, n_groups: int) -> Tensor:
+    """Return the number of the random group in [0, `n_groups`) of each key, int64."""
+    return number_of_word(keys >> _ROW_BITS, n_groups)
 
 
 class Draws:
@@ -100,7 +123,7 @@ class Draws:
 class SystemBuilder(ReportBuilder):
     """The data of one system: sums of random groups of rows, bins of all rows with their noise, and ranked samples.
 
-    The `clusters` of `update` are `cluster_words` of the numbers of the rows, or of the clusters of dependent rows.
+    The `clusters` of `update` are `keys_of` rows.
     Samples are dropped for fractional weights, and above `MAX_KEPT`.
     """
 
@@ -121,7 +144,7 @@ class SystemBuilder(ReportBuilder):
             shape = accumulator.shape(task, num_classes)
             n_groups = num_clusters_for(shape)
             n_groups = n_groups if n_groups * prod(shape) <= _MAX_SIZE else 1
-            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, number_of_word), (n_groups, *shape))
+            kinds[in_groups] = SumState(SumsByPart(accumulator, n_groups, group_of_key), (n_groups, *shape))
         return kinds
 
     def _sum(self, kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +195,7 @@ class SystemBuilder(ReportBuilder):
         return Data(self.catalogue, statistics, has_labels)
 
     @torch.no_grad()
-    def replicates(self, draws: Draws, data: Data, has_clusters: bool) -> SystemReplicates:
+    def replicates(self, draws: Draws, data: Data, has_clusters: bool, has_ids: bool) -> SystemReplicates:
         """Return each line of `data` in R bootstrap replicates, and each calibration error in the null replicates.
 
         R is at most 199 for metrics of ranked samples. With clusters, there is a second set of null replicates.
@@ -194,7 +217,7 @@ class SystemBuilder(ReportBuilder):
         def null_replicates(name: str, flips: bool) -> Iterator[Any]:
             part = parts[name]
             if isinstance(part, SampledPartition):
-                return null_samples(part, draws, flips)
+                return null_samples(part, draws, flips, has_ids)
             # Calibration does not determine scores: only bins have null replicates.
             return null_bins(part, data.statistics[name], draws, flips)
 
@@ -216,7 +239,7 @@ def _occupied(part: Partition[Any]) -> Tensor:
 
 def _groups_of(part: SampledPartition) -> tuple[Tensor, Tensor]:
     """Return the numbers of the groups with samples `(g,)`, and the index of the group of each sample."""
-    numbers = number_of_word(part.keys, MAX_CLUSTERS)
+    numbers = group_of_key(part.keys, MAX_CLUSTERS)
     groups, index = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     return groups, index
 
@@ -256,10 +279,11 @@ def null_bins(part: Partition[Any], bins: BinStats, draws: Draws, flips: bool) -
         yield bins_of_calibrated(bins, residuals, draws.seed)
 
 
-def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[RankedSample]:
+def null_samples(part: SampledPartition, draws: Draws, flips: bool, has_ids: bool) -> Iterator[RankedSample]:
     """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
 
-    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
+    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row. Its
+    id determines the random numbers of a row, or its place among all rows without ids.
     """
     order = order_of(part.whole.score)
     ordered = OrderedSample.from_sample(part.whole)  # the same stable order
@@ -267,8 +291,11 @@ def null_samples(part: SampledPartition, draws: Draws, flips: bool) -> Iterator[
         groups, index = _groups_of(part)
         signs = draws.signs(groups)[:RANKED_REPLICATES]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
-    rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
-    return samples_of_calibrated(ordered, rows, draws.seed, min(RANKED_REPLICATES, len(draws)))
+    rows = torch.arange(order.numel(), device=order.device).reshape(order.shape)
+    if has_ids:  # labels of a row have different random numbers
+        labels = torch.arange(order[..., 0].numel(), device=order.device).reshape(*order.shape[:-1], 1)
+        rows = keys_of(labels, part.keys & (2**_ROW_BITS - 1))
+    return samples_of_calibrated(ordered, rows.gather(-1, order), draws.seed, min(RANKED_REPLICATES, len(draws)))
 
 
 UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
@@ -297,7 +324,7 @@ def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
 def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int) -> Iterator[OrderedSample]:
     """Yield a sample `(..., N)` as if calibrated, in chunks of r replicates `(r, ..., N)`.
 
-    `rows` is the number of the row of each element, int64 `(..., N)`, equal for all systems.
+    `rows` is a number for the row of each element, int64 `(..., N)`, equal for all systems.
     """
     s = sample.sorted()
     n, p = s.counts.to(s.confidence.dtype), s.confidence.masked_fill(~s.counted, 0)
