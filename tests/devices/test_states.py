@@ -140,3 +140,16 @@ def test_invalid_rows_are_left_out_of_sums_and_raise_in_compute(name, device):
     assert torch.equal(bad.state[2:], good.state[2:])
     with pytest.raises(ValueError, match="must get valid rows, got 2 with NaN"):
         bad.compute()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("n_classes", [2, 300])
+def test_labels_of_any_integer_type_give_the_state_of_int64(dtype, n_classes, device):
+    logits = torch.randn(40, n_classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = (torch.arange(40) % 2).to(device)
+    options = {"task": "multiclass", "num_classes": n_classes, "from_logits": True, "ignore_index": -100}
+    found, expected = (tc.CalibrationCollection([tc.ECE(**options), tc.NLL(**options)]).to(device) for _ in range(2))
+    found.update(logits.to(device), target.to(dtype))
+    expected.update(logits.to(device), target)
+    for name in ("ECE", "NLL"):
+        torch.testing.assert_close(found[name].state, expected[name].state)

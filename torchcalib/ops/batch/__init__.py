@@ -6,6 +6,7 @@ predictions, and another one adds to the states. Multi-class predictions need on
 
 from importlib import import_module
 
+import torch
 from torch import Tensor
 
 from torchcalib.ops.batch.formula import Columns, Plan
@@ -24,10 +25,15 @@ def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto
     values = columns.values
     uses_triton = choose("rows", values.device.type, values.numel(), backend) == "triton"
     source = import_module(f"{__name__}.{'triton' if uses_triton else 'torch'}")
-    of_rows = None
+    target, of_rows = columns.target, None
+    if not uses_triton:
+        target = target.long()
+    elif target.dtype == torch.bool:  # which Triton does not load
+        target = target.view(torch.uint8)
+    columns = columns._replace(target=target)
     if values.dim() > 1:
         options = columns.from_logits, columns.tolerance, _detail(plan)
-        of_rows = scores_and_tops(values, columns.target, *options, backend=backend)
+        of_rows = scores_and_tops(values, target, *options, backend=backend)
     result: Tensor = source.added(states, columns, of_rows, plan)
     return result
 

@@ -43,7 +43,7 @@ def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, 
 def _weighted(columns: Columns, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return weights, a mask of the rows without weight, and the number of invalid rows, given a mask of valid ones."""
     weights = None if columns.weights is None else columns.weights.to(torch.float64)
-    present = None if columns.ignore_index is None else columns.target.long() != columns.ignore_index
+    present = None if columns.ignore_index is None else columns.target != columns.ignore_index
     if weights is not None:
         valid = valid & (weights == weights.clamp(1e-150, 1e150))  # or 0, as in `checks.weight_rule`
         present = weights != 0 if present is None else present & (weights != 0)
@@ -55,7 +55,7 @@ def _weighted(columns: Columns, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _binary(columns: Columns, plan: Plan) -> _Batch:
     from_logits = columns.from_logits
-    x, label = columns.values.to(torch.float64), columns.target.long()
+    x, label = columns.values.to(torch.float64), columns.target
     valid = x == (x if from_logits else x.clamp(0, 1))  # False for NaN
     weight, absent, n_invalid = _weighted(columns, valid & (label == label.clamp(0, 1)))
     x, y = x.masked_fill(absent, 0), label.clamp(0, 1).to(torch.float64)

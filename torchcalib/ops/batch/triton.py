@@ -25,7 +25,6 @@ def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, 
     size = max(_PIECE, triton.cdiv(len(values), _PIECES))
     pieces = triton.cdiv(len(values), size)
     parts = torch.empty(pieces, n_sums(plan.rules), dtype=torch.float64, device=values.device)
-    target = target.view(torch.uint8) if target.dtype == torch.bool else target
     of_rows = (values, values, values.stride(0)) if rows is None else (*rows, len(values))
     found = torch.empty_like(states)
     with torch.cuda.device_of(values):  # Triton launches kernels on the current device
