@@ -68,7 +68,8 @@ class RowsInGroups(WrappedMetric[Any]):
             sample = kind.accumulator, kind.leading_shape, kind.from_logits
             return SampledPartState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
-        if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
+        can_split = hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")
+        if not isinstance(kind, SumState) or not (kind.is_additive and can_split):
             raise ValueError(
                 f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."

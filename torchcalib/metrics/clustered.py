@@ -1,5 +1,6 @@
 """Streaming metrics with inference for clusters of dependent rows."""
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -68,6 +69,10 @@ class Clustered(RowsInGroups):
     _depends_on_earlier_batches = True  # identifiers of clusters are counted once
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
+        if isinstance(metric, CalibrationMetric) and "clusters" in signature(metric.update).parameters:
+            raise ValueError(
+                f"`metric` must be a metric without clusters of its own, got {metric}. Pass the clusters to its `update`."
+            )
         if not getattr(metric, "allows_clusters", True):
             raise ValueError(
                 f"`metric` must be a metric that is computed from single rows, got {metric}, which compares pairs of "
