@@ -492,7 +492,9 @@ def log_evidence(column):
     if not column:
         return math.nan, 0.0
     order, confidence, outcome, weights, _ = zip(*column, strict=True)
-    if any(min(c, 1 - c) < 1e-9 and o not in (0, 1, math.inf, -math.inf) for o, c in zip(order, confidence, strict=True)):
+    if any(
+        min(c, 1 - c) < 1e-9 and o not in (0, 1, math.inf, -math.inf) for o, c in zip(order, confidence, strict=True)
+    ):
         raise Undecided  # the loop only has the probabilities, not the logits
     sums, size = binless.log_ratios(confidence, outcome, weights)
     return binless.log_mean(sums), size

@@ -1,5 +1,6 @@
 """Sequential test of calibration: evidence that holds at every look at a stream of forecasts."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
@@ -20,6 +21,7 @@ from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import Sums
+from torchcalib.display.words import p_words
 from torchcalib.functional.estimator import Declaration, Estimator, tuple_function
 from torchcalib.inference.sequential import (
     DIRECTIONS,
@@ -45,12 +47,14 @@ class SequentialEvidence(NamedTuple):
             `restart`, whose evidence has no p-value.
         since: Number of the first look with E >= 1 / level, counted from 1; 0 for none.
         direction_index: Index of `direction` in `torchcalib.inference.sequential.DIRECTIONS`; -1 for none.
+        n: Number of rows; for averages over labels the largest number of a label.
 
     Example:
-        >>> p = torch.full((200,), 0.5)
-        >>> found = sequential_test(p, torch.arange(200) % 4 == 0, task="binary")
+        >>> found = sequential_test(torch.full((200,), 0.5), torch.arange(200) % 4 == 0, task="binary")
         >>> found.direction, bool(found.alarm(0.01)), int(found.since)
         ('too high', True, 62)
+        >>> print(found)
+        too high: log e 23.2 after 200 rows, p < 0.001, alarm since look 62
     """
 
     log_e: Tensor
@@ -58,6 +62,7 @@ class SequentialEvidence(NamedTuple):
     p_value: Tensor
     since: Tensor
     direction_index: Tensor
+    n: Tensor
 
     @property
     def direction(self) -> Any:
@@ -77,13 +82,51 @@ class SequentialEvidence(NamedTuple):
     def flat(self) -> dict[str, float]:
         """Return plain numbers by name, for loggers; with axes, names end in the index, as in `"log_e/0"`."""
         found: dict[str, float] = {}
-        for name in ("log_e", "p_value", "since"):
-            values: Tensor = getattr(self, name)
-            if values.dim() == 0:
-                found[name] = float(values)
-            else:
-                found |= {f"{name}/{k}": value for k, value in enumerate(values.flatten().tolist())}
+        for name, values in self._numbers().items():
+            columns = [x if name in ("log_e", "p_value") else int(x) for x in values.flatten().tolist()]
+            found |= {name: columns[0]} if values.dim() == 0 else {f"{name}/{k}": x for k, x in enumerate(columns)}
         return found
+
+    def _numbers(self) -> dict[str, Tensor]:
+        alarm = self.since > 0
+        return {"log_e": self.log_e, "p_value": self.p_value, "alarm": alarm, "since": self.since, "n": self.n}
+
+    def prometheus(self, **labels: str) -> str:
+        """Return the numbers in the text format of Prometheus, for an HTTP endpoint or the textfile collector.
+
+        Args:
+            **labels: Labels of the time series, such as the name of the model. With axes, the label `output` is the
+                index.
+        """
+        lines = []
+        for name, values in self._numbers().items():
+            lines += [f"# HELP torchcalib_{name} {_METRICS[name]}", f"# TYPE torchcalib_{name} gauge"]
+            for k, value in enumerate(values.double().flatten().tolist()):
+                given = labels if values.dim() == 0 else {**labels, "output": str(k)}
+                pairs = ",".join(f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in given.items())
+                number = str(value).replace("inf", "+Inf").replace("-+", "-").replace("nan", "NaN")
+                lines.append(f"torchcalib_{name}{{{pairs}}} {number}" if pairs else f"torchcalib_{name} {number}")
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        """Return one line of text for each test."""
+        if self.log_e.dim():
+            parts = (type(self)(*parts) for parts in zip(*self, strict=True))
+            return "\n".join(f"[{k}] {part}".replace("\n", "\n    ") for k, part in enumerate(parts))
+        words = "" if self.direction == "none" else f"{self.direction}: "
+        p_value = "" if self.p_value.isnan() else f", p {p_words(float(self.p_value), equals='= ')}"
+        alarm = f"alarm since look {int(self.since):,}" if self.since > 0 else "no alarm"
+        return f"{words}log e {float(self.log_e):.3g} after {int(self.n):,} rows{p_value}, {alarm}"
+
+
+_METRICS = {
+    "log_e": "Logarithm of the e-value against calibration, in nats.",
+    "p_value": "Anytime-valid p-value of calibration.",
+    "alarm": "1 if the evidence has reached its level, else 0.",
+    "since": "Number of the first look with an alarm, 0 for none.",
+    "n": "Number of rows.",
+}
+"""Names of the numbers in the format of Prometheus, with their descriptions."""
 
 
 def _named(index: Any) -> Any:
@@ -110,12 +153,12 @@ class SequentialEstimator(Estimator[Sums]):
     accumulator: LogRatioAccumulator
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the fields of `SequentialEvidence` `(..., 5)`, with a look after each row."""
+        """Return the fields of `SequentialEvidence` `(..., 6)`, with a look after each row."""
         p = self.read(preds, target, weights)
         return by_replicates(self.of_rows, p, self.accumulator.n_events(p)).to(p.dtype)
 
     def of_rows(self, p: Predictions) -> Tensor:
-        """Return the fields of `SequentialEvidence` `(..., 5)` for validated predictions, with a look after each row."""
+        """Return the fields of `SequentialEvidence` `(..., 6)` for validated predictions, with a look after each row."""
         how, number, found = self.accumulator, 1, None
         for columns in how.columns(p, _CHUNK):
             found = found or SequentialSums.empty(how, columns)
@@ -124,17 +167,21 @@ class SequentialEstimator(Estimator[Sums]):
         return self.fields(found)
 
     def fields(self, statistic: SequentialSums) -> Tensor:
-        """Return the fields of `SequentialEvidence` on the last axis, `(..., 5)`."""
+        """Return the fields of `SequentialEvidence` on the last axis, `(..., 6)`."""
         log_e, log_max = self.value(statistic), statistic.log_max
         p_value = torch.full_like(log_max, torch.nan) if self.accumulator.restart else (-log_max).exp()
         direction = direction_of(statistic.sums[..., 1:, 0], self.averages)
-        return torch.stack((log_e, log_max, p_value, statistic.since.to(log_e), direction.to(log_e)), -1)
+        n = self._n(statistic)
+        return torch.stack((log_e, log_max, p_value, statistic.since.to(log_e), direction.to(log_e), n), -1)
 
     def value(self, statistic: Sums) -> Tensor:
         """Return the logarithm of the evidence `(...)`; NaN without data."""
         log_e = log_evidence(statistic.sums[..., 1:, 0], self.averages)
-        n = statistic.total.sum(-1) if self.averages else statistic.total
-        return log_e.masked_fill(n == 0, torch.nan)
+        return log_e.masked_fill(self._n(statistic) == 0, torch.nan)
+
+    def _n(self, statistic: Sums) -> Tensor:
+        """Return the number of rows `(...)`."""
+        return statistic.total.amax(-1) if self.averages else statistic.total
 
     def state_kind(self, batch_shape: tuple[int, ...] = ()) -> SequentialState:
         """Return the operations on the state of a stream, in which each update is a look."""

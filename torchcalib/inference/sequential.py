@@ -43,7 +43,9 @@ N_COMPONENTS = 16
 
 def components(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return shift a and slope b of each component `(J, 1)`: 0.1, 0.2, 0.4 and 0.8 as a, -a, -log b and log b."""
-    size = 0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()  # computed on the device, not copied to it
+    size = (
+        0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()
+    )  # computed on the device, not copied to it
     none = torch.zeros_like(size)
     a, log_b = torch.cat((size, -size, none, none)), torch.cat((none, none, -size, size))
     return a.unsqueeze(-1), log_b.exp().unsqueeze(-1)
