@@ -203,6 +203,7 @@ def _log_e(sums: Sums) -> Tensor:
         "arXiv 2203.03532",
         unit="nats",
         perfect=0.0,
+        allows_clusters=False,  # `SequentialTest.update` accepts clusters
     ),
 )
 def sequential_test(

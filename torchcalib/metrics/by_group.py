@@ -211,7 +211,8 @@ class ByGroup(RowsInGroups):
         Small groups have large errors because of sampling noise, even if the model is calibrated. Groups are therefore
         sorted by the error minus its noise floor, the expected error under perfect calibration. p-values are adjusted
         for the number of groups. Groups whose error is not significant are marked "within chance". The p-values hold
-        for one look at the data: repeated looks at growing data give more false alarms.
+        for one look at the data: repeated looks at growing data give more false alarms. Use
+        `ByGroup(SequentialTest(...))` for repeated looks.
 
         Args:
             k: Number of groups in the table; None for all groups with samples.
