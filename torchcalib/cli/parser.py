@@ -392,7 +392,7 @@ COMMANDS: Mapping[str, Command] = {
         "fail if predictions are miscalibrated, for continuous integration",
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
-        "p-values hold for one look at the data: repeated checks give more false alarms. Use torchcalib watch for these.",
+        "p-values hold for one look at the data: repeated checks give more false alarms. Repeat torchcalib watch instead.",
         (options.FILES, _CONDITION, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,
@@ -400,8 +400,8 @@ COMMANDS: Mapping[str, Command] = {
     "watch": Command(
         "watch",
         "test calibration after deployment, as often as rows arrive",
-        "Add the new rows of files to the evidence against calibration, and return exit code 1 for an alarm. The evidence\n"
-        "holds at every look: a calibrated model causes an alarm at any time with probability --level at most.",
+        "Add new rows of files to the evidence against calibration, and return exit code 1 after an alarm.\n"
+        "The evidence holds at every look: a calibrated model ever causes an alarm with probability --level at most.",
         (*_WATCH, *_INPUT),
         _found_for_watch,
         _WATCH_EXAMPLES,

@@ -87,9 +87,8 @@ class _Watched:
             ("restart", how.restart, self.arguments.restart),
         ):
             if value != given:
-                raise ValueError(
-                    f"`--{name}` must be that of the state, {value}, got {given}. Begin a new test with another --state."
-                )
+                advice = "Begin a new test with another --state."
+                raise ValueError(f"`--{name}` must be that of the state, {value}, got {given}. {advice}")
 
     def _new_stream(self, level: float, restart: bool, ignore_index: int | None) -> Stream[Any]:
         assert self.source is not None
@@ -108,8 +107,9 @@ class _Watched:
 
     @property
     def _estimator(self) -> SequentialEstimator:
-        assert self.stream is not None and isinstance(self.stream.estimator, SequentialEstimator)
-        return self.stream.estimator
+        estimator = None if self.stream is None else self.stream.estimator
+        assert isinstance(estimator, SequentialEstimator)
+        return estimator
 
     def has_read_part(self, path: Path) -> bool:
         """Read the next new rows of a file, write and print the evidence. Return whether there are new rows."""
@@ -163,7 +163,8 @@ class _Watched:
 
     def _write(self) -> None:
         """Write the state, and the numbers for Prometheus."""
-        assert self.source is not None and self.stream is not None
+        assert self.source is not None
+        assert self.stream is not None
         how = self._estimator
         if self.arguments.state is not None:
             content = {
@@ -203,8 +204,8 @@ def _write_lines(path: Path, start: int, part: Path) -> int:
     """Write the header of a table and its complete lines after a position to a file, and return the next position."""
     with path.open("rb") as file:
         header = b"" if path.suffix.lower() == ".jsonl" else file.readline()
-        start = max(start, len(header))
-        file.seek(start)
+        begin = max(start, len(header))
+        file.seek(begin)
         block = file.read(_MOST_BYTES)
     end = block.rfind(b"\n") + 1
     while block.count(b'"', 0, end) % 2:  # a line break within quotes
@@ -216,7 +217,7 @@ def _write_lines(path: Path, start: int, part: Path) -> int:
     if not block[:end].strip():
         return start
     part.write_bytes(header + block[:end])
-    return start + end
+    return begin + end
 
 
 @contextmanager

@@ -158,7 +158,7 @@ class SequentialEstimator(Estimator[Sums]):
         return by_replicates(self.of_rows, p, self.accumulator.n_events(p)).to(p.dtype)
 
     def of_rows(self, p: Predictions) -> Tensor:
-        """Return the fields of `SequentialEvidence` `(..., 6)` for validated predictions, with a look after each row."""
+        """Return the fields of `SequentialEvidence` `(..., 6)` for predictions, with a look after each row."""
         how, number, found = self.accumulator, 1, None
         for columns in how.columns(p, _CHUNK):
             found = found or SequentialSums.empty(how, columns)

@@ -147,7 +147,7 @@ def bets_of_clusters(ratios: Tensor, n: Tensor, clusters: Tensor) -> Tensor:
 
     `ratios` is log L `(..., J, N)`, `n` the weights and `clusters` the identifiers of the rows, both `(..., N)`.
     """
-    clusters, order = clusters.expand(n.shape).sort(-1, stable=True)
+    clusters, order = clusters.expand(n.shape).sort(stable=True, dim=-1)
     first = torch.ones_like(clusters[..., :1], dtype=torch.bool)
     slot = torch.cat((first, clusters.diff(dim=-1) != 0), -1)[..., : n.shape[-1]].cumsum(-1) - 1
     n = n.gather(-1, order)
@@ -161,11 +161,6 @@ def bets_of_clusters(ratios: Tensor, n: Tensor, clusters: Tensor) -> Tensor:
     parts = (n.unsqueeze(-2) * (ratios - m.gather(-1, slot)).exp()).masked_fill(absent, 0)
     total = m + torch.zeros_like(ratios).scatter_add(-1, slot, parts).log() - size.log()
     return total.masked_fill(size == 0, 0).sum(-1, keepdim=True)
-
-
-def log_mean(x: Tensor) -> Tensor:
-    """Return log mean exp of the last axis."""
-    return x.logsumexp(-1) - math.log(x.shape[-1])
 
 
 def after_looks(before: Tensor, columns: Tensor, restart: bool) -> Tensor:
@@ -213,7 +208,7 @@ class SequentialSums(Sums):
 
     @classmethod
     def empty(cls, how: LogRatioAccumulator, like: Tensor) -> Self:
-        """Return the sums before the first look, with the axes of sums `(..., 1 + J, n)`: evidence 1, or 0 if restarted."""
+        """Return the sums before the first look, with the axes of sums `(..., 1 + J, n)`: evidence 1, or 0 to restart."""
         sums = like.new_zeros((*like.shape[:-1], 1))
         if how.restart:
             sums[..., 1:, :] = -torch.inf

@@ -1,4 +1,4 @@
-"""Log reports and sequential tests to MLflow, Weights & Biases and TensorBoard, directly or by the loggers of Lightning."""
+"""Log reports and sequential tests to MLflow, Weights & Biases and TensorBoard, or to the loggers of Lightning."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

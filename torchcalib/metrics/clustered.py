@@ -69,14 +69,13 @@ class Clustered(RowsInGroups):
     _depends_on_earlier_batches = True  # identifiers of clusters are counted once
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
-        if isinstance(metric, CalibrationMetric) and "clusters" in signature(metric.update).parameters:
-            raise ValueError(
-                f"`metric` must be a metric without clusters of its own, got {metric}. Pass the clusters to its `update`."
-            )
         if not getattr(metric, "allows_clusters", True):
+            has_own = "clusters" in signature(metric.update).parameters
+            why_not = "compares pairs of rows. Use ECE or NLL, for example."
+            if has_own:
+                why_not = "has one bet for each cluster. Pass clusters to its `update`."
             raise ValueError(
-                f"`metric` must be a metric that is computed from single rows, got {metric}, which compares pairs of "
-                "rows. Use ECE or NLL, for example."
+                f"`metric` must be a metric that is computed from single rows, got {metric}, which {why_not}"
             )
         super().__init__(metric, MAX_CLUSTERS, **kwargs)
 

@@ -36,7 +36,7 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
     alarm of any of G groups, use level / G.
 
     Args:
-        level: Probability of a false alarm at any update, used by `alarm` and `since`; with `restart` the inverse of the
+        level: Probability of a false alarm at any update, for `alarm` and `since`; with `restart` the inverse of the
             mean number of updates until a false alarm.
 
     Example:
