@@ -392,7 +392,7 @@ COMMANDS: Mapping[str, Command] = {
         "fail if predictions are miscalibrated, for continuous integration",
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
-        "p-values hold for one look at the data: repeated checks give more false alarms. Repeat torchcalib watch instead.",
+        "p-values hold for one look at the data: repeated checks give more false alarms than torchcalib watch.",
         (options.FILES, _CONDITION, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,

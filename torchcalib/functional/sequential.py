@@ -159,11 +159,12 @@ class SequentialEstimator(Estimator[Sums]):
 
     def of_rows(self, p: Predictions) -> Tensor:
         """Return the fields of `SequentialEvidence` `(..., 6)` for predictions, with a look after each row."""
-        how, number, found = self.accumulator, 1, None
+        how, number = self.accumulator, 1
+        found: SequentialSums | None = None
         for columns in how.columns(p, _CHUNK):
-            found = found or SequentialSums.empty(how, columns)
-            found = found.after(how, columns, number)
+            found = (found or SequentialSums.empty(how, columns)).after(how, columns, number)
             number += columns.shape[-1]
+        assert found is not None  # there is at least one chunk, which may be empty
         return self.fields(found)
 
     def fields(self, statistic: SequentialSums) -> Tensor:

@@ -193,7 +193,7 @@ def log_evidence(of_components: Tensor, averages: bool) -> Tensor:
 
 def direction_of(of_components: Tensor, averages: bool) -> Tensor:
     """Return the index in `DIRECTIONS` of the components with the most evidence, int64 `(...)`; -1 without evidence."""
-    found = log_mean(of_components.unflatten(-1, (len(DIRECTIONS), -1)))
+    found = log_mean(of_components.reshape(*of_components.shape[:-1], len(DIRECTIONS), -1))
     found = log_mean(found.transpose(-1, -2)) if averages else found
     most, index = found.max(-1)
     return index.masked_fill(~(most > 0), -1)
@@ -208,7 +208,7 @@ class SequentialSums(Sums):
 
     @classmethod
     def empty(cls, how: LogRatioAccumulator, like: Tensor) -> Self:
-        """Return the sums before the first look, with the axes of sums `(..., 1 + J, n)`: evidence 1, or 0 to restart."""
+        """Return the sums before the first look, with the axes of `like` `(..., 1 + J, n)`: evidence 1, or 0."""
         sums = like.new_zeros((*like.shape[:-1], 1))
         if how.restart:
             sums[..., 1:, :] = -torch.inf
@@ -253,7 +253,8 @@ class SequentialState(SumState[Any]):
     def _split(self, state: Tensor) -> tuple[Tensor, SequentialSums, Tensor]:
         """Return the counts of ignored rows, the sums, and the number of looks `(1,)`."""
         n_values = math.prod(self._value_shape)
-        ignored, sums, *of_looks, looks = state.split((N_IGNORED, math.prod(self.shape), n_values, n_values, 1))
+        sizes = [N_IGNORED, math.prod(self.shape), n_values, n_values, 1]
+        ignored, sums, *of_looks, looks = torch.split(state, sizes)
         log_max, since = (x.reshape(self._value_shape) for x in of_looks)
         return ignored, SequentialSums(sums.reshape(self.shape), log_max, since), looks
 

@@ -149,7 +149,7 @@ _MOST_METRICS = 1000  # limit of MLflow for one call
 def _log_to_wandb(run: Any, content: _Content) -> None:
     import wandb
 
-    pictures = {name: wandb.Image(str(path)) for name, path in content.pictures.items()}
+    pictures: dict[str, Any] = {name: wandb.Image(str(path)) for name, path in content.pictures.items()}
     if content.folder is not None:
         pictures[f"{content.prefix}/report"] = wandb.Html((content.folder / _PAGE).read_text(encoding="utf-8"))
     run.log({**content.values, **pictures}, step=content.step)

@@ -90,7 +90,7 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
 
     def alarm(self, level: float | None = None) -> Tensor:
         """Return whether E >= 1 / level at any update, bool `(...)`; None uses the level of the test."""
-        return self.result().alarm(self.accumulator.level if level is None else level)
+        return self.result().alarm(self.estimator.accumulator.level if level is None else level)
 
     @property
     def p_value(self) -> Tensor:
