@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.ranks import connected, on_ranks
 from oracles.binless import SHIFTS_AND_SLOPES, log_mean, log_ratio, log_ratios
 
 import torchcalib as tc
@@ -201,3 +202,24 @@ def test_text_and_numbers_of_results():
     infinite = sequential_test(torch.tensor([1.0]), torch.tensor([0]), task="binary")
     assert "torchcalib_log_e +Inf\n" in infinite.prometheus()
     assert "torchcalib_p_value NaN\n" in sequential_test([0.3], [1], restart=True).prometheus()
+
+
+def test_results_over_ranks_are_those_of_one_look_and_detectors_are_refused():
+    z, y = stream(600)
+
+    def work(rank, gather):
+        test = tc.SequentialTest(**BINARY, **connected(gather))
+        for rows in torch.arange(rank, 600, 3).split(20):
+            test.update(z[rows], y[rows])
+        detector = tc.SequentialTest(**BINARY, restart=True, **connected(gather))
+        detector.update(z, y)
+        with pytest.raises(ValueError, match="`restart` must be False to add the states of ranks"):
+            detector.compute()
+        return test.compute(), test.result(), float(test.kind.statistic(test.state).log_max)
+
+    of_ranks = on_ranks(3, work)
+    one = updated(z, y)
+    for value, found, own in of_ranks:
+        torch.testing.assert_close(value, one.compute(), rtol=1e-12, atol=0)
+        assert float(found.log_max) == max(0.0, float(value)) > own
+        assert (int(found.since), int(found.n)) == (30, 600)

@@ -22,7 +22,6 @@ from torchcalib.io.opening import PIECE_BYTES, PredictionFiles, open_predictions
 from torchcalib.io.paths import expanded, format_of
 from torchcalib.io.source import Source
 from torchcalib.io.writing import write_whole
-from torchcalib.results.base import plain
 
 _KIND = "watch state"
 _GROWING = (".csv", ".tsv", ".jsonl")
@@ -194,6 +193,8 @@ class _Watched:
         """Print the evidence after the new rows of a file, as a line of text or JSON; None without new rows."""
         found = None if self.stream is None else self.evidence
         if self.arguments.json:
+            from torchcalib.results.base import plain  # which imports calibrators
+
             values = {} if found is None else {**found.flat(), "direction": found.direction}
             output(json.dumps(plain({"file": file, **values, "alarm": self.has_alarm()}), allow_nan=False))
         else:

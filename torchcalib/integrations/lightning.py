@@ -345,7 +345,7 @@ class SequentialMonitor(_Callback):  # type: ignore[misc]  # the base classes ar
         self.test.to(pl_module.device)
         for loader in trainer.test_loop._combined_loader.flattened:
             sampler = getattr(loader, "sampler", None)
-            if isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset):
+            if isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset):  # type: ignore[arg-type]  # it has a length
                 raise ValueError(
                     "`dataloaders` must not repeat rows, got a DistributedSampler that gives all ranks equally many. "
                     "Test on one device, or make the number of rows divisible by the number of ranks."
