@@ -113,9 +113,10 @@ class SequentialEvidence(NamedTuple):
         if self.log_e.dim():
             parts = (type(self)(*parts) for parts in zip(*self, strict=True))
             return "\n".join(f"[{k}] {part}".replace("\n", "\n    ") for k, part in enumerate(parts))
-        words = "" if self.direction == "none" else f"{self.direction}: "
+        words, alarm = "", "no alarm"
+        if self.since > 0:
+            words, alarm = f"{self.direction}: ", f"alarm since look {int(self.since):,}"
         p_value = "" if self.p_value.isnan() else f", p {p_words(float(self.p_value), equals='= ')}"
-        alarm = f"alarm since look {int(self.since):,}" if self.since > 0 else "no alarm"
         return f"{words}log e {float(self.log_e):.3g} after {int(self.n):,} rows{p_value}, {alarm}"
 
 

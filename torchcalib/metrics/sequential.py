@@ -105,7 +105,7 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
     @property
     def since(self) -> Tensor:
         """Number of the first update with E >= 1 / `level` `(...)`, counted from 1; 0 for none."""
-        return self.result().since
+        return self.result().since.long()
 
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         """Add an incoming state as one look. In `forward` it is the state before the batch."""
