@@ -52,9 +52,9 @@ class SequentialEvidence(NamedTuple):
     Example:
         >>> found = sequential_test(torch.full((200,), 0.5), torch.arange(200) % 4 == 0, task="binary")
         >>> found.direction, bool(found.alarm(0.01)), int(found.since)
-        ('too high', True, 62)
+        ('too high', True, 60)
         >>> print(found)
-        too high: log e 23.2 after 200 rows, p < 0.001, alarm since look 62
+        too high: log e 21.6 after 200 rows, p < 0.001, alarm since look 60
     """
 
     log_e: Tensor
@@ -66,7 +66,7 @@ class SequentialEvidence(NamedTuple):
 
     @property
     def direction(self) -> Any:
-        """What is wrong with the forecasts: the direction of the components with the most evidence.
+        """Kind of miscalibration: the direction of the components with the most evidence.
 
         `"too low"` or `"too high"`: the probability of the event. `"over-confident"`: probabilities are too near to 0
         and 1. `"under-confident"`: they are too near to 1/2. `"none"` without evidence. For the top label, `"too high"`

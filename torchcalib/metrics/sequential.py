@@ -15,10 +15,10 @@ from torchcalib.metrics.engine import refuse_if_synced
 class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test):
     """Streaming test of calibration whose evidence holds at every look; see `sequential_test`.
 
-    Each update is a look. `compute` returns the logarithm of the e-value E, `p_value` the anytime-valid p-value,
-    `direction` what is wrong, and `since` the number of the first update with E >= 1 / `level`. For a calibrated model,
-    P(alarm at any look) <= `level`. The state has constant size: 16 sums, the largest E, `since` and the number of
-    updates. `update` does not synchronise a GPU.
+    Each update is a look. `compute` returns the logarithm of the e-value E. `p_value` is the anytime-valid p-value,
+    `direction` the kind of miscalibration, and `since` the number of the first update with E >= 1 / `level`. For a
+    calibrated model, P(alarm at any look) <= `level`. The state has constant size: 16 sums, the largest E, `since` and
+    the number of updates. `update` does not synchronise a GPU.
 
         test = torchcalib.SequentialTest(task="binary", level=0.01)
         for preds, target in batches:  # in the order in which outcomes became known
@@ -26,8 +26,8 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
             if test.alarm():
                 print(test.direction, test.since)
 
-    `merge_state` is one look at all rows of the other state. Evidence of disjoint rows multiplies, so that `compute` is
-    that of one stream. The looks of the other state do not count: its largest E is not a result of the common stream.
+    `merge_state` is one look at all rows of the other state. The likelihood ratios of each component multiply, so that
+    `compute` is that of one stream. The looks of the other state do not count: its largest E is not a result of the common stream.
     Shards are valid if outcomes are calibrated given the rows of all shards. Over several ranks, `compute` and other
     results are those of one look at the rows of all ranks. The largest E is then known at this look only. Detectors of
     changes (`restart`) cannot be merged, and run on one rank.
@@ -99,7 +99,7 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
 
     @property
     def direction(self) -> Any:
-        """What is wrong with the forecasts, such as `"over-confident"`; see `SequentialEvidence.direction`."""
+        """Kind of miscalibration, such as `"over-confident"`; see `SequentialEvidence.direction`."""
         return self.result().direction
 
     @property
