@@ -27,10 +27,10 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
                 print(test.direction, test.since)
 
     `merge_state` is one look at all rows of the other state. The likelihood ratios of each component multiply, so that
-    `compute` is that of one stream. The looks of the other state do not count: its largest E is not a result of the common stream.
-    Shards are valid if outcomes are calibrated given the rows of all shards. Over several ranks, `compute` and other
-    results are those of one look at the rows of all ranks. The largest E is then known at this look only. Detectors of
-    changes (`restart`) cannot be merged, and run on one rank.
+    `compute` is that of one stream. The looks of the other state do not count: its largest E is not a result of the
+    common stream. Shards are valid if outcomes are calibrated given the rows of all shards. Over several ranks,
+    `compute` and other results are those of one look at the rows of all ranks. The largest E is then known at this look
+    only. Detectors of changes (`restart`) cannot be merged, and run on one rank.
 
     `ByGroup` computes E for each group. It does not store the largest E, so compare each look with 1 / level. For an
     alarm of any of G groups, use level / G.
