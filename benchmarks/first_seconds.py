@@ -60,6 +60,7 @@ CASES = {
     "`ece` of a list": Case(("-c", "import torchcalib as tc; tc.ece([0.1, 0.9], [0, 1])"), 1.3, modules=30),
     "import of the class `ECE`, with torchmetrics": Case(("-c", "import torchcalib; torchcalib.ECE")),
     "`torchcalib metric ece FILE`, 1,000 x 4": command("metric", "ece", "FILE", goal=1.6),
+    "`torchcalib watch FILE`, 1,000 x 4": command("watch", "FILE", goal=1.6)._replace(code=1),
     "`torchcalib check FILE`, 1,000 x 4": command("check", "FILE", "--fail-if", "ece > 1", goal=1.8),
     REPORT: command("report", "FILE", "--out", "DIR", goal=2.2),
     "`torchcalib audit LOG --out DIR`, 300 questions": command("audit", "LOG", "--out", "DIR", goal=3),

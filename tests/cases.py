@@ -240,6 +240,7 @@ def _binless_cases():
         ("smece", F.smece, tc.SmECE, {}),
         ("spiegelhalter", F.spiegelhalter, tc.Spiegelhalter, {"component": "z"}),
         ("cox", cox_part, tc.Cox, {"component": "slope"}),
+        ("sequential", sequential_log_e, tc.SequentialTest, {}),
         ("ici", F.ici, tc.ICI, {}),
     ):
         for task in OWN:
@@ -257,6 +258,8 @@ def _binless_cases():
         ("ks-kuiper", F.ks, tc.KS, {"norm": "range"}),
     ):
         yield _case(f"{name}-binary", function, cls, "binary", options)
+    yield _case("sequential-top_2", sequential_log_e, tc.SequentialTest, "multiclass", {"mode": tc.TopK(2)})
+    yield _case("sequential-per-label", sequential_log_e, tc.SequentialTest, "multilabel", {"average": None})
     for name, function, cls in (("cox", cox_part, tc.Cox), ("spiegelhalter", F.spiegelhalter, tc.Spiegelhalter)):
         yield _case(f"{name}-per-class", function, cls, "multiclass", {"mode": "classwise"})
 
@@ -275,6 +278,11 @@ def part_of(function, default):
 
 
 cox_part, corp_part = part_of(F.cox, "slope"), part_of(F.corp, "mcb")
+
+
+def sequential_log_e(*args, **options):
+    """Return the logarithm of the evidence, like the streaming class."""
+    return F.sequential_test(*args, **options).log_e
 
 
 def squared_gap(b):

@@ -86,6 +86,7 @@ from torchcalib.functional.selective import coverage_at_risk as coverage_at_risk
 from torchcalib.functional.selective import eaurc as eaurc
 from torchcalib.functional.selective import risk_at_coverage as risk_at_coverage
 from torchcalib.functional.selective import risk_coverage_curve as risk_coverage_curve
+from torchcalib.functional.sequential import sequential_test as sequential_test
 from torchcalib.functional.smooth import smece as smece
 from torchcalib.functional.smooth import smece_width as smece_width
 from torchcalib.functional.test_based import estimation_error as estimation_error
@@ -140,6 +141,7 @@ from torchcalib.metrics.selective import AccuracyAtCoverage as AccuracyAtCoverag
 from torchcalib.metrics.selective import CorrectnessAUROC as CorrectnessAUROC
 from torchcalib.metrics.selective import CoverageAtRisk as CoverageAtRisk
 from torchcalib.metrics.selective import RiskAtCoverage as RiskAtCoverage
+from torchcalib.metrics.sequential import SequentialTest as SequentialTest
 from torchcalib.plots.canvas import to_png as to_png
 from torchcalib.plots.canvas import to_svg as to_svg
 from torchcalib.plots.classwise import classwise_reliability_diagrams as classwise_reliability_diagrams

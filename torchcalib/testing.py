@@ -27,7 +27,7 @@ def assert_calibrated(
     The assertion fails if the expected calibration error (ECE) has a p-value below `alpha` and is above `max_ece`. A
     large p-value alone is no proof of calibration: with few samples, the test detects large errors only. The error
     message contains the verdict of the report and the values. The p-value holds for one look at the data: a check of
-    new data every day gives more false alarms than a single check.
+    new data every day gives more false alarms than a single check. Use `torchcalib.SequentialTest` for repeated looks.
 
     Args:
         probs: probabilities, or logits with `from_logits=True`; see `torchcalib.report`.

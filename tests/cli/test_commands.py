@@ -32,6 +32,7 @@ JSON = {
     "report": (["a.npz", *QUICK_COMMAND], {"lines", "decision"}),
     "metric": (["ece", "a.npz"], {"metric", "value"}),
     "check": (["a.npz", "--fail-if", "ece > 2"], {"passed", "values"}),
+    "watch": (["b.npz"], {"log_e", "alarm"}),
     "audit": (["log.jsonl", "--no-calibration"], {"confidences", "sentence"}),
     "plot": (["a.npz"], {"path", "line"}),
     "compare": (["a.npz", "b.npz"], {"lines", "systems"}),

@@ -287,6 +287,16 @@ def metrics_of_torchmetrics():
         yield of_metric(f"metric {cls}", make, columns, wrong=BAD[1:2], is_bounded=True)
 
 
+def sequential_tests():
+    """Yield tests whose results depend on the batches, each of which is a look, and one of clusters."""
+    for name, restart in (("looks", False), ("restarts", True)):
+        make = partial(tc.SequentialTest, task="binary", restart=restart)
+        more = {"order": None, "merges": {}, "is_bounded": True}
+        yield of_metric(f"sequential test with {name}", make, binary(), lambda x: x.result()._asdict(), **more)
+    columns = {**binary(), "clusters": torch.arange(40)}  # clusters of one row may be in any batch
+    yield of_metric("sequential test of clusters", partial(tc.SequentialTest, task="binary"), columns, is_bounded=True)
+
+
 N_GROUPS = 6
 
 
@@ -591,7 +601,7 @@ def calibrators():
 
 
 KINDS = (plain_metrics, dropping_metrics, metrics_of_soft_labels, metrics_of_torchmetrics, groups, clusters, bootstraps)
-KINDS += (collections, reports, comparisons, monitors, adapters, calibrators)
+KINDS += (sequential_tests, collections, reports, comparisons, monitors, adapters, calibrators)
 STATES = [state for kind in KINDS for state in kind()]
 
 

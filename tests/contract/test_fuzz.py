@@ -10,7 +10,7 @@ import re
 
 import pytest
 import torch
-from cases import ANNOTATOR_ERRORS, BINNED, CASES, COSTS, corp_part, squared_gap
+from cases import ANNOTATOR_ERRORS, BINNED, CASES, COSTS, corp_part, sequential_log_e, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
@@ -58,6 +58,7 @@ KINDS = [
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
     (F.estimation_error, tc.EstimationError, {**NORMED, "distance": ["squared", "absolute", "huber"]}),
+    (sequential_log_e, tc.SequentialTest, {}),
     (F.aurc, tc.AURC, {}),
     (F.eaurc, tc.EAURC, {}),
     (F.augrc, tc.AUGRC, {}),

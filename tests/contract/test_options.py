@@ -62,6 +62,7 @@ WRONG = {
     "right": ["no"],
     "bins": ["quantile", [0.0], FALLING, REPEATED, LATE, SHORT, [0, math.nan, 1]],
     "debiased": ["no"],
+    "restart": ["no"],
     "ties": ["first"],
     "n_min": [CROSSED, 0, 1.0],
     "n_max": [0],

@@ -6,6 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -203,6 +204,41 @@ class _DummyExperiment:
     """What loggers of Lightning return as experiment on all ranks but the first."""
 
 
+@pytest.fixture
+def evidence():
+    test = tc.SequentialTest(task="binary")
+    test.update([0.5] * 200, [0, 0, 0, 1] * 50)
+    return test.result()
+
+
+def test_sequential_tests_are_values_and_a_verdict(evidence, mlflow, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(tmp_path / "run") as writer:
+        log_report(evidence, writer, step=3)
+    with mlflow.start_run() as run:
+        log_report(evidence, mlflow, step=3)
+    data = mlflow.MlflowClient().get_run(run.info.run_id).data
+    assert data.tags["calibration.verdict"] == str(evidence)
+    expected = {f"calibration/{key}": value for key, value in evidence.flat().items()}
+    assert data.metrics == pytest.approx(expected)
+    assert expected["calibration/alarm"] == 1
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulators.EventAccumulator(str(tmp_path / "run"))
+    found.Reload()
+    assert set(found.Tags()["scalars"]) == set(expected)
+
+
+def test_sequential_tests_have_a_verdict_in_weights_and_biases(evidence):
+    logged, run = [], SimpleNamespace(summary={}, log=lambda values, step: logged.append((dict(values), step)))
+    module = ModuleType("wandb")
+    module.run = run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", module)
+        log_report(evidence, module, step=3)
+    assert logged == [({f"calibration/{key}": value for key, value in evidence.flat().items()}, 3)]
+    assert run.summary == {"calibration/verdict": str(evidence)}
+
+
 def test_other_ranks_of_lightning_log_nothing(report):
     class Logger:
         experiment = _DummyExperiment()
@@ -214,7 +250,7 @@ def test_other_ranks_of_lightning_log_nothing(report):
 def test_wrong_arguments_are_errors(report, mlflow, monkeypatch):
     with pytest.raises(TypeError, match=r"`run` must belong to MLflow, .*, got <object"):
         log_report(report, object())
-    with pytest.raises(TypeError, match=r"`report` must be a torchcalib\.Report, got dict"):
+    with pytest.raises(TypeError, match=r"`report` must be a torchcalib\.Report or SequentialEvidence, got dict"):
         log_report(dict(report), mlflow)
     with pytest.raises(ValueError, match="the module mlflow without one"):
         log_report(report, mlflow)

@@ -142,3 +142,34 @@ def ici(confidence, outcome, weights, component="ici", **how):
     distance = np.abs(loess(p, y, **how) - np.array(p))
     shares = {"e50": 0.5, "e90": 0.9, "emax": 1}
     return distance.mean() if component == "ici" else np.quantile(distance, shares[component])
+
+
+SIZES = [sign * size for size in (0.1, 0.2, 0.4, 0.8) for sign in (1, -1)]
+SHIFTS_AND_SLOPES = [(a, 1.0) for a in SIZES] + [(0.0, math.exp(log_b)) for log_b in SIZES]
+
+
+def log_mean(logs):
+    """Logarithm of the mean of exp."""
+    top = max(logs)
+    return top if math.isinf(top) else top + math.log(math.fsum(math.exp(x - top) for x in logs) / len(logs))
+
+
+def log_ratio(p, y, a, b):
+    """Log of q^y (1 - q)^(1 - y) / (p^y (1 - p)^(1 - y)) for q = sigmoid(a + b logit p) (module `sequential`)."""
+    if p in (0, 1):
+        return 0.0 if y == p else math.inf
+    z = math.log(p) - math.log1p(-p)
+    w = a + b * z
+
+    def log_sigmoid(x):
+        return min(x, 0) - math.log1p(math.exp(-abs(x)))
+
+    return y * (log_sigmoid(w) - log_sigmoid(z)) + (1 - y) * (log_sigmoid(-w) - log_sigmoid(-z))
+
+
+def log_ratios(confidence, outcome, weights):
+    """Sums of log ratios for each component, and the sum of their magnitudes."""
+    rows = list(zip(confidence, outcome, weights, strict=True))
+    of_rows = [[w * log_ratio(p, y, a, b) for p, y, w in rows if w] for a, b in SHIFTS_AND_SLOPES]
+    sums = [math.inf if math.inf in of else math.fsum(of) for of in of_rows]
+    return sums, max(math.fsum(abs(x) for x in of if x < math.inf) for of in of_rows)

@@ -487,6 +487,26 @@ def event_value(metric, column, options, guard, copies=True):
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
 
 
+def log_evidence(column):
+    """Return the logarithm of the mean evidence of a column of events, or NaN without events, and its magnitude."""
+    if not column:
+        return math.nan, 0.0
+    order, confidence, outcome, weights, _ = zip(*column, strict=True)
+    if any(
+        min(c, 1 - c) < 1e-9 and o not in (0, 1, math.inf, -math.inf) for o, c in zip(order, confidence, strict=True)
+    ):
+        raise Undecided  # the loop only has the probabilities, not the logits
+    sums, size = binless.log_ratios(confidence, outcome, weights)
+    return binless.log_mean(sums), size
+
+
+def average_of(metric, values):
+    """Return the average over classes or labels: of evidence, not of its logarithm."""
+    if metric != "sequentialtest":
+        return sum(values) / len(values)
+    return binless.log_mean([0.0 if math.isnan(x) else x for x in values]) if any(x == x for x in values) else math.nan
+
+
 # Calls
 
 
@@ -511,6 +531,8 @@ def values_of(call, rows):
     columns = columns or [[]] * (call.n_classes if mode == "classwise" else 1)
     guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5
     size = 100.0 if call.metric == "tce" else 1.0
+    if call.metric == "sequentialtest":
+        return [log_evidence(column) for column in columns]
     copies = call.weights is None or not call.weights.is_floating_point()
     return [(event_value(call.metric, column, call.settings, guard, copies), size) for column in columns]
 
@@ -546,6 +568,6 @@ def expected(call):
         found = [pair for rows in columns for pair in values_of(call, rows)]
         size = max(size, *(s for _, s in found if math.isfinite(s)), 0)
         of_columns = [value for value, _ in found]
-        values.append(sum(of_columns) / len(of_columns) if averaged else of_columns)
+        values.append(average_of(call.metric, of_columns) if averaged else of_columns)
     shape = call.lead if averaged else (*call.lead, call.n_classes)
     return torch.tensor(values, dtype=torch.float64).reshape(shape), size

@@ -157,6 +157,7 @@ NEEDLESS = [  # a command, its exit code, and modules that it must not import; c
     ("audit missing.jsonl", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
     ("report unknown.csv", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
     ("metric ece x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting", "torchcalib.calibration")),
+    ("watch x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting", "torchcalib.calibration")),
     ("check x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting.render")),
     ("report x.csv --no-intervals --no-calibration", 0, COMPUTED),
     ("audit log.jsonl --no-intervals --no-calibration", 0, COMPUTED),

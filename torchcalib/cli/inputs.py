@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from torchcalib.cli.options import is_file
 from torchcalib.cli.systems import System
@@ -15,27 +16,32 @@ from torchcalib.io.opening import PredictionFiles, Unconverted, open_predictions
 from torchcalib.io.writing import is_of_system
 
 
+def opening(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `open_predictions` for the command line options."""
+    return {
+        "preds": arguments.preds,
+        "target": arguments.target,
+        "weights": arguments.weights,
+        "groups": getattr(arguments, "groups", None),
+        "clusters": getattr(arguments, "clusters", None),
+        "ids": getattr(arguments, "id", None),
+        "pred": arguments.pred,
+        "from_logits": True if arguments.from_logits else False if arguments.from_probs else None,
+        "task": arguments.task,
+        "class_names": None if arguments.class_names is None else arguments.class_names.split(","),
+        "ignore_index": arguments.ignore_index,
+        "nan_policy": arguments.nan_policy,
+        "normalize": arguments.normalize,
+    }
+
+
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
     """Open prediction files with the command line options, once. `preds` overrides the option --preds."""
     known: dict[object, PredictionFiles] = vars(arguments).setdefault("opened", {})
     key = (tuple(paths), preds)
     if key not in known:
-        known[key] = open_predictions(
-            paths,
-            preds=arguments.preds if preds is None else preds,
-            target=arguments.target,
-            weights=arguments.weights,
-            groups=getattr(arguments, "groups", None),
-            clusters=getattr(arguments, "clusters", None),
-            ids=getattr(arguments, "id", None),
-            pred=arguments.pred,
-            from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
-            task=arguments.task,
-            class_names=None if arguments.class_names is None else arguments.class_names.split(","),
-            ignore_index=arguments.ignore_index,
-            nan_policy=arguments.nan_policy,
-            normalize=arguments.normalize,
-        )
+        given = opening(arguments)
+        known[key] = open_predictions(paths, **(given if preds is None else {**given, "preds": preds}))
     return known[key]
 
 
@@ -76,7 +82,7 @@ def check_places(arguments: argparse.Namespace, options: Sequence[str], inputs: 
 
     Unless --out is one of these files, it is a file by its ending, or a folder, which is created.
     """
-    if options and "out" not in options and arguments.out is not None:
+    if options and "out" not in options and getattr(arguments, "out", None) is not None:
         make_place(arguments.out, inputs)
     given = {option: Path(place) for option in options if (place := getattr(arguments, option)) is not None}
     for option, path in given.items():

@@ -73,12 +73,12 @@ def is_file(out: str | None) -> bool:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError unless numbers of bins and epochs are at least 1, and files for --out have a folder."""
+    """Raise ValueError unless numbers such as that of bins are at least 1, and files for --out have a folder."""
     for name in ("diagrams", "pages"):
         if getattr(arguments, name, False) and (arguments.out is None or is_file(arguments.out)):
             found = "none" if arguments.out is None else shown(arguments.out)
             raise ValueError(f"`--out` must be a folder with --{name}, got {found}. Pass --out DIR, or omit --{name}.")
-    for name in ("n_bins", "epochs"):
+    for name in ("n_bins", "epochs", "batch", "interval"):
         if getattr(arguments, name, 1) < 1:
             found = getattr(arguments, name)
             raise ValueError(f"`--{name.replace('_', '-')}` must be at least 1, got {found}. Pass a positive number.")

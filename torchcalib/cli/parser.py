@@ -22,7 +22,7 @@ from torchcalib.cli.options import Option
 from torchcalib.cli.systems import systems_of
 from torchcalib.io.errors import limited, quoted, short_name, shown
 from torchcalib.io.names import SYNONYMS
-from torchcalib.io.paths import expanded, format_of
+from torchcalib.io.paths import check_paths, expanded, format_of
 from torchcalib.results.conditions import DEFAULT, Condition
 
 _REPORT_EXAMPLES = f"""examples:
@@ -47,6 +47,14 @@ _CHECK_EXAMPLES = """examples:
 
 The condition compares numbers, keys of a report such as ece, nll and ece/classwise, and functions of keys: p(key),
 floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are joined by and, or, not, ( and )."""
+
+_WATCH_EXAMPLES = """examples:
+  torchcalib watch predictions.csv --state watch.safetensors
+  torchcalib watch batches/ --state watch.safetensors --follow --prometheus /var/lib/node_exporter/torchcalib.prom
+  torchcalib watch 'batches/*.parquet' --state watch.safetensors --restart --level 0.001 --json
+
+.csv, .tsv and .jsonl files may grow by complete lines. Files of other formats are read once. New files of a folder or
+pattern are read in the order of their names. Rows must be in the order in which outcomes became known."""
 
 _COMPARE_EXAMPLES = f"""examples:
   torchcalib compare resnet.npz calibrated=resnet_t.npz --out compared/
@@ -190,6 +198,23 @@ _LOG = (
     options.out("audit"),
     Option("--pages", None, "add a page for each definition to the folder of --out"),
 )
+_WATCH = (
+    Option("files", "FILE", "a file that grows, or a folder or quoted pattern of files with batches", nargs="+"),
+    Option("--state", "PATH", "file that keeps the evidence and the positions in the files between runs"),
+    Option("--follow", None, "wait for new rows until an alarm"),
+    Option("--interval", "SECONDS", "time between two looks at the files (default: 60)", type=int, default=60),
+    Option(
+        "--level",
+        "P",
+        "probability of a false alarm at any look; with --restart the inverse of the mean number of batches until a "
+        "false alarm (default: 0.01)",
+        type=float,
+        default=0.01,
+    ),
+    Option("--restart", None, "detect changes: start the evidence anew at each batch, too"),
+    Option("--batch", "N", "largest number of rows of a batch (default: 1000)", type=int, default=1000),
+    Option("--prometheus", "PATH", "write the evidence in the text format of Prometheus, such as torchcalib.prom"),
+)
 _CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(ece) < 0.01 and ece > 0.02)")
 _CALIBRATE = (
     Option("--out", "PATH", "file for the fitted calibrator, such as cal.safetensors", required=True),
@@ -270,6 +295,12 @@ def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
 def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:
     arguments.condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
     return options.found_files(arguments)
+
+
+def _found_for_watch(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    folders = [Path(name) for name in arguments.files if Path(name).is_dir()]
+    files = expanded([name for name in arguments.files if not Path(name).is_dir()])
+    return (*folders, *(check_paths(files) if files else ()))
 
 
 def _found_for_plot(arguments: argparse.Namespace) -> tuple[Path, ...]:
@@ -368,10 +399,21 @@ COMMANDS: Mapping[str, Command] = {
         "fail if predictions are miscalibrated, for continuous integration",
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
-        "p-values hold for one look at the data: repeated checks give more false alarms.",
+        "p-values hold for one look at the data: repeated checks give more false alarms than torchcalib watch.",
         (options.FILES, _CONDITION, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,
+    ),
+    "watch": Command(
+        "watch",
+        "test calibration after deployment, as often as rows arrive",
+        "Add new rows of files to the evidence against calibration, and return exit code 1 after an alarm.\n"
+        "The evidence holds at every look: a calibrated model ever causes an alarm with probability --level at most.",
+        (*_WATCH, *_INPUT),
+        _found_for_watch,
+        _WATCH_EXAMPLES,
+        _no_predictions,
+        ("state", "prometheus"),
     ),
     "audit": Command(
         "audit",
@@ -451,6 +493,7 @@ _SYNONYMS = {
     **dict.fromkeys(("transform", "predict"), "apply"),
     **dict.fromkeys(("combine", "join"), "merge"),
     **dict.fromkeys(("log", "logs", "llm"), "audit"),
+    **dict.fromkeys(("monitor", "follow", "drift"), "watch"),
     "metrics": "metric",
     "example": "demo",
 }

@@ -121,7 +121,7 @@ def weight_rule(weights: Tensor, whole: bool = False) -> Rule:
     def problems() -> list[Problem]:
         if whole:  # float64 represents every whole number up to 2^53
             valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
-            rule = "whole numbers for methods that sort samples (weight k means k copies)"
+            rule = "whole numbers for methods that count samples (weight k means k copies)"
             fix = "Use a method with equal-width bins. Integers would count as copies in tests."
         else:
             valid = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))

@@ -55,6 +55,8 @@ class SumState(Generic[S]):
     names: ClassVar[tuple[str, ...]] = ("sums",)  # names of the saved parts
     has_payload: ClassVar[bool] = False
     """Whether a rank sends more than `announce` returns. Otherwise an all-reduce adds the states of all ranks."""
+    is_additive = True
+    """Whether sums do not depend on the order of rows."""
 
     def empty(self) -> Tensor:
         """Return the state without data, a tensor of zeros."""

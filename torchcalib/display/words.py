@@ -48,7 +48,10 @@ def in_one_line(
     return fixed(value, places) + (f" ({', '.join(clauses)})" if clauses else "")
 
 
-ONE_LOOK = "p-values hold for one look at the data: repeated looks at growing data give more false alarms."
+ONE_LOOK = (
+    "p-values hold for one look at the data: repeated looks at growing data give more false alarms. SequentialTest "
+    "allows repeated looks."
+)
 """Sentence beside p-values that people can look at repeatedly."""
 
 

@@ -52,6 +52,7 @@ from torchcalib.functional.selective import coverage_at_risk as coverage_at_risk
 from torchcalib.functional.selective import eaurc as eaurc
 from torchcalib.functional.selective import risk_at_coverage as risk_at_coverage
 from torchcalib.functional.selective import risk_coverage_curve as risk_coverage_curve
+from torchcalib.functional.sequential import sequential_test as sequential_test
 from torchcalib.functional.smooth import smece as smece
 from torchcalib.functional.smooth import smece_width as smece_width
 from torchcalib.functional.test_based import estimation_error as estimation_error

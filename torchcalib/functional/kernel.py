@@ -246,7 +246,8 @@ def skce_test(
     """Test whether a model is calibrated in the strong sense, with the squared kernel calibration error (SKCE).
 
     The null hypothesis is P(Y = k | p) = p_k for all classes k jointly. The test is one-sided: a negative SKCE is never
-    significant. The p-value holds for one look at the data: repeated looks at growing data give more false alarms.
+    significant. The p-value holds for one look at the data: repeated looks at growing data give more false alarms. Use
+    `torchcalib.SequentialTest` for repeated looks.
 
     Args:
         preds: Probabilities or logits; see `skce`.

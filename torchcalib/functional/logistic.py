@@ -377,7 +377,8 @@ def spiegelhalter(
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)) for confidences p and outcomes y. It is approximately
     standard normal for a calibrated model. A positive z means that the Brier score is worse than expected (mostly
     over-confidence). Errors on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration. The p-value
-    holds for one look at the data: repeated looks at growing data give more false alarms.
+    holds for one look at the data: repeated looks at growing data give more false alarms. Use `sequential_test` for
+    repeated looks.
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.

@@ -1,5 +1,6 @@
 """Accumulate the statistic of a metric over batches, without torchmetrics."""
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -30,6 +31,17 @@ class Stream(Generic[S]):
         p = self.estimator.read(preds, target, weights, batch_shape=(), evidence=evidence)
         self._state = self._kind.add(self._state, self._kind.from_predictions(p))
         self._evidence = evidence
+
+    def parts(self) -> list[Any]:
+        """Return the parts of the state, to save them."""
+        return list(self._kind.parts(self._state))
+
+    def load(self, parts: Sequence[Any]) -> None:
+        """Replace the state by saved parts. Raise ValueError if they are not those of a state."""
+        state = self._kind.check(parts, self._kind.empty())
+        if state is None:
+            raise ValueError("`state` must have the shapes and dtypes of this stream, got others")
+        self._state = state
 
     def statistic(self) -> S:
         """Return the sums or samples of all batches."""

@@ -75,7 +75,8 @@ def tce(
     decisions as SciPy. Unlike a difference of probabilities, the test is equally strict for predictions of 0.001 and
     0.5.
 
-    The levels of the tests hold for one look at the data: repeated looks at growing data give more false alarms.
+    The levels of the tests hold for one look at the data: repeated looks at growing data give more false alarms. Use
+    `sequential_test` for repeated looks.
 
     Args:
         target: Labels. Soft targets are not supported.

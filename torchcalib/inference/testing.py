@@ -50,7 +50,7 @@ class CalibrationTest:
             predictions were not fitted to these labels. The p-value is uniform if ties are rare. With few samples ties
             are frequent, and the test is conservative. For averages over classes see `smallest_p_value`. The level is
             that of one look at the data: of repeated looks at growing data, more than a share a have p <= a at some
-            look, also for a calibrated model (see the guide on noise floors).
+            look, also for a calibrated model. Use `torchcalib.SequentialTest` for repeated looks.
         low, high: confidence interval `(...)`, which contains `statistic`. Its target is the expected value of
             `statistic` over samples (confidences and outcomes) of this size. A signed error is 0 on average for a
             calibrated model: compare its interval with 0. For a debiased error the target is the error without noise.

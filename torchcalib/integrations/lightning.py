@@ -1,4 +1,4 @@
-"""Lightning callback for calibration metrics in the validation."""
+"""Lightning callbacks: calibration metrics in the validation, and sequential tests."""
 
 import io
 import warnings
@@ -25,6 +25,7 @@ from torchcalib.integrations.outputs import Get, found_by
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
+from torchcalib.metrics.sequential import SequentialTest
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.reporting.buffer import PredictionBuffer
@@ -301,6 +302,80 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(capitalised(message), UserWarning, stacklevel=3)
+
+
+class SequentialMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
+    """Add the rows of each `trainer.test` to a sequential test of a deployed model, and log its evidence.
+
+        monitor = SequentialMonitor(torchcalib.SequentialTest(num_classes=10, from_logits=True))
+        trainer = Trainer(callbacks=[monitor])
+        for loader in new_data:  # each week
+            trainer.test(model, loader)  # logs test/log_e, test/p_value, test/alarm and test/since
+            if monitor.test.alarm():
+                break
+
+    Each batch is a look. Evidence is kept between calls, and is in `state_dict`. The model must stay the same: begin a
+    new monitor after a new fit or a recalibration. Over several ranks, results are those of one look at the rows of all
+    ranks.
+
+    Args:
+        test: the test, which is updated in place.
+        get: see `CalibrationMonitor`.
+        prefix: prefix of every logged name.
+
+    Raises:
+        TypeError: if `test` is no `SequentialTest`.
+        ValueError: if a sampler repeats rows, which would count twice, or an output lacks predictions or targets.
+
+    Example:
+        >>> from torchcalib import SequentialTest
+        >>> monitor = SequentialMonitor(SequentialTest(task="binary", from_logits=True))
+        >>> bool(monitor.test.alarm())
+        False
+    """
+
+    def __init__(self, test: SequentialTest, *, get: Get | None = None, prefix: str = "test/") -> None:
+        super().__init__()
+        if not isinstance(test, SequentialTest):
+            raise TypeError(f"`test` must be a SequentialTest, got {type(test).__name__}. Pass SequentialTest(...).")
+        self.test, self._get, self.prefix = test, get, prefix
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Move the test to the device, and refuse repeated rows."""
+        self.test.to(pl_module.device)
+        for loader in trainer.test_loop._combined_loader.flattened:
+            sampler = getattr(loader, "sampler", None)
+            if isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset):  # type: ignore[arg-type]  # it has a length
+                raise ValueError(
+                    "`dataloaders` must not repeat rows, got a DistributedSampler that gives all ranks equally many. "
+                    "Test on one device, or make the number of rows divisible by the number of ranks."
+                )
+
+    def on_test_batch_end(
+        self,
+        trainer: Any,  # noqa: ARG002
+        pl_module: Any,  # noqa: ARG002
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Update the test with the predictions for a batch."""
+        self.test.update(*found_by(self._get, outputs, batch, self.test.input_format.from_logits))
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Log the evidence after all batches."""
+        for name, value in self.test.result().flat().items():
+            tensor = torch.tensor(value, dtype=wide_dtype(pl_module.device), device=pl_module.device)
+            pl_module.log(f"{self.prefix}{name}", tensor, sync_dist=True, reduce_fx="max", add_dataloader_idx=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the test."""
+        return {"test": self.test.state_bytes()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the test from the result of `state_dict()`."""
+        self.test = self.test.from_bytes(state_dict["test"])
 
 
 def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int = -1) -> Fitted:

@@ -1,4 +1,4 @@
-"""Log reports to MLflow, Weights & Biases and TensorBoard, directly or by the loggers of Lightning."""
+"""Log reports and sequential tests to MLflow, Weights & Biases and TensorBoard, or to the loggers of Lightning."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from time import time
 from types import ModuleType
 from typing import Any
 
+from torchcalib.functional.sequential import SequentialEvidence
 from torchcalib.io.errors import shown
 from torchcalib.results.report import Report
 
@@ -18,20 +19,27 @@ _PAGE = "report.html"
 class _Content:
     """Values and files of a report. Without `values`, only the files and the verdict are logged."""
 
-    report: Report
+    verdict: str  # in a few words
+    sentence: str
     values: Mapping[str, float]
-    folder: Path  # the page, `report.json`, and every diagram as PNG and SVG
+    folder: Path | None  # the page, `report.json`, and every diagram as PNG and SVG; None for a sequential test
     prefix: str
     step: int | None
 
     @property
     def pictures(self) -> dict[str, Path]:
         """Diagrams by name, such as `"calibration/reliability"`."""
-        return {f"{self.prefix}/{path.stem}": path for path in sorted(self.folder.glob("*.png"))}
+        files = () if self.folder is None else sorted(self.folder.glob("*.png"))
+        return {f"{self.prefix}/{path.stem}": path for path in files}
 
 
 def log_report(
-    report: Report, run: Any, *, step: int | None = None, prefix: str = "calibration", run_id: str | None = None
+    report: Report | SequentialEvidence,
+    run: Any,
+    *,
+    step: int | None = None,
+    prefix: str = "calibration",
+    run_id: str | None = None,
 ) -> None:
     """Log the values, the diagrams and the page of a report to a run of an experiment tracker.
 
@@ -48,7 +56,7 @@ def log_report(
       Processes other than the first log nothing.
 
     Args:
-        report: the report.
+        report: the report; or the result of a sequential test, of which the values and the verdict are logged.
         run: where to log.
         step: number of the step or epoch. None lets the tracker choose.
         prefix: first part of all names, as in `"calibration/ece/top_label"`.
@@ -56,7 +64,7 @@ def log_report(
 
     Raises:
         ImportError: if the extra `report` is not installed, which draws the diagrams and the page.
-        TypeError: if `report` is no report, or the tracker is unknown.
+        TypeError: if `report` is no report and no result of a sequential test, or the tracker is unknown.
         ValueError: if `run` is a module without an active run, or a client without `run_id`.
 
     Example:
@@ -68,13 +76,19 @@ def log_report(
         ...     [path.name for path in Path(folder).glob("*.html")]
         ['calibration_report_1.html']
     """
-    if not isinstance(report, Report):
-        raise TypeError(f"`report` must be a torchcalib.Report, got {type(report).__name__}.")
+    if not isinstance(report, Report | SequentialEvidence):
+        raise TypeError(
+            f"`report` must be a torchcalib.Report or SequentialEvidence, got {type(report).__name__}. Pass "
+            "torchcalib.report(preds, target), or the result() of a SequentialTest."
+        )
     log, target = _tracker_of(run, run_id)
+    values = {f"{prefix}/{key}": float(value) for key, value in report.flat().items()}
+    if isinstance(report, SequentialEvidence):
+        log(target, _Content(str(report), str(report), values, None, prefix, step))
+        return
     with TemporaryDirectory() as folder:
         report.save(folder, diagrams=True)
-        values = {f"{prefix}/{key}": float(value) for key, value in report.flat().items()}
-        log(target, _Content(report, values, Path(folder), prefix, step))
+        log(target, _Content(report.decision.verdict, report.sentence, values, Path(folder), prefix, step))
 
 
 def _tracker_of(run: Any, run_id: str | None) -> tuple[Callable[[Any, _Content], None], Any]:
@@ -124,8 +138,9 @@ def _log_to_mlflow(target: tuple[Any, str], content: _Content) -> None:
         metrics.append(Metric(f"{parent}.{name}" if parent in content.values else key, value, now, step))
     for start in range(0, len(metrics), _MOST_METRICS):
         client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
-    client.set_tag(run_id, f"{content.prefix}.verdict", content.report.decision.verdict)
-    client.log_artifacts(run_id, str(content.folder), artifact_path=content.prefix)
+    client.set_tag(run_id, f"{content.prefix}.verdict", content.verdict)
+    if content.folder is not None:
+        client.log_artifacts(run_id, str(content.folder), artifact_path=content.prefix)
 
 
 _MOST_METRICS = 1000  # limit of MLflow for one call
@@ -134,23 +149,28 @@ _MOST_METRICS = 1000  # limit of MLflow for one call
 def _log_to_wandb(run: Any, content: _Content) -> None:
     import wandb
 
-    pictures = {name: wandb.Image(str(path)) for name, path in content.pictures.items()}
-    page = wandb.Html((content.folder / _PAGE).read_text(encoding="utf-8"))
-    run.log({**content.values, **pictures, f"{content.prefix}/report": page}, step=content.step)
-    run.summary[f"{content.prefix}/verdict"] = content.report.decision.verdict
+    pictures: dict[str, Any] = {name: wandb.Image(str(path)) for name, path in content.pictures.items()}
+    if content.folder is not None:
+        pictures[f"{content.prefix}/report"] = wandb.Html((content.folder / _PAGE).read_text(encoding="utf-8"))
+    run.log({**content.values, **pictures}, step=content.step)
+    run.summary[f"{content.prefix}/verdict"] = content.verdict
+    if content.folder is None:
+        return
     artifact = wandb.Artifact(f"{content.prefix.replace('/', '-')}-report-{run.id}", type="calibration-report")
     artifact.add_dir(str(content.folder))
     run.log_artifact(artifact)
 
 
 def _log_to_tensorboard(writer: Any, content: _Content) -> None:
-    from matplotlib.image import imread
-
     for key, value in content.values.items():
         writer.add_scalar(key, value, content.step)
     for name, path in content.pictures.items():
+        from matplotlib.image import imread
+
         writer.add_image(name, imread(path)[..., :3], content.step, dataformats="HWC")
-    writer.add_text(f"{content.prefix}/verdict", content.report.sentence, content.step)
+    writer.add_text(f"{content.prefix}/verdict", content.sentence, content.step)
+    if content.folder is None:
+        return
     step = "" if content.step is None else f"_{content.step}"
     name = f"{content.prefix.replace('/', '_')}_report{step}.html"
     # `log_dir` is an attribute of the writer of torch, but not of that of tensorboardX

@@ -391,7 +391,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
         The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
         model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method. The p-value
-        holds for one look at the data: a test after every batch or epoch gives more false alarms.
+        holds for one look at the data: a test after every batch or epoch gives more false alarms. Use `SequentialTest`
+        for repeated looks.
 
         Args:
             level: Level of the interval, in (0, 1).

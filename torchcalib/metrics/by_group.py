@@ -86,7 +86,8 @@ class RowsInGroups(WrappedMetric[Any]):
             sample = kind.accumulator, kind.leading_shape, kind.from_logits
             return SampledPartState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
-        if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
+        can_split = hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")
+        if not isinstance(kind, SumState) or not (kind.is_additive and can_split):
             raise ValueError(
                 f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."
@@ -232,7 +233,8 @@ class ByGroup(RowsInGroups):
         Small groups have large errors because of sampling noise, even if the model is calibrated. Groups are therefore
         sorted by the error minus its noise floor, the expected error under perfect calibration. p-values are adjusted
         for the number of groups. Groups whose error is not significant are marked "within chance". The p-values hold
-        for one look at the data: repeated looks at growing data give more false alarms.
+        for one look at the data: repeated looks at growing data give more false alarms. Use
+        `ByGroup(SequentialTest(...))` for repeated looks.
 
         Args:
             k: Number of groups in the table; None for all groups with samples.

@@ -1,5 +1,6 @@
 """Streaming metrics with inference for clusters of dependent rows."""
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -71,9 +72,12 @@ class Clustered(RowsInGroups):
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):
+            has_own = "clusters" in signature(metric.update).parameters
+            why_not = "compares pairs of rows. Use ECE or NLL, for example."
+            if has_own:
+                why_not = "has one bet for each cluster. Pass clusters to its `update`."
             raise ValueError(
-                f"`metric` must be a metric that is computed from single rows, got {metric}, which compares pairs of "
-                "rows. Use ECE or NLL, for example."
+                f"`metric` must be a metric that is computed from single rows, got {metric}, which {why_not}"
             )
         super().__init__(metric, MAX_CLUSTERS, **kwargs)
 

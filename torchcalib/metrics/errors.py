@@ -355,7 +355,8 @@ def calibration_test(
     Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
     to a question are dependent: without clusters, p-values are then too small and intervals too narrow.
 
-    The p-value holds for one look at the data: repeated looks at growing data give more false alarms.
+    The p-value holds for one look at the data: repeated looks at growing data give more false alarms. Use
+    `SequentialTest` for repeated looks.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
     are labels for any dtype. This is checked separately for each batch element, label and group. With floating

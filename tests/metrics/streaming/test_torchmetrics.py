@@ -121,6 +121,7 @@ def test_values_of_non_differentiable_metrics_have_no_gradient():
     cases = [case for case in CASES if not case.differentiable]
     selective = {tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.RiskAtCoverage, tc.AccuracyAtCoverage}
     others = {tc.Accuracy, tc.BayesRisk, tc.TCE, tc.EstimationError, tc.CoverageAtRisk, tc.RankingScore}
+    others.add(tc.SequentialTest)
     assert {case.cls for case in cases} == others | selective
     for case in cases:
         preds, target = case.data()
