@@ -924,6 +924,8 @@ COMMANDS = [
     ("report site_table.npz --groups site", "must be one group per sample, got shape"),
     ("report site_long.npz --groups site", "must contain text of at most 1,000 characters"),
     ("report site_low.npz --groups site", "`groups` must be in ["),
+    ("report site_float.npz --groups site,probs", "`site` in `site_float.npz` must contain whole numbers or text as"),
+    ("report site_table.npz --groups site,targets", "`site` in `site_table.npz` must be one group per sample, got"),
     ("report five.npz --groups site", "`--groups` must name an array in"),
     (f"report clusters.csv --clusters image {FAST}",
      "must contain the cluster of each row, got an empty text in row 2"),

@@ -130,7 +130,7 @@ _REPORT = (
         "--groups",
         "NAME",
         "key or column with the group of each row, integers or text; the report lists the worst groups (-1 or an empty "
-        "text: no group)",
+        "text: no group). Several columns, as in age,sex, form groups, and their intersections are searched",
     ),
 )
 _LOG = (

@@ -149,7 +149,9 @@ class Report(Results[float]):
             with_calibration: compute the cross-validated gains of calibrators.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
-                contains the groups with the largest excess of ECE over its noise floor.
+                contains the groups with the largest excess of ECE over its noise floor. Several columns (a DataFrame, a
+                dict, a list of arrays, or a list of names) form the groups "age=old, sex=f". A row with a missing value
+                has no group. The report then also contains `slices`, the intersections of the columns.
             group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
@@ -186,6 +188,8 @@ class Report(Results[float]):
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
+            if isinstance(groups, list | tuple) and all(isinstance(name, str) for name in groups):
+                groups = ",".join(groups)
             names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
             for name, value in names.items():
                 if not isinstance(value, str | None):
@@ -345,7 +349,7 @@ class Report(Results[float]):
         preds: str | None = None,
         target: str | None = None,
         weights: str | None = None,
-        groups: str | None = None,
+        groups: str | Sequence[str] | None = None,
         clusters: str | None = None,
         pred: str | None = None,
         from_logits: bool | None = None,
@@ -369,7 +373,8 @@ class Report(Results[float]):
             preds: name of the array or column of predictions; None searches for a common name, such as "probs".
             target: name of the targets; None searches for a common name.
             weights: name of the weights; None searches for a common name. Weights are optional.
-            groups: name of the groups, which are whole numbers or strings; None for no groups.
+            groups: name of the groups, which are whole numbers or strings; None for no groups. Several columns, as a
+                list or "age,sex", form the groups "age=old, sex=f", and are searched for `slices`.
             clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
             pred: name of the predicted labels, if predictions are their probabilities; None searches for a common name.
             from_logits: whether predictions are logits; None infers it from their name, or else from all values.
