@@ -152,10 +152,12 @@ from torchcalib.plots.curves import training_curve as training_curve
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
 from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
+from torchcalib.plots.slices import slice_diagram as slice_diagram
 from torchcalib.plots.tce import tce_diagram as tce_diagram
 from torchcalib.reporting.audit import audit as audit
 from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
+from torchcalib.reporting.slices import slices as slices
 from torchcalib.results.comparison import Comparison as Comparison
 from torchcalib.results.history import History as History
 from torchcalib.results.report import Report as Report

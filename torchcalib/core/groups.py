@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from numbers import Number
 from typing import Any
 
@@ -20,6 +21,7 @@ NO_GROUP = -1
 """Group index of rows without a group, which are ignored. `pandas.factorize` uses the same value."""
 
 
+_MAX_VALUES = 10  # number of different numbers in a column from which they are divided into ranges
 _MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 
 
@@ -39,8 +41,7 @@ def numbered_groups(
     elif columns is not None:
         from torchcalib.io.text import crossed, shown_group
 
-        levels = {name: _levels(column, device) for name, column in columns.items()}
-        numbers, texts = crossed(levels, keep_partial)
+        numbers, texts = crossed(levels_of(columns, samples, device), keep_partial)
         texts = texts if keep_partial else list(map(shown_group, texts))
         return _positions(numbers, texts, names), names or texts
     column = _column(groups)
@@ -111,9 +112,30 @@ def _positions(numbers: Tensor, texts: Sequence[str], names: Sequence[str] | Non
     return places[numbers]  # the last place is that of -1
 
 
-def _levels(values: Any, device: torch.device) -> tuple[Tensor, list[str]]:
-    """Return the level of each row of a column of groups, -1 for a missing value, and the names of the levels."""
-    from torchcalib.io.text import numbered_levels
+def levels_of(
+    columns: Mapping[str, Any],
+    samples: Sequence[int],
+    device: torch.device,
+    role: str = "groups",
+    n_ranges: int | None = None,
+) -> dict[str, tuple[Tensor, list[str]]]:
+    """Return the level of each row of columns, -1 for a missing value, and the names of the levels.
+
+    With `n_ranges`, more than 10 different numbers of a column are divided into ranges with similar numbers of rows.
+    `role` is the name of the columns in errors.
+    """
+    levels = {name: _levels(name, values, device, n_ranges) for name, values in columns.items()}
+    for name, (numbers, _) in levels.items():
+        if numbers.numel() != prod(samples):
+            raise ValueError(
+                f"`{role}` must have one value per sample, shape {tuple(samples)}, got {tuple(numbers.shape)} in "
+                f"{shown(name)}. Pass columns of the same rows."
+            )
+    return levels
+
+
+def _levels(name: str, values: Any, device: torch.device, n_ranges: int | None) -> tuple[Tensor, list[str]]:
+    from torchcalib.io.text import distinct_numbers, numbered_levels
 
     column = _column(values)
     if _is_text(column):
@@ -121,7 +143,16 @@ def _levels(values: Any, device: torch.device) -> tuple[Tensor, list[str]]:
         return numbers.to(device), texts
     if isinstance(column, np.ndarray) and column.dtype.kind == "O":
         values = column.astype(np.float64)  # None becomes NaN
-    return numbered_levels(as_tensor("groups", values, device))
+    values = as_tensor(name, values, device)
+    if n_ranges is None or len(distinct_numbers(values)[1]) <= _MAX_VALUES:
+        return numbered_levels(values)
+    ordered = values[~values.isnan()].sort().values
+    cuts = ordered[torch.arange(1, n_ranges, device=device) * len(ordered) // n_ranges].unique()
+    cuts = cuts[cuts > ordered[0]]
+    level = torch.searchsorted(cuts, values, right=True).masked_fill(values.isnan(), NO_GROUP)
+    first = torch.cat((ordered[:1], cuts))
+    last = torch.cat((ordered[torch.searchsorted(ordered, cuts) - 1], ordered[-1:]))
+    return level, [f"{a:.6g} to {b:.6g}" for a, b in zip(first.tolist(), last.tolist(), strict=True)]
 
 
 def check_names(names: Sequence[str] | None) -> None:

@@ -136,7 +136,7 @@ def by_group(
             f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and "
             f"{tuple(preds.shape)}. Pass one target per sample."
         )
-    groups, names = numbered_groups(groups, None, preds.device, preds.shape[axis:])
+    groups, names = numbered_groups(groups, None, preds.device, preds.shape[axis : axis + 1])
     groups = groups.reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
     if num_groups is None and names is not None:

@@ -62,13 +62,32 @@ def numbered_levels(values: Tensor) -> tuple[Tensor, list[str]]:
 
     Missing numbers are -1: NaN, and -1 in a column of integers.
     """
+    numbers, distinct = distinct_numbers(values)
+    if not values.is_floating_point():
+        return numbers, list(map(str, distinct.tolist()))
+    wide = distinct.cpu().to(torch.promote_types(distinct.dtype, torch.float32)).numpy()
+    return numbers, [format_float_positional(x, trim="-") for x in wide]
+
+
+def distinct_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the position of each number in the sorted distinct values, -1 if it is missing, and these values."""
     is_missing = values.isnan() if values.is_floating_point() else values.eq(-1)
-    distinct, places = torch.unique(values[~is_missing], return_inverse=True)
-    found = torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places)
-    if values.is_floating_point():
-        wide = distinct.cpu().to(torch.promote_types(distinct.dtype, torch.float32)).numpy()
-        return found, [format_float_positional(x, trim="-") for x in wide]
-    return found, list(map(str, distinct.tolist()))
+    present = values[~is_missing]
+    if values.is_floating_point() or values.dtype == torch.bool or not len(present):
+        distinct, places = torch.unique(present, return_inverse=True)
+    else:
+        low, high = present.long().aminmax()
+        distinct, places = _distinct(present.long() - low, int(high - low) + 1)
+        distinct += low
+    return torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places), distinct
+
+
+def _distinct(codes: Tensor, n_codes: int) -> tuple[Tensor, Tensor]:
+    """Return the sorted distinct codes of those in [0, n_codes), and the position of each code in them."""
+    if n_codes > _MAX_CODES:
+        return torch.unique(codes, return_inverse=True)
+    is_present = torch.bincount(codes.flatten(), minlength=n_codes) > 0
+    return is_present.nonzero().squeeze(-1), (is_present.cumsum(0) - 1)[codes]
 
 
 def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: bool = True) -> tuple[Tensor, list[str]]:
@@ -106,12 +125,7 @@ def combinations(columns: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]
     numbers = torch.zeros_like(columns[0][0])
     levels = numbers.new_zeros(1, 0)
     for found, n in columns:
-        code, n_codes = numbers * (n + 1) + found + 1, len(levels) * (n + 1)
-        if n_codes <= _MAX_CODES:
-            is_present = torch.bincount(code.flatten(), minlength=n_codes) > 0
-            present, numbers = is_present.nonzero().squeeze(-1), (is_present.cumsum(0) - 1)[code]
-        else:
-            present, numbers = torch.unique(code, return_inverse=True)
+        present, numbers = _distinct(numbers * (n + 1) + found + 1, len(levels) * (n + 1))
         levels = torch.cat((levels[present // (n + 1)], (present % (n + 1) - 1).unsqueeze(-1)), -1)
     return numbers, levels
 

@@ -25,6 +25,7 @@ from torchcalib.results.definitions import Definition
 from torchcalib.results.group_table import GroupTable
 from torchcalib.results.history import History
 from torchcalib.results.lines import ClassLine, Line, by_group, explanation_columns, interval_column, name_column
+from torchcalib.results.slice_table import SliceTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,8 @@ class Report(Results[float]):
             `dataclasses.replace(report, history=monitor.history)`.
         groups: table of the groups with the largest excess of ECE over its noise floor, with the p-value of the test
             of differences between groups; None without groups.
+        slices: table of the most significant intersections of several columns of groups; see `torchcalib.slices`. None
+            with less than two columns, and for a multi-label task.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
@@ -75,6 +78,7 @@ class Report(Results[float]):
     calibration: CalibrationStage | None = None
     history: History | None = None
     groups: GroupTable | None = None
+    slices: SliceTable | None = None
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -262,7 +266,8 @@ class Report(Results[float]):
 
         Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
         in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`, and the p-value
-        of the test of differences between groups the key `"groups/difference/p_value"`.
+        of the test of differences between groups the key `"groups/difference/p_value"`, and the smallest adjusted
+        p-value of the slices the key `"slices/p_value"`.
 
         Example:
             >>> import torchcalib
@@ -278,6 +283,8 @@ class Report(Results[float]):
             found |= {f"{line.key}/{name}": value for name, value in evidence.items() if value is not None}
         if self.groups is not None and self.groups.difference_p_value is not None:
             found["groups/difference/p_value"] = self.groups.difference_p_value
+        if self.slices is not None:
+            found["slices/p_value"] = self.slices.smallest_p_value
         return found
 
     @classmethod
@@ -515,7 +522,8 @@ class Report(Results[float]):
     def __str__(self) -> str:
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         groups = None if self.groups is None else self.groups.layout(metric="ECE")
-        tables = [self.main_table.layout(), *filter(None, (worst, groups))]
+        slices = None if self.slices is None else self.slices.layout()
+        tables = [self.main_table.layout(), *filter(None, (worst, groups, slices))]
         stage_notes = "" if self.calibration is None else " ".join(self.calibration.notes)
         numbers = "\n".join([to_text(line_table(self)), *self.notes])
         texts = [self.sentence, self.decision.action, stage_notes, self.input_line, str(self.main_line), numbers]
