@@ -8,6 +8,7 @@ from helpers.tables import mixed_bins, small_blocks, two_binnings
 from helpers.trainings import epochs_of
 from matplotlib.figure import Figure
 
+import torchcalib as tc
 from torchcalib import plots
 from torchcalib.plots.canvas import Place
 
