@@ -95,6 +95,8 @@ from torchcalib.functional.test_based import optimal_bins as optimal_bins
 from torchcalib.functional.test_based import tce as tce
 from torchcalib.functional.test_based import tce_table as tce_table
 from torchcalib.inference.resampling import bootstrap as bootstrap
+from torchcalib.inference.sample_size import minimum_detectable_error as minimum_detectable_error
+from torchcalib.inference.sample_size import required_n as required_n
 from torchcalib.integrations.evaluation import evaluate as evaluate
 from torchcalib.integrations.monitoring.monitor import Monitor as Monitor
 from torchcalib.integrations.monitoring.over_confidence import OverConfidenceWarning as OverConfidenceWarning

@@ -44,6 +44,7 @@ _METRIC_EXAMPLES = """examples:
 _CHECK_EXAMPLES = """examples:
   torchcalib check predictions.csv
   torchcalib check predictions.csv --fail-if "p(ece) < 0.01 and ece > 0.02 or nll > 0.5"
+  torchcalib check predictions.csv --require-detectable 0.02
 
 The condition compares numbers, keys of a report such as ece, nll and ece/classwise, and functions of keys: p(key),
 floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are joined by and, or, not, ( and )."""
@@ -183,6 +184,12 @@ _LOG = (
     options.out("audit"),
     Option("--pages", None, "add a page for each definition to the folder of --out"),
 )
+_DETECTABLE = Option(
+    "--require-detectable",
+    "ERROR",
+    "also fail if the rows are too few to find a mean error of this size, such as 0.02, with 80 percent probability",
+    type=float,
+)
 _CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(ece) < 0.01 and ece > 0.02)")
 _CALIBRATE = (
     Option("--out", "PATH", "file for the fitted calibrator, such as cal.safetensors", required=True),
@@ -262,6 +269,9 @@ def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
 
 def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:
     arguments.condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
+    required = arguments.require_detectable
+    if required is not None and not 0 < required < 1:
+        raise ValueError(f"`--require-detectable` must be between 0 and 1, got {required:g}. An error of 2% is 0.02.")
     return options.found_files(arguments)
 
 
@@ -362,7 +372,7 @@ COMMANDS: Mapping[str, Command] = {
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
         "p-values hold for one look at the data: repeated checks give more false alarms.",
-        (options.FILES, _CONDITION, *_REST),
+        (options.FILES, _CONDITION, _DETECTABLE, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,
     ),

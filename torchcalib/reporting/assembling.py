@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
+from torchcalib.core.sums import BinStats
 from torchcalib.display.progress import part
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins
 from torchcalib.inference.clusters import FEW_CLUSTERS
+from torchcalib.inference.sample_size import detectable_gap
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
 from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
@@ -111,6 +113,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         warnings=warnings,
         groups=_group_table(data, findings),
         slices=_slice_table(data, effect),
+        minimum_detectable_error=_detectable(next(iter(data.bins.values())), effect),
         class_names=class_names,
     )
     return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
@@ -137,6 +140,12 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     if findings.cause is not None and findings.cause.kind == "bad group":  # the headline then agrees with the verdict
         table = replace(table, worst=findings.groups.names[findings.cause.which])
     return table
+
+
+def _detectable(bins: BinStats, effect: float) -> float:
+    """Return the smallest mean signed error that is found, in each of several labels."""
+    spread = (bins.noise.sum(-1) * max(1.0, effect)).sqrt() / bins.n.sum(-1)
+    return detectable_gap(float(spread.max()), spread.numel())
 
 
 def _slice_table(data: Data, effect: float) -> SliceTable | None:

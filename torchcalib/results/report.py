@@ -65,6 +65,9 @@ class Report(Results[float]):
             of differences between groups; None without groups.
         slices: table of the most significant intersections of several columns of groups; see `torchcalib.slices`. None
             with less than two columns, and for a multi-label task.
+        minimum_detectable_error: smallest absolute mean signed error (ESCE) of the main mode that its test finds with
+            probability 0.8 at the level 0.05, with the design effect of clusters. Multi-label: that of a single label,
+            which is found for all of them (Bonferroni). See `torchcalib.minimum_detectable_error`.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
@@ -79,6 +82,7 @@ class Report(Results[float]):
     history: History | None = None
     groups: GroupTable | None = None
     slices: SliceTable | None = None
+    minimum_detectable_error: float = math.nan
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -265,9 +269,9 @@ class Report(Results[float]):
         """Return all numbers as one dictionary for loggers, such as TensorBoard, MLflow and Weights & Biases.
 
         Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
-        in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`, and the p-value
-        of the test of differences between groups the key `"groups/difference/p_value"`, and the smallest adjusted
-        p-value of the slices the key `"slices/p_value"`.
+        in `"ece/top_label/p_value"`, unless they are omitted. Other keys are `"n"`, the number of samples,
+        `"minimum_detectable_error"`, `"groups/difference/p_value"`, the p-value of the test of differences between
+        groups, and `"slices/p_value"`, the smallest adjusted p-value of the slices.
 
         Example:
             >>> import torchcalib
@@ -275,7 +279,7 @@ class Report(Results[float]):
             >>> [key for key in r.flat() if key.startswith("ece/positive")]
             ['ece/positive', 'ece/positive/noise_floor', 'ece/positive/p_value']
         """
-        found = {"n": self.n}
+        found = {"n": self.n, "minimum_detectable_error": self.minimum_detectable_error}
         for line in self.lines:
             ends = (None, None) if line.interval is None else (line.interval.low, line.interval.high)
             evidence = {"noise_floor": line.noise_floor, "p_value": line.p_value, "low": ends[0], "high": ends[1]}

@@ -178,7 +178,7 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the five numbers that a report shows first."""
+    """One of the numbers that a report shows first."""
 
     name: str
     value: str
@@ -186,7 +186,10 @@ class KeyNumber(NamedTuple):
 
 
 def key_numbers(report: Report) -> list[KeyNumber]:
-    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities."""
+    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities.
+
+    If no error was found, they include the smallest one that would have been found.
+    """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
     numbers = []
     if accuracy is not None:
@@ -200,6 +203,9 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     mean = ["mean over labels"] if report.task == "multilabel" else []
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
+    if decision.kind in ("calibrated", "too little data") and math.isfinite(report.minimum_detectable_error):
+        detail = "smallest mean error that is found with 80% probability"
+        numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))
     if report.calibration is not None:
         shown = gain(decision.gain if decision.gain is not None else math.nan)
         interval = decision.interval
