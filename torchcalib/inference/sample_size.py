@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count, check_positive, is_number
 from torchcalib.core.arrays import as_tensor
 from torchcalib.io.errors import shown
-from torchcalib.ops.bisection import bisect
+from torchcalib.ops.bisection import bisect, bisect_each
+from torchcalib.special.beta import betainc
 
 Fault = Literal["shift", "temperature"]
 Test = Literal["esce", "ece", "rmsce"]
@@ -29,7 +29,7 @@ LEVEL, POWER = 0.05, 0.8
 """Default level of a test, and probability with which it detects an error."""
 
 _N_BINS = 15
-_N_DRAWN, _N_STRATA = 2**17, 2**12  # confidences of a beta distribution, and parts by whose means they are replaced
+_N_QUANTILES = 2**12  # confidences of a beta distribution
 _MOST_ROWS = 2**15  # rows of predictions
 _N_REPLICATES = 20_000  # simulated gaps of ECE and RMSCE
 _UNIFORM = 0.29  # standard deviation of a uniform distribution
@@ -94,11 +94,11 @@ def required_n(
 
     Example:
         >>> required_n(0.02)
-        3274
-        >>> required_n(0.02, prevalence=0.1, spread=0.1, n_tests=10)
-        3009
-        >>> required_n(0.02, fault="temperature")
-        6000
+        3255
+        >>> required_n(0.01, prevalence=0.1, spread=0.1, n_tests=10)
+        10842
+        >>> round(required_n(0.02, fault="temperature"), -2)
+        6300
     """
     if not is_number(error) or not 0 < abs(error) < math.inf:
         raise ValueError(f"`error` must be a number other than 0, got {shown(error)}. An error of 2% is 0.02.")
@@ -238,7 +238,7 @@ def _ones(values: Tensor) -> Tensor:
 
 
 def _beta(mean: float, spread: float) -> Tensor:
-    """Return the means of equal parts of a beta distribution."""
+    """Return quantiles of a beta distribution, in the middle of parts with equal probability."""
     for name, value in {"prevalence": mean, "spread": spread}.items():
         check_positive(name, value)
     if not mean < 1 or spread**2 >= mean * (1 - mean):
@@ -247,8 +247,10 @@ def _beta(mean: float, spread: float) -> Tensor:
             f"{spread:g}. Pass the mean and the standard deviation of the confidences, or `preds`."
         )
     size = mean * (1 - mean) / spread**2 - 1
-    drawn = np.sort(np.random.default_rng(0).beta(size * mean, size * (1 - mean), _N_DRAWN))
-    return torch.from_numpy(drawn.reshape(_N_STRATA, -1).mean(-1))
+    chance = (torch.arange(_N_QUANTILES, dtype=torch.float64, device="cpu") + 0.5) / _N_QUANTILES
+    a, b = torch.full_like(chance, size * mean), torch.full_like(chance, size * (1 - mean))
+    ends = torch.zeros_like(chance), torch.ones_like(chance)
+    return bisect_each(lambda x: betainc(a, b, x) < chance, *ends, _N_BISECTIONS)[1]
 
 
 @dataclass(frozen=True, eq=False)

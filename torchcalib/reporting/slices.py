@@ -266,7 +266,7 @@ def slices(
         >>> too_high = torch.where((age == 1) & (sex == 0), p.sqrt(), p)
         >>> found = torchcalib.slices(too_high, y, {"age": age, "sex": sex})
         >>> found.slice[0], round(found.gap[0], 2), found.p_value[0]
-        ('age=1, sex=0', -0.15, 0.001)
+        ('age=1, sex=0', -0.17, 0.001)
     """
     for name, value in {"depth": depth, "n_bins": n_bins, "n_replicates": n_replicates}.items():
         check_count(name, value)

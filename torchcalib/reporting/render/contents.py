@@ -203,7 +203,7 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     mean = ["mean over labels"] if report.task == "multilabel" else []
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
-    if decision.kind in ("calibrated", "too little data") and math.isfinite(report.minimum_detectable_error):
+    if decision.kind in ("calibrated", "too little data") and report.minimum_detectable_error > 0:
         detail = "smallest mean error that is found with 80% probability"
         numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))
     if report.calibration is not None:
