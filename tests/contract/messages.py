@@ -447,6 +447,7 @@ OPTIONS = [
 # States, groups and clusters
 
 OF_3_GROUPS = {"function": F.ece, "preds": P[:3], "target": Y[:3], "groups": t(0, 1, 2), "task": "binary"}
+PIXELS = torch.full((2, 2, 2), 0.5)
 OF_2_GROUPS = {"preds": P[:3], "target": Y[:3], "groups": t(0, 1, 1)}
 NLL = tc.NLL(task="binary")
 
@@ -489,6 +490,40 @@ STATES = [
         ({"function": "ece"}, "`function` must be a function such as", TypeError),
         ({"function": lambda *_, **__: 1.0}, "`function` must return a tensor", TypeError),
         ({"target": t(0, 1)}, "as many samples")),
+    *wrong(partial(F.by_group, **{**OF_3_GROUPS, "groups": {"a": ["x", "y", "x"], "b": t(0, 1, 1)}}),
+        ({"groups": {"a": ["x", "y"], "b": t(0, 1)}},
+         "`groups` must have one value per sample, shape (3,), got (2,) in 'a'")),
+    (lambda: tc.ByGroup(NLL, num_groups=2).update(P[:3], Y[:3], groups={"a": ["x", "y", "x"], "b": t(0, 1, 1)}),
+     "`groups` must be numbers for a metric without names of groups, got 'a=x, b=0'", TypeError),
+    (lambda: tc.ByGroup(NLL, group_names={"a": ["x", "y"], "b": [0]}).update(
+        P[:3], Y[:3], groups={"a": ["x", "y", "x"], "b": t(0, 1, 1)}),
+     "`groups` must be among `group_names`, got 'a=x, b=1'"),
+    *wrong(partial(tc.slices, preds=P, target=Y, columns={"a": Y}, n_replicates=9),
+        ({"depth": 0}, "`depth` must be at least 1, got 0"),
+        ({"n_bins": 0}, "`n_bins` must be at least 1"),
+        ({"n_replicates": 0}, "`n_replicates` must be at least 1"),
+        ({"min_size": -1}, "`min_size` must be a number of at least 0, got -1"),
+        ({"columns": "a"}, "`columns` must be a DataFrame, a dict of columns or a list of arrays with 240", TypeError),
+        ({"columns": {"a": Y[:3]}}, "`columns` must have one value per sample, shape (240,), got (3,) in 'a'"),
+        ({"preds": M, "target": L, "task": "multilabel"}, "`task` must be 'binary' or 'multiclass' for slices"),
+        ({"columns": {}}, "`columns` must contain at least one column, got none")),
+    *wrong(partial(tc.required_n, error=0.1),
+        ({"error": 0}, "`error` must be a number other than 0, got 0"),
+        ({"error": 0.9}, "`error` must be below 0.5 in absolute value"),
+        ({"power": 80}, "`power` must be between 0 and 1, got 80"),
+        ({"power": 0.01}, "`power` must be above `level`, 0.05, got 0.01"),
+        ({"level": 5}, "`level` must be between 0 and 1, got 5"),
+        ({"fault": "slope"}, "`fault` must be one of 'shift', 'temperature', got 'slope'"),
+        ({"test": "mce"}, "`test` must be one of 'esce', 'ece', 'rmsce', None, got 'mce'"),
+        ({"n_tests": 0}, "`n_tests` must be at least 1"),
+        ({"systems": 3}, "`systems` must be at most 2"),
+        ({"systems": 2}, "`spread` must be given for two systems", TypeError, {"systems": 2, "spread": 0.5}),
+        ({"design_effect": 0}, "`design_effect` must be finite and above 0"),
+        ({"prevalence": 0.05}, "`spread` below sqrt(prevalence * (1 - prevalence))", ValueError,
+         {"prevalence": 0.1, "spread": 0.1}),
+        ({"preds": Z}, "`preds` must be in [0, 1], got values outside", ValueError, {"preds": Z, "from_logits": True}),
+        ({"preds": PIXELS}, "`preds` must have shape (N,) or (N, C) and no NaN")),
+    (tc.minimum_detectable_error, "`n` must be given without `preds`, got None", TypeError),
     *wrong(partial(tc.Clustered, metric=tc.ECE(task="binary")),
         ({"metric": tc.SKCE(task="binary")}, "which compares pairs of rows"),
         ({"metric": tc.Bootstrapped(NLL)}, "not a wrapper"),

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, weights_from
+from torchcalib.core.arguments import InputOptions, Task, check_count, is_number, weights_from
 from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import columns_of, in_groups, levels_of
 from torchcalib.core.inputs import input_format_of
@@ -270,6 +270,10 @@ def slices(
     """
     for name, value in {"depth": depth, "n_bins": n_bins, "n_replicates": n_replicates}.items():
         check_count(name, value)
+    if not is_number(min_size) or not min_size >= 0:
+        raise ValueError(
+            f"`min_size` must be a number of at least 0, got {shown(min_size)}. The default is {MIN_SIZE}."
+        )
     weights = weights_from(options.pop("weights", None), sample_weight)
     given = {name: options.pop(name, None) for name in ("from_logits", "ignore_index", "positive_classes")}  # type: ignore[misc]
     p = prepare(preds, target, task, class_names=class_names, **given)
@@ -290,6 +294,8 @@ def slices(
             f"`columns` must be a DataFrame, a dict of columns or a list of arrays with {samples[0]:,} rows, got "
             f"{shown(columns)}. Pass a dict such as {{'age': age, 'sex': sex}}."
         )
+    if not found:
+        raise ValueError("`columns` must contain at least one column, got none. Pass a dict such as {'age': age}.")
     levels = levels_of(found, samples, p.preds.device, "columns", n_bins)
     numbers, of_parts = combinations([(codes, len(texts)) for codes, texts in levels.values()])
     if len(of_parts) > _MAX_COMBINATIONS:
