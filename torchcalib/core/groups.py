@@ -135,7 +135,7 @@ def levels_of(
 
 
 def _levels(name: str, values: Any, device: torch.device, n_ranges: int | None) -> tuple[Tensor, list[str]]:
-    from torchcalib.io.text import distinct_numbers, numbered_levels
+    from torchcalib.io.text import distinct_numbers, texts_of_numbers
 
     column = _column(values)
     if _is_text(column):
@@ -144,8 +144,9 @@ def _levels(name: str, values: Any, device: torch.device, n_ranges: int | None) 
     if isinstance(column, np.ndarray) and column.dtype.kind == "O":
         values = column.astype(np.float64)  # None becomes NaN
     values = as_tensor(name, values, device)
-    if n_ranges is None or len(distinct_numbers(values)[1]) <= _MAX_VALUES:
-        return numbered_levels(values)
+    numbers, distinct = distinct_numbers(values)
+    if n_ranges is None or len(distinct) <= _MAX_VALUES:
+        return numbers, texts_of_numbers(distinct)
     ordered = values[~values.isnan()].sort().values
     cuts = ordered[torch.arange(1, n_ranges, device=device) * len(ordered) // n_ranges].unique()
     cuts = cuts[cuts > ordered[0]]

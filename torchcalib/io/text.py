@@ -63,22 +63,30 @@ def numbered_levels(values: Tensor) -> tuple[Tensor, list[str]]:
     Missing numbers are -1: NaN, and -1 in a column of integers.
     """
     numbers, distinct = distinct_numbers(values)
+    return numbers, texts_of_numbers(distinct)
+
+
+def texts_of_numbers(values: Tensor) -> list[str]:
+    """Return the shortest texts of distinct numbers."""
     if not values.is_floating_point():
-        return numbers, list(map(str, distinct.tolist()))
-    wide = distinct.cpu().to(torch.promote_types(distinct.dtype, torch.float32)).numpy()
-    return numbers, [format_float_positional(x, trim="-") for x in wide]
+        return list(map(str, values.tolist()))
+    wide = values.cpu().to(torch.promote_types(values.dtype, torch.float32)).numpy()
+    return [format_float_positional(x, trim="-") for x in wide]
 
 
 def distinct_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the position of each number in the sorted distinct values, -1 if it is missing, and these values."""
     is_missing = values.isnan() if values.is_floating_point() else values.eq(-1)
-    present = values[~is_missing]
+    is_complete = not bool(is_missing.any())
+    present = values if is_complete else values[~is_missing]
     if values.is_floating_point() or values.dtype == torch.bool or not len(present):
         distinct, places = torch.unique(present, return_inverse=True)
     else:
         low, high = present.long().aminmax()
         distinct, places = _distinct(present.long() - low, int(high - low) + 1)
         distinct += low
+    if is_complete:
+        return places, distinct
     return torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places), distinct
 
 

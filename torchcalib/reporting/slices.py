@@ -329,26 +329,34 @@ def _ecce(sample: RankedSample, part: NDArray[Any], slices: Intersections) -> tu
 
     Rows are sorted once by their score, and then by slice for each set of columns. Equal scores have no order.
     """
-    columns = sample.score, sample.positives, torch.ones_like(sample.positives) if sample.n is None else sample.n
-    score, positives, n = (x.detach().cpu().numpy() for x in columns)
+    score, positives = (x.detach().cpu().numpy() for x in (sample.score, sample.positives))
     order = np.argsort(score)
     order = order[~np.isnan(score[order])]  # without ignored rows
-    score, positives, n, part = score[order], positives[order].astype(float), n[order].astype(float), part[order]
-    confidence = score.astype(float)
-    residual = positives - n * (1 / (1 + np.exp(-confidence)) if sample.from_logits else confidence)
+    score, part = score[order], part[order]
+    n = None if sample.n is None else sample.n.detach().cpu().numpy()[order].astype(float)
+    confidence = 1 / (1 + np.exp(-score.astype(float))) if sample.from_logits else score.astype(float)
+    residual = positives[order].astype(float) - (confidence if n is None else n * confidence)
+    has_ties = bool((score[1:] == score[:-1]).any())
     found = np.zeros(1 + len(slices.names))  # the last entry is that of all rows, and of rows in no slice before it
-    for place in (*(place.int().numpy() for place in slices.places), None):
-        number = np.full(len(part), -1) if place is None else place[part]
-        first = number.min(initial=0)
+    for place in (*slices.places, torch.full((slices.matrix.shape[1],), -1, device="cpu")):
+        first = int(place.min())
+        codes = (place - first).numpy()
         # Stable sorting of 16-bit integers is linear.
-        key = number - first
-        by_slice = np.argsort(key.astype(np.uint16) if key.max(initial=0) < 2**16 else key, kind="stable")
-        number, ordered = number[by_slice], score[by_slice]
-        is_new = np.append(True, number[1:] != number[:-1])
-        starts = np.flatnonzero(is_new)
+        key = (codes.astype(np.uint16) if codes.max() < 2**16 else codes)[part]
+        by_slice = np.argsort(key, kind="stable")
+        sizes = np.bincount(key)
+        numbers = np.flatnonzero(sizes)
+        starts = (sizes.cumsum() - sizes)[numbers]
         sums = residual[by_slice].cumsum()
-        drift = sums - np.repeat(np.append(0.0, sums)[starts], np.diff(starts, append=len(sums)))
-        drift[np.append((ordered[1:] == ordered[:-1]) & ~is_new[1:], False)] = 0  # 0 is in the range
-        ranges = np.maximum.reduceat(drift, starts).clip(min=0) - np.minimum.reduceat(drift, starts).clip(max=0)
-        found[number[starts]] = ranges / np.add.reduceat(n[by_slice], starts)
+        before = np.append(0.0, sums)[starts]
+        total = sizes if n is None else np.bincount(key, n)
+        if has_ties:
+            ordered = score[by_slice]
+            is_end = np.append(ordered[1:] != ordered[:-1], True)
+            is_end[starts[1:] - 1] = True
+            ends = np.flatnonzero(is_end)
+            sums, starts = sums[ends], np.searchsorted(ends, starts)
+        high = (np.maximum.reduceat(sums, starts) - before).clip(min=0)
+        low = (np.minimum.reduceat(sums, starts) - before).clip(max=0)
+        found[numbers + first] = (high - low) / total[numbers]
     return found[:-1].tolist(), float(found[-1])
