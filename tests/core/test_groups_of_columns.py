@@ -93,7 +93,7 @@ def test_values_may_contain_the_separators_of_names():
 
 def test_many_combinations_are_sorted(monkeypatch):
     before = F.by_group(F.accuracy, P, Y, COLUMNS)
-    monkeypatch.setattr(text, "_MAX_CODES", 4)
+    monkeypatch.setattr(text, "_CODES_PER_ROW", 0)
     after = F.by_group(F.accuracy, P, Y, COLUMNS)
     assert before.group_names == after.group_names
     assert before.tolist() == after.tolist()

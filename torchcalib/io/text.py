@@ -14,7 +14,7 @@ from torchcalib.io.names import outcome_names
 from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
-_MAX_CODES = 2**24  # combinations of levels that are counted; more are sorted
+_CODES_PER_ROW = 16  # whole numbers in a range of this size are counted, others sorted
 
 
 def first_row(wrong: Tensor) -> int | None:
@@ -79,23 +79,23 @@ def distinct_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
     is_missing = values.isnan() if values.is_floating_point() else values.eq(-1)
     is_complete = not bool(is_missing.any())
     present = values if is_complete else values[~is_missing]
-    if values.is_floating_point() or values.dtype == torch.bool or not len(present):
+    if values.is_floating_point() or values.dtype == torch.bool or not present.numel():
         distinct, places = torch.unique(present, return_inverse=True)
     else:
-        low, high = present.long().aminmax()
-        distinct, places = _distinct(present.long() - low, int(high - low) + 1)
-        distinct += low
-    if is_complete:
-        return places, distinct
-    return torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places), distinct
+        low, high = map(int, present.aminmax())
+        places, distinct = _numbered(present.long(), low, high - low + 1)
+    if not is_complete:
+        places = torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places)
+    return places, distinct
 
 
-def _distinct(codes: Tensor, n_codes: int) -> tuple[Tensor, Tensor]:
-    """Return the sorted distinct codes of those in [0, n_codes), and the position of each code in them."""
-    if n_codes > _MAX_CODES:
-        return torch.unique(codes, return_inverse=True)
-    is_present = torch.bincount(codes.flatten(), minlength=n_codes) > 0
-    return is_present.nonzero().squeeze(-1), (is_present.cumsum(0) - 1)[codes]
+def _numbered(codes: Tensor, first: int, n_codes: int) -> tuple[Tensor, Tensor]:
+    """Return the position of each of `n_codes` whole numbers from `first` in the sorted distinct ones, and these."""
+    if n_codes > _CODES_PER_ROW * codes.numel():
+        found: tuple[Tensor, Tensor] = torch.unique(codes, return_inverse=True)
+        return found[1], found[0]
+    is_present = torch.bincount((codes - first).flatten(), minlength=n_codes) > 0
+    return (is_present.cumsum(0) - 1)[codes - first], is_present.nonzero().squeeze(-1) + first
 
 
 def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: bool = True) -> tuple[Tensor, list[str]]:
@@ -133,7 +133,7 @@ def combinations(columns: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]
     numbers = torch.zeros_like(columns[0][0])
     levels = numbers.new_zeros(1, 0)
     for found, n in columns:
-        present, numbers = _distinct(numbers * (n + 1) + found + 1, len(levels) * (n + 1))
+        numbers, present = _numbered(numbers * (n + 1) + found + 1, 0, len(levels) * (n + 1))
         levels = torch.cat((levels[present // (n + 1)], (present % (n + 1) - 1).unsqueeze(-1)), -1)
     return numbers, levels
 

@@ -67,8 +67,8 @@ class Intersections(NamedTuple):
         columns = []
         for column in zip(*parts, strict=True):
             texts = sorted(set(column) - {""})
-            place = {"": -1, **{text: k for k, text in enumerate(texts)}}
-            columns.append((torch.tensor([place[text] for text in column], device="cpu"), texts))
+            level = {"": -1, **{text: k for k, text in enumerate(texts)}}
+            columns.append((torch.tensor([level[text] for text in column], device="cpu"), texts))
         names: list[str] = []
         places: list[Tensor] = []
         n_small = 0
@@ -94,7 +94,8 @@ class Intersections(NamedTuple):
 
     def sums(self, of_parts: Tensor) -> Tensor:
         """Return the sums `(S, ...)` of slices from those of combinations `(G, ...)`."""
-        return torch.sparse.mm(self.matrix, of_parts.flatten(1)).reshape(-1, *of_parts.shape[1:])
+        sums: Tensor = torch.sparse.mm(self.matrix, of_parts.flatten(1))
+        return sums.reshape(-1, *of_parts.shape[1:])
 
 
 def n_rows_of(bins: BinStats) -> Tensor:
