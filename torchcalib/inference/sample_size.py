@@ -31,11 +31,11 @@ LEVEL, POWER = 0.05, 0.8
 _N_BINS = 15
 _N_QUANTILES = 2**12  # confidences of a beta distribution
 _MOST_ROWS = 2**15  # rows of predictions
-_N_REPLICATES = 20_000  # simulated gaps of ECE and RMSCE
+_N_REPLICATES = 2**16  # simulated gaps of ECE and RMSCE
 _UNIFORM = 0.29  # standard deviation of a uniform distribution
 _LARGEST = 40.0  # shift of log-odds, or logarithm of a temperature
 _MOST = 1e12  # rows
-_N_BISECTIONS = 50
+_N_BISECTIONS = 32
 
 
 def required_n(

@@ -158,7 +158,8 @@ class ByGroup(RowsInGroups):
             groups: Group number per sample, integers in [0, num_groups), or -1 for no group. With `group_names` also
                 text, which is empty for no group. The shape is that of `preds` without the class axis. With
                 `group_names` also several such columns: a DataFrame, a dict or a list of arrays. A row with a missing
-                value (None, NaN, "", or -1 in a column of integers) has no group.
+                value (None, NaN, "", or -1 in a column of integers) has no group. Values of several columns are read,
+                which synchronises a GPU.
             weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`.
 
