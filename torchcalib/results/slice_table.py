@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.display.tables import Cell, Column, Table, fraction
 from torchcalib.display.words import count, p_words, printable
 from torchcalib.io.errors import short_name
 from torchcalib.results.base import above
-from torchcalib.results.group_table import SMALL_P
+from torchcalib.results.group_table import SMALL_P, ColumnTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ _MAX_NAME = 60
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SliceTable(Tabular):
+class SliceTable(ColumnTable):
     """Calibration of slices, the intersections of several columns, with the most significant first; see `slices`.
 
     Fields that are tuples have an entry for each slice in the table.
@@ -70,9 +70,6 @@ class SliceTable(Tabular):
         columns: dict[str, Any] = dict.fromkeys(names[: names.index("n_slices")], ())
         return cls(**columns, n_slices=0, n_small=n_small, critical_value=math.nan)
 
-    def __len__(self) -> int:
-        return len(self.slice)
-
     @property
     def smallest_p_value(self) -> float:
         """Smallest p-value, that of the hypothesis that all slices are calibrated; NaN without slices."""
@@ -88,11 +85,6 @@ class SliceTable(Tabular):
             p_value = p_words(self.smallest_p_value, equals="= ")
             return f"none of {count(self.n_slices)} is significantly miscalibrated (p {p_value})"
         return f"{count(n_found)} of {count(self.n_slices)} significantly miscalibrated"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per slice that maps field names to values."""
-        columns = {name: column for name, column in vars(self).items() if isinstance(column, tuple)}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def layout(self, longest_name: int = _MAX_NAME) -> Table:
         """Return a formatted `Table` with one row per slice.
@@ -146,10 +138,3 @@ class SliceTable(Tabular):
         """Draw the signed errors of the largest slices; see `torchcalib.plots.slice_diagram`."""
         axes: Axes = above("torchcalib.plots.slices:slice_diagram")(self, ax=ax, **options)
         return axes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of all fields, with tuples converted to lists."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
-    def __repr__(self) -> str:
-        return str(self)
