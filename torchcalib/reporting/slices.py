@@ -29,6 +29,7 @@ from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.functional.binned import ece_from_bins
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
+from torchcalib.inference.sample_size import LEVEL, POWER
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.io.errors import shown
@@ -37,9 +38,6 @@ from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.groups import cells_of, clipped_log_odds
 from torchcalib.results.group_table import shrunk_to_mean
 from torchcalib.results.slice_table import SliceTable
-
-LEVEL, POWER = 0.05, 0.8
-"""Level of all slices together, and probability with which a detectable error is found."""
 
 DEPTH, MIN_SIZE = 3, 50
 """Defaults of `slices`, and settings of a report: number of columns that are combined, and rows of a slice."""
