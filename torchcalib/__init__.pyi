@@ -96,6 +96,8 @@ from torchcalib.functional.test_based import optimal_bins as optimal_bins
 from torchcalib.functional.test_based import tce as tce
 from torchcalib.functional.test_based import tce_table as tce_table
 from torchcalib.inference.resampling import bootstrap as bootstrap
+from torchcalib.inference.sample_size import minimum_detectable_error as minimum_detectable_error
+from torchcalib.inference.sample_size import required_n as required_n
 from torchcalib.integrations.evaluation import evaluate as evaluate
 from torchcalib.integrations.monitoring.monitor import Monitor as Monitor
 from torchcalib.integrations.monitoring.over_confidence import OverConfidenceWarning as OverConfidenceWarning
@@ -154,10 +156,12 @@ from torchcalib.plots.curves import training_curve as training_curve
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
 from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
+from torchcalib.plots.slices import slice_diagram as slice_diagram
 from torchcalib.plots.tce import tce_diagram as tce_diagram
 from torchcalib.reporting.audit import audit as audit
 from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
+from torchcalib.reporting.slices import slices as slices
 from torchcalib.results.comparison import Comparison as Comparison
 from torchcalib.results.history import History as History
 from torchcalib.results.report import Report as Report

@@ -114,3 +114,17 @@ def test_the_action_runs_the_command_with_pinned_actions_and_its_default_conditi
     assert all(line in workflow for line in used), "the versions of actions agree with those of the workflows"
     assert f"default: {DEFAULT}\n" in text
     assert 'torchcalib check $FILES --fail-if "$FAIL_IF"' in text
+
+
+def test_check_fails_if_the_rows_are_too_few_for_an_error(tmp_path, capsys):
+    p = np.random.default_rng(0).random(400)
+    np.savez(tmp_path / "a.npz", probs=p, targets=(np.random.default_rng(1).random(400) < p).astype(int))
+    path, limits = str(tmp_path / "a.npz"), {"0.5": 0, "0.01": 1}
+    for limit, code in limits.items():
+        assert main(["check", path, "--require-detectable", limit]) == code
+        rule = f"mean errors of 0.0564 are found, {limit} is required"
+        assert f"{'too few' if code else 'enough'} rows: {rule}" in capsys.readouterr().out
+        assert main(["check", path, "--require-detectable", limit, "--json"]) == code
+        found = json.loads(capsys.readouterr().out)
+        assert found["passed"] is (code == 0)
+        assert found["minimum_detectable_error"] == pytest.approx(0.0564, abs=1e-4)

@@ -447,6 +447,7 @@ OPTIONS = [
 # States, groups and clusters
 
 OF_3_GROUPS = {"function": F.ece, "preds": P[:3], "target": Y[:3], "groups": t(0, 1, 2), "task": "binary"}
+PIXELS = torch.full((2, 2, 2), 0.5)
 OF_2_GROUPS = {"preds": P[:3], "target": Y[:3], "groups": t(0, 1, 1)}
 NLL = tc.NLL(task="binary")
 
@@ -501,6 +502,40 @@ STATES = [
     (lambda: tc.SequentialTest(**BINARY, restart=True).merge_state(tc.SequentialTest(**BINARY, restart=True)),
      "`restart` must be False to add the states of ranks or shards ... in order", ValueError,
      lambda: tc.SequentialTest(**BINARY).merge_state(tc.SequentialTest(**BINARY))),
+    *wrong(partial(F.by_group, **{**OF_3_GROUPS, "groups": {"a": ["x", "y", "x"], "b": t(0, 1, 1)}}),
+        ({"groups": {"a": ["x", "y"], "b": t(0, 1)}},
+         "`groups` must have one value per sample, shape (3,), got (2,) in 'a'")),
+    (lambda: tc.ByGroup(NLL, num_groups=2).update(P[:3], Y[:3], groups={"a": ["x", "y", "x"], "b": t(0, 1, 1)}),
+     "`groups` must be numbers for a metric without names of groups, got 'a=x, b=0'", TypeError),
+    (lambda: tc.ByGroup(NLL, group_names={"a": ["x", "y"], "b": [0]}).update(
+        P[:3], Y[:3], groups={"a": ["x", "y", "x"], "b": t(0, 1, 1)}),
+     "`groups` must be among `group_names`, got 'a=x, b=1'"),
+    *wrong(partial(tc.slices, preds=P, target=Y, columns={"a": Y}, n_replicates=9),
+        ({"depth": 0}, "`depth` must be at least 1, got 0"),
+        ({"n_bins": 0}, "`n_bins` must be at least 1"),
+        ({"n_replicates": 0}, "`n_replicates` must be at least 1"),
+        ({"min_size": -1}, "`min_size` must be a number of at least 0, got -1"),
+        ({"columns": "a"}, "`columns` must be a DataFrame, a dict of columns or a list of arrays with 240", TypeError),
+        ({"columns": {"a": Y[:3]}}, "`columns` must have one value per sample, shape (240,), got (3,) in 'a'"),
+        ({"preds": M, "target": L, "task": "multilabel"}, "`task` must be 'binary' or 'multiclass' for slices"),
+        ({"columns": {}}, "`columns` must contain at least one column, got none")),
+    *wrong(partial(tc.required_n, error=0.1),
+        ({"error": 0}, "`error` must be a number other than 0, got 0"),
+        ({"error": 0.9}, "`error` must be below 0.5 in absolute value"),
+        ({"power": 80}, "`power` must be between 0 and 1, got 80"),
+        ({"power": 0.01}, "`power` must be above `level`, 0.05, got 0.01"),
+        ({"level": 5}, "`level` must be between 0 and 1, got 5"),
+        ({"fault": "slope"}, "`fault` must be one of 'shift', 'temperature', got 'slope'"),
+        ({"test": "mce"}, "`test` must be one of 'esce', 'ece', 'rmsce', None, got 'mce'"),
+        ({"n_tests": 0}, "`n_tests` must be at least 1"),
+        ({"systems": 3}, "`systems` must be at most 2"),
+        ({"systems": 2}, "`spread` must be given for two systems", TypeError, {"systems": 2, "spread": 0.5}),
+        ({"design_effect": 0}, "`design_effect` must be finite and above 0"),
+        ({"prevalence": 0.05}, "`spread` below sqrt(prevalence * (1 - prevalence))", ValueError,
+         {"prevalence": 0.1, "spread": 0.1}),
+        ({"preds": Z}, "`preds` must be in [0, 1], got values outside", ValueError, {"preds": Z, "from_logits": True}),
+        ({"preds": PIXELS}, "`preds` must have shape (N,) or (N, C) and no NaN")),
+    (tc.minimum_detectable_error, "`n` must be given without `preds`, got None", TypeError),
     *wrong(partial(tc.Clustered, metric=tc.ECE(task="binary")),
         ({"metric": tc.SKCE(task="binary")}, "which compares pairs of rows"),
         ({"metric": tc.SequentialTest(**BINARY)}, "one bet for each cluster. Pass clusters to its `update`"),
@@ -945,6 +980,8 @@ COMMANDS = [
     ("report site_table.npz --groups site", "must be one group per sample, got shape"),
     ("report site_long.npz --groups site", "must contain text of at most 1,000 characters"),
     ("report site_low.npz --groups site", "`groups` must be in ["),
+    ("report site_float.npz --groups site,prob", "`site` in `site_float.npz` must contain whole numbers or text as"),
+    ("report site_table.npz --groups site,target", "`site` in `site_table.npz` must be one group per sample, got"),
     ("report five.npz --groups site", "`--groups` must name an array in"),
     (f"report clusters.csv --clusters image {FAST}",
      "must contain the cluster of each row, got an empty text in row 2"),

@@ -43,7 +43,7 @@ class Rows:
         name: unique name.
         task: name of the task.
         arrays: predictions, targets and other columns, by their names in files. The first axis has the rows.
-        roles: names of columns that are weights, groups or clusters, by argument of a report.
+        roles: names of columns that are weights, groups or clusters, by argument of a report; "a,b" for two columns.
         options: other options of the report.
     """
 
@@ -84,10 +84,12 @@ class Rows:
         return [self.between(*ends) for ends in pairwise((0, 16, 16, 31, N))]
 
     def batch(self, convert=torch.from_numpy):
-        """Return the arguments of an update. Groups with names are numbers beside their names."""
+        """Return the arguments of an update. Several columns of groups are a dict."""
         columns = {"preds": convert(self.preds), "target": convert(self.target)}
-        for role, name in self.roles.items():
-            columns[role] = self.arrays[name] if self.arrays[name].dtype.kind == "U" else convert(self.arrays[name])
+        for role, names in self.roles.items():
+            arrays = {name: self.arrays[name] for name in names.split(",")}
+            found = {name: x if x.dtype.kind == "U" else convert(x) for name, x in arrays.items()}
+            columns[role] = found if len(found) > 1 else found[names]
         return columns
 
     def __str__(self):
@@ -146,6 +148,12 @@ ROWS = [
         {"with_calibration": True, "safe_threshold": 9.0},
     ),
     Rows("groups", "binary", with_column("binary", "site", SITE), {"groups": "site"}),
+    Rows(
+        "groups of two columns",
+        "binary",
+        {**with_column("binary", "site", SITE), "ward": PATIENT % 4 - 1},
+        {"groups": "site,ward"},
+    ),
     Rows("impossible outcomes", "binary", {"probs": np.array([0.0, 0.3, 0.7, 1.0])[PATIENT % 4], "targets": 1 * EMPTY}),
     Rows("numbered groups", "binary", with_column("binary", "site", PATIENT % 4 - 1), {"groups": "site"}),
     Rows("clusters", "binary", with_column("binary", "patient", NUMBERED), {"clusters": "patient"}, {"right": True}),

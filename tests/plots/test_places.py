@@ -8,6 +8,7 @@ from helpers.tables import mixed_bins, small_blocks, two_binnings
 from helpers.trainings import epochs_of
 from matplotlib.figure import Figure
 
+import torchcalib as tc
 from torchcalib import plots
 from torchcalib.plots.canvas import Place
 
@@ -29,6 +30,7 @@ DIAGRAMS = {
     "classes": lambda ax: plots.classwise_reliability_diagrams(PROBS, LABELS, ax=ax),
     "binnings": lambda ax: two_binnings(small_blocks(), ax=ax),
     "differences": lambda ax: plots.difference_plot(compared("binary"), ax=ax),
+    "slices": lambda ax: tc.slices(BINARY["another"], IS_FIRST, {"a long name": IS_FIRST}, min_size=1).plot(ax),
     "ecd": lambda ax: plots.ecd_curve(ax),
     "coverage": lambda ax: plots.risk_coverage_curve(SYSTEMS, LABELS, ax=ax),
     "risk": lambda ax: plots.bayes_risk_diagram(BINARY, IS_FIRST, ax=ax),

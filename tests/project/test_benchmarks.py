@@ -32,8 +32,10 @@ from benchmarks import (
     peers,
     power,
     readme,
+    required_n,
     run,
     samples,
+    slices,
     study,
 )
 from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, alternative, jobs_of, named
@@ -43,7 +45,7 @@ from torchcalib.ops.dispatch import Op
 PEER = "a peer"
 FILES = readme.results()
 MODULES = (calibrated, clusters, comparisons, coverage, debiased, diagnosis, first_seconds, gains, groups)
-MODULES += (interval_targets, looks)
+MODULES += (interval_targets, looks, required_n, slices)
 STUDIES = {each.page: each for each in (power.POWER, power.FEW, power.CLASSES, *(module.STUDY for module in MODULES))}
 TIMES = {
     "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},

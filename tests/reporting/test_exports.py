@@ -231,6 +231,7 @@ def test_flat_contains_every_number_of_the_lines(task):
     report = full_report(task)
     flat = report.flat()
     assert flat.pop("n") == report.n
+    assert flat.pop("minimum_detectable_error") == report.minimum_detectable_error
     for line in report.lines:
         assert flat.pop(line.key) == pytest.approx(line.value, nan_ok=True)
         ends = {} if line.interval is None else {"low": line.interval.low, "high": line.interval.high}

@@ -91,6 +91,13 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
     assert [number.name for number in key_numbers(right)] == ["Accuracy", "NLL", "ECE", "Worst class"]
 
 
+def test_a_report_without_findings_shows_the_error_that_it_would_find():
+    """2.80 standard errors of sqrt(0.09 / 100) have a power of 80%."""
+    report = tc.report(torch.full((100,), 0.9), (torch.arange(100) < 90).long(), task="binary", **QUICK)
+    found = KeyNumber("Detectable", "0.0840", "smallest mean error that is found with 80% probability")
+    assert found in key_numbers(report)
+
+
 def test_key_number_of_calibration_is_the_recommended_or_the_best_calibrator():
     report = full_report("binary")
     stage, (gain,) = report.calibration, [each for each in key_numbers(report) if each.name == "Gain by calibration"]

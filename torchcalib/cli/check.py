@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchcalib.cli.files import print_json, read_builder
 from torchcalib.cli.messages import computing, output
-from torchcalib.display.words import ONE_LOOK, printable
+from torchcalib.display.words import ONE_LOOK, printable, significant
 from torchcalib.results.conditions import Condition
 
 
@@ -17,12 +17,19 @@ def check(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
     with computing("computing values"):
         report = builder.report()
     outcome = condition.outcome(report)
+    required, detectable = arguments.require_detectable, report.minimum_detectable_error
+    has_few = required is not None and not detectable <= required
+    failed = outcome.holds or has_few
     if arguments.json:
-        found = {"passed": not outcome.holds, "fail_if": condition.text, "values": outcome.values}
+        found = {"passed": not failed, "fail_if": condition.text, "values": outcome.values}
+        found |= {} if required is None else {"require_detectable": required, "minimum_detectable_error": detectable}
         print_json({**found, "sentence": report.sentence, "kind": report.decision.kind, "input": report.input_line})
     else:
-        verdict = "FAILED" if outcome.holds else "passed"
+        verdict = "FAILED" if failed else "passed"
         lines = [f"{verdict}: fail if {condition.text}", f"with {outcome}", report.sentence, report.input_line]
+        if required is not None:
+            rule = "too few rows" if has_few else "enough rows"
+            lines[2:2] = [f"{rule}: mean errors of {significant(detectable)} are found, {required:g} is required"]
         lines += [ONE_LOOK] * any(term.function == "p" for term in condition.terms)
         output("\n".join(map(printable, lines)))
-    return int(outcome.holds)
+    return int(failed)

@@ -44,6 +44,7 @@ _METRIC_EXAMPLES = """examples:
 _CHECK_EXAMPLES = """examples:
   torchcalib check predictions.csv
   torchcalib check predictions.csv --fail-if "p(ece) < 0.01 and ece > 0.02 or nll > 0.5"
+  torchcalib check predictions.csv --require-detectable 0.02
 
 The condition compares numbers, keys of a report such as ece, nll and ece/classwise, and functions of keys: p(key),
 floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are joined by and, or, not, ( and )."""
@@ -145,7 +146,7 @@ _REPORT = (
         "--groups",
         "NAME",
         "key or column with the group of each row, integers or text; the report lists the worst groups (-1 or an empty "
-        "text: no group)",
+        "text: no group). Several columns, as in age,sex, form groups, and their intersections are searched",
     ),
 )
 _LOG = (
@@ -214,6 +215,12 @@ _WATCH = (
     Option("--restart", None, "detect changes: start the evidence anew at each batch, too"),
     Option("--batch", "N", "largest number of rows of a batch (default: 1000)", type=int, default=1000),
     Option("--prometheus", "PATH", "write the evidence in the text format of Prometheus, such as torchcalib.prom"),
+)
+_DETECTABLE = Option(
+    "--require-detectable",
+    "ERROR",
+    "also fail if the rows are too few to find a mean error of this size, such as 0.02, with 80 percent probability",
+    type=float,
 )
 _CONDITION = Option("--fail-if", "CONDITION", "condition of failure (default: p(ece) < 0.01 and ece > 0.02)")
 _CALIBRATE = (
@@ -294,6 +301,9 @@ def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
 
 def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:
     arguments.condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
+    required = arguments.require_detectable
+    if required is not None and not 0 < required < 1:
+        raise ValueError(f"`--require-detectable` must be between 0 and 1, got {required:g}. An error of 2% is 0.02.")
     return options.found_files(arguments)
 
 
@@ -400,7 +410,7 @@ COMMANDS: Mapping[str, Command] = {
         "Compute a report without calibrators, and return exit code 1 if a condition holds.\n"
         "By default, the error must be significant and large: sampling noise alone is no failure.\n"
         "p-values hold for one look at the data: repeated checks give more false alarms than torchcalib watch.",
-        (options.FILES, _CONDITION, *_REST),
+        (options.FILES, _CONDITION, _DETECTABLE, *_REST),
         _found_for_check,
         _CHECK_EXAMPLES,
     ),

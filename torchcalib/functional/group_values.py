@@ -94,7 +94,8 @@ def by_group(
         preds: Predictions: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: Targets for the function.
         groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. Text is numbered in sorted order;
-            it is empty for rows without a group. Groups apply to all batch elements.
+            it is empty for rows without a group. Groups apply to all batch elements. Several columns (a DataFrame, a
+            dict or a list of arrays) form the groups "age=old, sex=f"; a row with a missing value has no group.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_groups: Number of groups G. None means one more than the largest number in `groups`, or the number of
             different texts.
@@ -135,7 +136,7 @@ def by_group(
             f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and "
             f"{tuple(preds.shape)}. Pass one target per sample."
         )
-    groups, names = numbered_groups(groups, None, preds.device)
+    groups, names = numbered_groups(groups, None, preds.device, preds.shape[axis : axis + 1])
     groups = groups.reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
     if num_groups is None and names is not None:

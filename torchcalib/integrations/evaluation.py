@@ -196,7 +196,9 @@ def evaluate(
                     if callable(group_by)
                     else _entry(moved, "group_by", group_by, "a function")
                 )
-                columns["groups"], columns["group_names"] = numbered_groups(groups, None, p.target.device)
+                columns["groups"], columns["group_names"] = numbered_groups(
+                    groups, None, p.target.device, p.target.shape, keep_partial=True
+                )
             n_items += len(p.preds)
             preds, target = p.preds, p.target
             if is_causal:

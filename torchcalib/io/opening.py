@@ -81,11 +81,17 @@ class PredictionFiles(Conversion):
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
         """Yield the rows of one reader in chunks; see `chunks`."""
         from torchcalib.io.rows import rows_of  # imports torch
+        from torchcalib.io.text import crossed_text
 
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
+        columns = reader.arrays[roles["groups"]].columns if "groups" in roles else ()
+        names = [*(name for role, name in roles.items() if not (columns and role == "groups")), *columns]
         start = 0
-        for chunk in reader.stream(list(roles.values()), max_bytes, self.allow_missing):
-            yield rows_of(self, reader, dict(zip(roles, chunk, strict=True)), start)
+        for chunk in reader.stream(names, max_bytes, self.allow_missing):
+            read = dict(zip(names, chunk, strict=True))
+            if columns:
+                read[roles["groups"]] = crossed_text({name: read[name] for name in columns})
+            yield rows_of(self, reader, {role: read[name] for role, name in roles.items()}, start)
             start += len(chunk[0])
 
 
@@ -96,7 +102,7 @@ def open_predictions(
     preds: str | None = None,
     target: str | None = None,
     weights: str | None = None,
-    groups: str | None = None,
+    groups: str | Sequence[str] | None = None,
     clusters: str | None = None,
     ids: str | None = None,
     pred: str | None = None,
@@ -122,7 +128,8 @@ def open_predictions(
         target: name of the targets, or None to find a common name. Targets are names of class columns. Whole numbers
             are positions if columns are not numbered.
         weights: name of the weights, or None to find a common name. Weights are optional.
-        groups: name of the groups, which are whole numbers or text; None for no groups.
+        groups: name of the groups, which are whole numbers or text; None for no groups. Several columns, as a list or
+            "age,sex", form the groups "age=old, sex=f".
         clusters: name of the clusters of dependent rows, which are whole numbers or text; None for independent rows.
         ids: name of the ids by which rows are joined, which are whole numbers or text; None for no ids.
         pred: name of the predicted labels, beside a probability of the prediction. The event is that the predicted
@@ -162,6 +169,7 @@ def open_predictions(
         >>> targets
         [[0, 1], [2, 0], [1]]
     """
+    groups = groups if groups is None or isinstance(groups, str) else ",".join(groups)
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
     given["ids"] = ids
     names = None if class_names is None else tuple(str(name).strip() for name in class_names)

@@ -106,6 +106,7 @@ def find_roles(
         )
     own = ("weights", "groups", "clusters", "ids")
     roles = {role: _one(reader, role, _named(reader, role, given[role])) for role in own}
+    given = {**given, "groups": roles["groups"]}
     target = _targets(reader, given)
     labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
     roles["preds"] = _one(reader, "preds", _preds_of(reader, given, target, labels, class_names))
@@ -221,13 +222,14 @@ def _preds_of(
 ) -> list[str]:
     """Return the predictions: those that are given, class columns, columns named like labels, or a single column."""
     arrays, by_key = reader.arrays, _by_key(reader)
+    used = {*target, *given.values(), *(arrays[given["groups"]].columns if given["groups"] else ())}
     if given["preds"] is not None:
         found = _named(reader, "preds", given["preds"], labels, class_names)
         return [_with_labels(reader, name, labels, class_names) for name in found]
     free = {
         name: array
         for name, array in arrays.items()
-        if name not in (*target, *given.values()) and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
+        if name not in used and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
     }
     candidates = [name for key in ROLES["preds"].names for name in by_key[key] if name in free]
     candidates = [name for name in candidates if arrays[name].dtype in FLOATS] or candidates
@@ -467,7 +469,23 @@ def _selected(
         columns += found
     if len(set(columns)) < len(columns):
         raise InputError(f"`{role}` must name every column once, got {quoted(columns)}. Remove the repetition.")
-    return columns[0] if len(columns) == 1 else reader.compose(columns, labels, class_names)
+    if len(columns) == 1:
+        return columns[0]
+    return _groups_of(reader, columns) if role == "groups" else reader.compose(columns, labels, class_names)
+
+
+def _groups_of(reader: Reader, columns: Sequence[str]) -> str:
+    """Return the name of an array of groups that are the combinations of several columns."""
+    role, name = ROLES["groups"], ",".join(columns)
+    shape = reader.arrays[columns[0]].shape
+    for column in columns:
+        array, where = reader.arrays[column], f"`{column}` in `{reader.label}`"
+        if array.problem or array.dtype not in role.dtypes:
+            raise InputError(f"{where} {array.problem or f'must {role.rule}, got {array.dtype}. {role.advice}'}")
+        if array.shape != shape or len(shape) != 1:
+            raise InputError(f"{where} must be one group per sample, got shape {array.shape}. Save one per sample.")
+    reader.arrays[name] = Array(name, "string", shape, columns=tuple(columns), stem=name)
+    return name
 
 
 def _named_after_a_class(reader: Reader, columns: Sequence[str]) -> list[str]:

@@ -1,10 +1,11 @@
 """Convert text labels, groups and clusters to numbers, and find the names of classes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 import torch
+from numpy import format_float_positional
 from torch import Tensor
 
 from torchcalib.io.columns import MATCH_NAMES, ignored, positions, split
@@ -13,6 +14,7 @@ from torchcalib.io.names import outcome_names
 from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
+_CODES_PER_ROW = 16  # whole numbers in a range of this size are counted, others sorted
 
 
 def first_row(wrong: Tensor) -> int | None:
@@ -50,6 +52,100 @@ def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
     names = sorted(set(groups.names) - {""})
     numbers = {"": -1, **{name: k for k, name in enumerate(names)}}
     return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64, device="cpu")[groups.codes], names
+
+
+_SEPARATOR = "\x1f"  # of the columns in the text of a group; the unit separator of ASCII
+
+
+def numbered_levels(values: Tensor) -> tuple[Tensor, list[str]]:
+    """Return the position of each number of a column in its sorted distinct values, and the texts of these.
+
+    Missing numbers are -1: NaN, and -1 in a column of integers.
+    """
+    numbers, distinct = distinct_numbers(values)
+    return numbers, texts_of_numbers(distinct)
+
+
+def texts_of_numbers(values: Tensor) -> list[str]:
+    """Return the shortest texts of distinct numbers."""
+    if not values.is_floating_point():
+        return list(map(str, values.tolist()))
+    wide = values.cpu().to(torch.promote_types(values.dtype, torch.float32)).numpy()
+    return [format_float_positional(x, trim="-") for x in wide]
+
+
+def distinct_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the position of each number in the sorted distinct values, -1 if it is missing, and these values."""
+    is_missing = values.isnan() if values.is_floating_point() else values.eq(-1)
+    is_complete = not bool(is_missing.any())
+    present = values if is_complete else values[~is_missing]
+    if values.is_floating_point() or values.dtype == torch.bool or not present.numel():
+        distinct, places = torch.unique(present, return_inverse=True)
+    else:
+        low, high = map(int, present.aminmax())
+        places, distinct = _numbered(present.long(), low, high - low + 1)
+    if not is_complete:
+        places = torch.full(values.shape, -1, device=values.device).masked_scatter(~is_missing, places)
+    return places, distinct
+
+
+def _numbered(codes: Tensor, first: int, n_codes: int) -> tuple[Tensor, Tensor]:
+    """Return the position of each of `n_codes` whole numbers from `first` in the sorted distinct ones, and these."""
+    if n_codes > _CODES_PER_ROW * codes.numel():
+        found: tuple[Tensor, Tensor] = torch.unique(codes, return_inverse=True)
+        return found[1], found[0]
+    is_present = torch.bincount((codes - first).flatten(), minlength=n_codes) > 0
+    return (is_present.cumsum(0) - 1)[codes - first], is_present.nonzero().squeeze(-1) + first
+
+
+def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: bool = True) -> tuple[Tensor, list[str]]:
+    """Return the number of the combination of levels of each row, -1 for no group, and the texts of the combinations.
+
+    A column has the level of each row, -1 for a missing value, and the texts of its levels. The text of a group
+    has a part "age=old" for each column, separated by a character that `shown_group` replaces. A row without any value
+    has no group. With `keep_partial`, the part of a missing value is empty; otherwise such a row has no group.
+    """
+    numbers, levels = combinations([(found, len(texts)) for found, texts in columns.values()])
+    is_kept = (levels >= 0).any(-1) if keep_partial else (levels >= 0).all(-1)
+    numbers = (is_kept.cumsum(0) - 1).masked_fill(~is_kept, -1)[numbers]
+    names = []
+    for row in levels[is_kept].tolist():
+        parts = zip(row, columns.items(), strict=True)
+        values = [f"{name}={texts[k]}" if k >= 0 else "" for k, (name, (_, texts)) in parts]
+        names.append(_SEPARATOR.join(value.replace(_SEPARATOR, " ") for value in values))
+    return numbers, names
+
+
+def crossed_text(columns: Mapping[str, Text | Tensor]) -> Text:
+    """Return the text of the combination of the values of several columns in each row; see `crossed`."""
+    levels: dict[str, tuple[Tensor, Sequence[str]]] = {}
+    for name, column in columns.items():
+        levels[name] = group_numbers(column) if isinstance(column, Text) else numbered_levels(column)
+    numbers, texts = crossed(levels)
+    return Text([*texts, ""], numbers.masked_fill(numbers < 0, len(texts)))
+
+
+def combinations(columns: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Return the number of the combination of levels of each row, and the levels of each combination `(G, columns)`.
+
+    A column has levels from -1 to `n` - 1, and `n`. Combinations that occur are numbered in ascending order.
+    """
+    numbers = torch.zeros_like(columns[0][0])
+    levels = numbers.new_zeros(1, 0)
+    for found, n in columns:
+        numbers, present = _numbered(numbers * (n + 1) + found + 1, 0, len(levels) * (n + 1))
+        levels = torch.cat((levels[present // (n + 1)], (present % (n + 1) - 1).unsqueeze(-1)), -1)
+    return numbers, levels
+
+
+def parts_of_group(text: str) -> list[str]:
+    """Return the parts of the text of a group, one for each column, such as "age=old", or "" for a missing value."""
+    return text.split(_SEPARATOR)
+
+
+def shown_group(text: str) -> str:
+    """Return the name of a group of several columns, such as "age=old, sex=f"; a plain text is unchanged."""
+    return text.replace(_SEPARATOR, ", ")
 
 
 def class_indices(labels: Text, classes: Sequence[str], label: str, start: int, allow_missing: bool = False) -> Tensor:

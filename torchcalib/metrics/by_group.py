@@ -1,6 +1,6 @@
 """Streaming metrics per group of rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
-from torchcalib.core.groups import check_groups, check_names, in_groups, numbered_groups
+from torchcalib.core.groups import check_groups, check_names, crossed_names, in_groups, numbered_groups
 from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
 from torchcalib.core.pieces import Parts
 from torchcalib.core.predictions import Predictions
@@ -121,7 +121,9 @@ class ByGroup(RowsInGroups):
         metric: A torchcalib metric, not a wrapper. Only its configuration and its device are used; its accumulated
             state is ignored.
         num_groups: Number of groups G. Group numbers are 0 to G - 1.
-        group_names: Names of the G groups, instead of their number. `update` then also accepts text.
+        group_names: Names of the G groups, instead of their number. `update` then also accepts text. A dict such as
+            `{"age": ["old", "young"], "sex": ["f", "m"]}` names the combinations of the values of several columns,
+            "age=old, sex=f" and so on. `update` then accepts these columns.
         **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
@@ -141,9 +143,11 @@ class ByGroup(RowsInGroups):
         metric: CalibrationMetric[Any],
         *,
         num_groups: int | None = None,
-        group_names: Sequence[str] | None = None,
+        group_names: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
         **kwargs: Any,
     ) -> None:
+        if isinstance(group_names, Mapping):
+            group_names = crossed_names(group_names)
         check_names(group_names)
         if group_names is not None and num_groups in (None, len(group_names)):
             num_groups = len(group_names)
@@ -171,7 +175,10 @@ class ByGroup(RowsInGroups):
             preds: Probabilities or logits; see `CalibrationMetric.update`.
             target: Labels or soft targets; see `CalibrationMetric.update`.
             groups: Group number per sample, integers in [0, num_groups), or -1 for no group. With `group_names` also
-                text, which is empty for no group. The shape is that of `preds` without the class axis.
+                text, which is empty for no group. The shape is that of `preds` without the class axis. With
+                `group_names` also several such columns: a DataFrame, a dict or a list of arrays. A row with a missing
+                value (None, NaN, "", or -1 in a column of integers) has no group. Values of several columns are read,
+                which synchronises a GPU.
             weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`.
 
@@ -184,7 +191,7 @@ class ByGroup(RowsInGroups):
     _own_update = update
 
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
-        groups, names = numbered_groups(given, self.group_names, device)
+        groups, names = numbered_groups(given, self.group_names, device, samples)
         if names is not None and self.group_names is None:
             raise TypeError(
                 f"`groups` must be numbers for a metric without names of groups, got {shown(names[0])}. "

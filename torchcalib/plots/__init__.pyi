@@ -16,4 +16,5 @@ from torchcalib.plots.reliability import MAX_LABELLED_BINS as MAX_LABELLED_BINS
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
 from torchcalib.plots.reliability import reliability_diagram as reliability_diagram
+from torchcalib.plots.slices import slice_diagram as slice_diagram
 from torchcalib.plots.tce import tce_diagram as tce_diagram

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.mistakes import MIN_ROWS
+from torchcalib.core.sums import BinStats
 from torchcalib.display.progress import part
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins
 from torchcalib.inference.clusters import FEW_CLUSTERS
+from torchcalib.inference.sample_size import detectable_gap
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in_words, run_error_test, run_error_tests
 from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
@@ -20,10 +22,12 @@ from torchcalib.reporting.decision import with_safety
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
+from torchcalib.reporting.slices import DEPTH, MIN_SIZE, Intersections, n_rows_of, table_of_slices
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
 from torchcalib.results.group_table import GroupTable, resolved
 from torchcalib.results.lines import ClassLine
 from torchcalib.results.report import Report
+from torchcalib.results.slice_table import SliceTable
 
 _LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
 _MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
@@ -108,6 +112,8 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         notes=(*notes, *warnings),
         warnings=warnings,
         groups=_group_table(data, findings),
+        slices=_slice_table(data, effect),
+        minimum_detectable_error=_detectable(next(iter(data.bins.values())), effect),
         class_names=class_names,
     )
     return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
@@ -134,6 +140,22 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     if findings.cause is not None and findings.cause.kind == "bad group":  # the headline then agrees with the verdict
         table = replace(table, worst=findings.groups.names[findings.cause.which])
     return table
+
+
+def _detectable(bins: BinStats, effect: float) -> float:
+    """Return the smallest mean signed error that is found, in each of several labels."""
+    spread = (bins.noise.sum(-1) * max(1.0, effect)).sqrt() / bins.n.sum(-1)
+    return detectable_gap(float(spread.max()), spread.numel())
+
+
+def _slice_table(data: Data, effect: float) -> SliceTable | None:
+    """Return the most significant intersections of several columns of groups, with the design effect of clusters."""
+    if data.combinations is None or data.task == "multilabel":
+        return None
+    parts, bins = data.combinations
+    found = Intersections.of(parts, n_rows_of(bins), DEPTH, MIN_SIZE)
+    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]
+    return table_of_slices(found, bins, accumulator, effect=effect, k=_WORST)
 
 
 def _class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
@@ -232,6 +254,8 @@ def _warnings(data: Data, class_names: Sequence[str]) -> tuple[str, ...]:
         )
     if data.groups is not None and not data.groups[0]:
         notes.append("No row has a group: all group numbers are -1.")
+    if data.combinations is not None and data.task == "multilabel":
+        notes.append("Slices are omitted: they need one label. Call torchcalib.slices for a column of the labels.")
     if data.n_dropped:
         units = "entries" if data.task == "multilabel" else "samples"
         notes.append(

@@ -35,6 +35,7 @@ from torchcalib.core.partition import (
     AnyPartition,
     ClusterState,
     NamedPartState,
+    NamedSums,
     Partition,
     SampledPartition,
     SumsByPart,
@@ -48,6 +49,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import as_tensors, check_name_count, per_sample
 from torchcalib.io.errors import shown
 from torchcalib.io.source import Source
+from torchcalib.io.text import parts_of_group, shown_group
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
@@ -125,8 +127,9 @@ class ReportBuilder(Builder):
         """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
         Args:
-            groups: group of each sample: text, empty for no group, or a number, -1 for no group. Pass groups with all
-                batches or with none.
+            groups: group of each sample: text, empty for no group, or a number, -1 for no group. Several columns (a
+                DataFrame, a dict or a list of arrays) form the groups "age=old, sex=f"; see `Report.slices`. Pass
+                groups with all batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
             clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
@@ -150,7 +153,7 @@ class ReportBuilder(Builder):
         for name, kind in kinds.items():
             if isinstance(kind, NamedPartState):
                 if groups is not None:
-                    numbers, names = numbered_groups(groups, group_names, preds.device)
+                    numbers, names = numbered_groups(groups, group_names, preds.device, samples, keep_partial=True)
                     numbers = per_sample("groups", numbers, preds)
                     check_groups(numbers, preds.device, samples)
                     batch[name] = kind.from_groups(p, numbers, names)
@@ -194,7 +197,7 @@ class ReportBuilder(Builder):
             n_rows=next((kind.n_rows(self._states[name]) for name, kind in ranked.items()), None),
             clusters=self._clusters(p) if self._has_clusters else None,
             clusters_determine_label=p is not None and determine_label(p),
-            groups=(self._states[_GROUPS].names, self._statistic(_GROUPS)) if self._has_groups else None,
+            **self._groups(),
             n_dropped=n_dropped,
             has_several_samples_per_item=self._has_items and not self._has_clusters,
         )
@@ -220,6 +223,20 @@ class ReportBuilder(Builder):
     def _statistic(self, name: str) -> Any:
         """Return accumulated sums or samples, such as `BinStats`."""
         return self._kinds[name].statistic(self._states[name])
+
+    def _groups(self) -> dict[str, Any]:
+        """Return the names and the bins of the groups, and of the combinations of several columns, for `Data`."""
+        if not self._has_groups:
+            return {}
+        kind, state = self._kinds[_GROUPS], self._states[_GROUPS]
+        parts = list(map(parts_of_group, state.names))
+        n_columns = {len(each) for each in parts}
+        if n_columns <= {1}:
+            return {"groups": (state.names, kind.statistic(state))}
+        complete = [k for k, each in enumerate(parts) if all(each)]
+        names = tuple(shown_group(state.names[k]) for k in complete)
+        groups = (names, kind.statistic(NamedSums(names, state.sums[complete], state.noise_flag[complete])))
+        return {"groups": groups, **({"combinations": (parts, kind.statistic(state))} if len(n_columns) == 1 else {})}
 
     @property
     def _ranked(self) -> dict[str, SampleOrSketchState]:

@@ -102,6 +102,11 @@ def cells_of(bins: BinStats, effect: float) -> BinCells:
     return BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
 
 
+def clipped_log_odds(cells: BinCells) -> Tensor:
+    """Return the log-odds of the mean confidence of each bin, clipped to [1e-4, 1 - 1e-4]."""
+    return cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
+
+
 def large_groups(cells: BinCells) -> Tensor:
     """Return whether the number of independent outcomes of a group has a variance of at least 3, `(..., G)`."""
     # The square of the spread, divided by the noise, does not depend on the unit of the weights.
@@ -119,7 +124,7 @@ def scores_of_gaps(cells: BinCells) -> Tensor:
     It ranks a group or label among other causes. With few outcomes it is far from a chi-squared distribution, so
     p-values are those of the signed roots.
     """
-    log_odds = cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
+    log_odds = clipped_log_odds(cells)
     design = torch.stack((torch.ones_like(log_odds), log_odds), -2)
     score = design @ (cells.outcomes - cells.expected).unsqueeze(-1)
     information = (design * cells.noise.unsqueeze(-2)) @ design.mT
@@ -153,7 +158,7 @@ def roots_of_differences(cells: BinCells) -> Tensor:
 
 def _roots(cells: BinCells, deviation: Tensor, confidence: Tensor, variance: Tensor) -> Tensor:
     """Return the signed roots of mean gap and slope `(..., G, 2)` for deviations D `(..., G, K)`."""
-    log_odds = cells.confidence.clamp(_SMALLEST, 1 - _SMALLEST).logit()
+    log_odds = clipped_log_odds(cells)
     weight = torch.stack((torch.ones_like(log_odds), log_odds), -2)
     return signed_roots(weight, *(x.unsqueeze(-2) for x in (deviation, confidence, variance, cells.unit)))
 

@@ -1,6 +1,6 @@
 """Values of the lines of a report, computed from accumulated statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -46,6 +46,8 @@ class Data:
     clusters: Mapping[str, AnyPartition] | None = None  # statistics by cluster, by name; None if rows are independent
     clusters_determine_label: bool = False  # see `determine_label`; False if the predictions are not stored
     groups: tuple[tuple[str, ...], BinStats] | None = None  # names and bins of all groups
+    # Parts of the name of each group of several columns, "" for a missing value, and their bins
+    combinations: tuple[Sequence[Sequence[str]], BinStats] | None = None
     n_dropped: int = 0  # number of rows excluded by nan_policy='drop'
     has_several_samples_per_item: bool = False  # whether an item has several samples, such as pixels, without clusters
 

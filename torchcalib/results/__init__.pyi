@@ -14,3 +14,4 @@ from torchcalib.results.lines import Difference as Difference
 from torchcalib.results.lines import Line as Line
 from torchcalib.results.lines import LineInterval as LineInterval
 from torchcalib.results.lines import Quantity as Quantity
+from torchcalib.results.slice_table import SliceTable as SliceTable

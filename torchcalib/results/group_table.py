@@ -30,8 +30,27 @@ By = Literal["excess", "value", "shrunk", "p_value"]
 """Quantity by which groups are sorted; `excess` is the value minus its noise floor."""
 
 
+class ColumnTable(Tabular):
+    """Base class of tables whose columns are the fields that are tuples."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one dict per row that maps field names to values."""
+        columns = {name: column for name, column in vars(self).items() if isinstance(column, tuple)}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict of all fields, with tuples converted to lists."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class GroupTable(Tabular):
+class GroupTable(ColumnTable):
     """Table of the k groups with the largest calibration errors, in descending order; see `ByGroup.worst`.
 
     All fields except `n_groups`, `worst` and `difference_p_value` have k entries.
@@ -124,14 +143,6 @@ class GroupTable(Tabular):
             return table
         return replace(table, worst=names[int(shrunk[order].abs().nan_to_num(0).argmax())])
 
-    def __len__(self) -> int:
-        return len(self.group)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per group that maps field names to values."""
-        columns = {name: column for name, column in vars(self).items() if isinstance(column, tuple)}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
     def shown_names(self, most: int) -> list[str]:
         """Return one display name per group, without control characters and with long names shortened in the middle.
 
@@ -194,13 +205,6 @@ class GroupTable(Tabular):
             return "too few outcomes to compare groups"
         words = "significant differences" if self.has_difference else "no significant difference"
         return f"{words} (p {p_words(p_value, equals='= ')})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of all fields, with tuples converted to lists."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def resolved(

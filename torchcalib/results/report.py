@@ -25,6 +25,7 @@ from torchcalib.results.definitions import Definition
 from torchcalib.results.group_table import GroupTable
 from torchcalib.results.history import History
 from torchcalib.results.lines import ClassLine, Line, by_group, explanation_columns, interval_column, name_column
+from torchcalib.results.slice_table import SliceTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,11 @@ class Report(Results[float]):
             `dataclasses.replace(report, history=monitor.history)`.
         groups: table of the groups with the largest excess of ECE over its noise floor, with the p-value of the test
             of differences between groups; None without groups.
+        slices: table of the most significant intersections of several columns of groups; see `torchcalib.slices`. None
+            with less than two columns, and for a multi-label task.
+        minimum_detectable_error: smallest absolute mean signed error (ESCE) of the main mode that its test finds with
+            probability 0.8 at the level 0.05, with the design effect of clusters. Multi-label: that of a single label,
+            which is found for all of them (Bonferroni). See `torchcalib.minimum_detectable_error`.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
@@ -75,6 +81,8 @@ class Report(Results[float]):
     calibration: CalibrationStage | None = None
     history: History | None = None
     groups: GroupTable | None = None
+    slices: SliceTable | None = None
+    minimum_detectable_error: float = math.nan
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -149,7 +157,9 @@ class Report(Results[float]):
             with_calibration: compute the cross-validated gains of calibrators.
             with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group of each sample `(N,)`: text, empty for no group, or integers, -1 for no group. The report then
-                contains the groups with the largest excess of ECE over its noise floor.
+                contains the groups with the largest excess of ECE over its noise floor. Several columns (a DataFrame, a
+                dict, a list of arrays, or a list of names) form the groups "age=old, sex=f". A row with a missing value
+                has no group. The report then also contains `slices`, the intersections of the columns.
             group_names: names of numbered groups, indexed by group number; None uses the numbers.
             clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
@@ -186,6 +196,8 @@ class Report(Results[float]):
                 "report(df, target='y') for a DataFrame."
             )
         if target is None or (isinstance(target, str) and is_frame(preds)):
+            if isinstance(groups, list | tuple) and all(isinstance(name, str) for name in groups):
+                groups = ",".join(groups)
             names = {"target": target, "weights": weights, "groups": groups, "clusters": clusters, "pred": pred}
             for name, value in names.items():
                 if not isinstance(value, str | None):
@@ -257,8 +269,9 @@ class Report(Results[float]):
         """Return all numbers as one dictionary for loggers, such as TensorBoard, MLflow and Weights & Biases.
 
         Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
-        in `"ece/top_label/p_value"`, unless they are omitted. The number of samples has the key `"n"`, and the p-value
-        of the test of differences between groups the key `"groups/difference/p_value"`.
+        in `"ece/top_label/p_value"`, unless they are omitted. Other keys are `"n"`, the number of samples,
+        `"minimum_detectable_error"`, `"groups/difference/p_value"`, the p-value of the test of differences between
+        groups, and `"slices/p_value"`, the smallest adjusted p-value of the slices.
 
         Example:
             >>> import torchcalib
@@ -266,7 +279,7 @@ class Report(Results[float]):
             >>> [key for key in r.flat() if key.startswith("ece/positive")]
             ['ece/positive', 'ece/positive/noise_floor', 'ece/positive/p_value']
         """
-        found = {"n": self.n}
+        found = {"n": self.n, "minimum_detectable_error": self.minimum_detectable_error}
         for line in self.lines:
             ends = (None, None) if line.interval is None else (line.interval.low, line.interval.high)
             evidence = {"noise_floor": line.noise_floor, "p_value": line.p_value, "low": ends[0], "high": ends[1]}
@@ -274,6 +287,8 @@ class Report(Results[float]):
             found |= {f"{line.key}/{name}": value for name, value in evidence.items() if value is not None}
         if self.groups is not None and self.groups.difference_p_value is not None:
             found["groups/difference/p_value"] = self.groups.difference_p_value
+        if self.slices is not None:
+            found["slices/p_value"] = self.slices.smallest_p_value
         return found
 
     @classmethod
@@ -345,7 +360,7 @@ class Report(Results[float]):
         preds: str | None = None,
         target: str | None = None,
         weights: str | None = None,
-        groups: str | None = None,
+        groups: str | Sequence[str] | None = None,
         clusters: str | None = None,
         pred: str | None = None,
         from_logits: bool | None = None,
@@ -369,7 +384,8 @@ class Report(Results[float]):
             preds: name of the array or column of predictions; None searches for a common name, such as "probs".
             target: name of the targets; None searches for a common name.
             weights: name of the weights; None searches for a common name. Weights are optional.
-            groups: name of the groups, which are whole numbers or strings; None for no groups.
+            groups: name of the groups, which are whole numbers or strings; None for no groups. Several columns, as a
+                list or "age,sex", form the groups "age=old, sex=f", and are searched for `slices`.
             clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
             pred: name of the predicted labels, if predictions are their probabilities; None searches for a common name.
             from_logits: whether predictions are logits; None infers it from their name, or else from all values.
@@ -510,7 +526,8 @@ class Report(Results[float]):
     def __str__(self) -> str:
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         groups = None if self.groups is None else self.groups.layout(metric="ECE")
-        tables = [self.main_table.layout(), *filter(None, (worst, groups))]
+        slices = None if self.slices is None else self.slices.layout()
+        tables = [self.main_table.layout(), *filter(None, (worst, groups, slices))]
         stage_notes = "" if self.calibration is None else " ".join(self.calibration.notes)
         numbers = "\n".join([to_text(line_table(self)), *self.notes])
         texts = [self.sentence, self.decision.action, stage_notes, self.input_line, str(self.main_line), numbers]

@@ -71,6 +71,15 @@ GROUP_WORDS = (
 )
 """Explanation of the groups of a report."""
 
+SLICE_WORDS = (
+    "Slices: intersections of the values of up to 3 columns, with at least 50 rows. Signed error: mean outcome minus "
+    "mean confidence. Shrunk: signed error without sampling noise, shrunk towards the mean of all slices. Expected if "
+    "calibrated: expected ECE of a calibrated model for these rows. Adjusted p: larger of two statistics, mean gap and "
+    "slope of the gaps, compared with the largest one of all slices in simulated outcomes (step-down max-T of Westfall "
+    "and Young 1993). Detectable: smallest signed error that is found with 80% probability."
+)
+"""Explanation of the slices of a report."""
+
 
 DEFINITION_WORDS = (
     "Bins: pava are isotonic blocks (pool-adjacent-violators algorithm), pava bc those of bounded size. Ties: pool if "
@@ -169,7 +178,7 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the five numbers that a report shows first."""
+    """One of the numbers that a report shows first."""
 
     name: str
     value: str
@@ -177,7 +186,10 @@ class KeyNumber(NamedTuple):
 
 
 def key_numbers(report: Report) -> list[KeyNumber]:
-    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities."""
+    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities.
+
+    If no error was found, they include the smallest one that would have been found.
+    """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
     numbers = []
     if accuracy is not None:
@@ -191,6 +203,9 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     mean = ["mean over labels"] if report.task == "multilabel" else []
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
+    if decision.kind in ("calibrated", "too little data") and report.minimum_detectable_error > 0:
+        detail = "smallest mean error that is found with 80% probability"
+        numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))
     if report.calibration is not None:
         shown = gain(decision.gain if decision.gain is not None else math.nan)
         interval = decision.interval
@@ -207,7 +222,15 @@ def _evidence(line: Line | ClassLine, p: str) -> list[str]:
 
 
 def _worst(report: Report) -> list[KeyNumber]:
-    """Return the worst group, class or label, or else the range of probabilities with the largest gap, if any."""
+    """Return slices, the worst group, class or label, or else the range of probabilities with the largest gap."""
+    if report.slices is not None and report.slices.n_slices:
+        slices = report.slices
+        first = f"first: {short_name(printable(slices.slice[0]), 40)}"
+        return [KeyNumber("Slices", slices.sentence, first if slices.smallest_p_value < 0.05 else ""), *_groups(report)]
+    return _groups(report) or _class_or_range(report)
+
+
+def _groups(report: Report) -> list[KeyNumber]:
     if report.groups is not None and len(report.groups):
         groups = report.groups
         if groups.worst is None:
@@ -218,6 +241,10 @@ def _worst(report: Report) -> list[KeyNumber]:
             name, details = groups.shown_names(40)[row], [f"shrunk ECE {significant(groups.shrunk[row])}"]
         details += [groups.difference] * groups.has_difference
         return [KeyNumber("Worst group", name, ", ".join(details))]
+    return []
+
+
+def _class_or_range(report: Report) -> list[KeyNumber]:
     known = [line for line in report.class_lines if not math.isnan(line.value)]
     if known:
         line = max(known, key=lambda line: line.excess)

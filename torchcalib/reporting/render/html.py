@@ -30,12 +30,14 @@ from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 from torchcalib.plots.comparison import difference_plot
 from torchcalib.plots.curves import training_curve
 from torchcalib.plots.reliability import confidence_histogram, draw_reliability, reliability_diagram
+from torchcalib.plots.slices import slice_diagram
 from torchcalib.plots.sources import Source
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.reporting.render.contents import (
     DEFINITION_WORDS,
     DIFFERENCE_WORDS,
     GROUP_WORDS,
+    SLICE_WORDS,
     class_words,
     event_name,
     explanations,
@@ -106,6 +108,8 @@ def _pictures(results: Report | Comparison, with_main: bool) -> dict[str, Axes]:
         pictures[f"confidence{suffix}"] = confidence_histogram(table, title=title)
     for name, tested in results.tests.items():
         pictures[f"test_{name}"] = tce_diagram(tested, title=event_name(results, name))
+    if results.slices is not None and len(results.slices):
+        pictures["slices"] = slice_diagram(results.slices)
     if results.history:
         pictures["training"] = training_curve(results.history)
     return pictures
@@ -155,6 +159,11 @@ def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
         class_words=class_words(report),
         groups=None if groups is None else groups.layout(_MAX_NAME_LENGTH, "ECE"),
         group_words=GROUP_WORDS,
+        slices=None if report.slices is None else report.slices.layout(_MAX_NAME_LENGTH),
+        slice_words=SLICE_WORDS,
+        slice_diagram=both_themes(drawn["slices"], "slices", "Signed errors of the largest slices.")
+        if "slices" in drawn
+        else None,
         has_infinite=any(math.isinf(value) for value in shown),
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
     )

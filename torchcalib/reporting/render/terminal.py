@@ -33,6 +33,7 @@ from torchcalib.io.source import Source
 from torchcalib.reporting.render.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
+    SLICE_WORDS,
     class_words,
     event_name,
     explanations,
@@ -163,6 +164,9 @@ def _show_tables(console: Console, report: Report) -> None:
     if report.groups is not None:
         console.print()
         _print_table(console, report.groups.layout(3 * _NAME_WIDTH, "ECE"), [GROUP_WORDS])
+    if report.slices is not None:
+        console.print()
+        _print_table(console, report.slices.layout(3 * _NAME_WIDTH), [SLICE_WORDS])
 
 
 def show_comparison(comparison: Comparison, everything: bool = False) -> None:

@@ -1,0 +1,361 @@
+"""Search for miscalibrated slices: the intersections of the values of several columns.
+
+A slice has two statistics S = sum_k x_k D_k over the bins k of its rows, where D_k is the sum of outcomes minus
+confidences: the mean gap (x = 1), and the slope (x is the log-odds of the mean confidence of the bin), which detects
+over- and under-confidence. All sums are added from those of the combinations of all columns, the parts of a
+`Partition`. The outcomes of a calibrated model are simulated in these combinations, so that slices which overlap share
+their outcomes. The p-value of a slice compares its larger statistic with the largest one of all slices in each
+replicate, and is valid for any overlap.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations as subsets
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcalib.core.arguments import InputOptions, Task, check_count, is_number, weights_from
+from torchcalib.core.events import NamedMode
+from torchcalib.core.groups import columns_of, in_groups, levels_of
+from torchcalib.core.inputs import input_format_of
+from torchcalib.core.partition import SumsByPart
+from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.core.sums import BinStats, with_noise_row
+from torchcalib.core.tasks import per_sample, prepare
+from torchcalib.functional.binned import ece_from_bins
+from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
+from torchcalib.inference.sample_size import LEVEL, POWER
+from torchcalib.inference.simulation import BinCells, Simulation
+from torchcalib.inference.testing import ErrorTest, run_error_test
+from torchcalib.io.errors import shown
+from torchcalib.io.text import combinations
+from torchcalib.reporting.catalogue import bins_of, catalogue_of
+from torchcalib.reporting.groups import cells_of, clipped_log_odds
+from torchcalib.results.group_table import shrunk_to_mean
+from torchcalib.results.slice_table import SliceTable
+
+DEPTH, MIN_SIZE = 3, 50
+"""Defaults of `slices`, and settings of a report: number of columns that are combined, and rows of a slice."""
+
+_MAX_COMBINATIONS = 2**16
+_MAX_SIMULATED, _MIN_REPLICATES = 2**27, 199  # simulated sums of outcomes
+_TOTAL_REPLICATES = 200_000  # simulated replicates of ECE, for all slices
+
+
+class Intersections(NamedTuple):
+    """Slices of up to `depth` columns, as sums of the G combinations of all columns."""
+
+    names: list[str]
+    matrix: Tensor  # sparse (S, G), 1 if the slice contains the combination
+    places: list[Tensor]  # for each set of columns, the slice of each combination `(G,)`; -1 for none
+    n_small: int  # number of slices with too few rows
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[str]], sizes: Tensor, depth: int, min_size: float) -> "Intersections":
+        """Return all slices of at least `min_size` rows.
+
+        `parts` has the values of each combination, such as ["age=old", "sex=f"], and "" for a missing value. `sizes`
+        `(G,)` is the number of rows of each combination.
+        """
+        columns = []
+        for column in zip(*parts, strict=True):
+            texts = sorted(set(column) - {""})
+            level = {"": -1, **{text: k for k, text in enumerate(texts)}}
+            columns.append((torch.tensor([level[text] for text in column], device="cpu"), texts))
+        names: list[str] = []
+        places: list[Tensor] = []
+        n_small = 0
+        for size in range(1, min(depth, len(columns)) + 1):
+            for chosen in subsets(columns, size):
+                numbers, levels = combinations([(codes, len(texts)) for codes, texts in chosen])
+                n_rows = torch.zeros(len(levels), dtype=sizes.dtype, device="cpu").index_add(0, numbers, sizes)
+                complete, large = (levels >= 0).all(-1) & (n_rows > 0), n_rows >= min_size
+                n_small += int((complete & ~large).sum())
+                is_kept = complete & large
+                place = (is_kept.cumsum(0) + len(names) - 1).masked_fill(~is_kept, -1)
+                places.append(place[numbers])
+                names += [
+                    ", ".join(texts[k] for k, (_, texts) in zip(row, chosen, strict=True))
+                    for row in levels[is_kept].tolist()
+                ]
+        slices = torch.cat(places)
+        parts_of = torch.arange(len(parts), device="cpu").repeat(len(places))
+        index = torch.stack((slices, parts_of))[:, slices >= 0]
+        ones = torch.ones(index.shape[1], dtype=torch.float64, device="cpu")
+        matrix = torch.sparse_coo_tensor(index, ones, (len(names), len(parts)), check_invariants=True)
+        return cls(names, matrix.coalesce(), places, n_small)
+
+    def sums(self, of_parts: Tensor) -> Tensor:
+        """Return the sums `(S, ...)` of slices from those of combinations `(G, ...)`."""
+        sums: Tensor = torch.sparse.mm(self.matrix, of_parts.flatten(1))
+        return sums.reshape(-1, *of_parts.shape[1:])
+
+
+def n_rows_of(bins: BinStats) -> Tensor:
+    """Return the number of rows of each combination `(G,)`; for floating weights of independent outcomes."""
+    cells = BinCells.from_bins(bins)
+    return (cells.n / cells.unit).nan_to_num(0, posinf=0).sum(-1)
+
+
+def table_of_slices(
+    slices: Intersections,
+    bins: BinStats,
+    accumulator: Any,
+    *,
+    effect: float = 1.0,
+    n_replicates: int = 999,
+    seed: int = 0,
+    k: int | None = None,
+) -> SliceTable:
+    """Return the k most significant slices from the bins `(G, B)` of the combinations of all columns.
+
+    `effect` is the design effect of clusters.
+    """
+    if not slices.names:
+        return SliceTable.empty(slices.n_small)
+    n_replicates = min(n_replicates, max(_MIN_REPLICATES, _MAX_SIMULATED // max(1, bins.n.numel())))
+    cells = cells_of(bins, effect)
+    statistic, p_values, critical = _tested(slices, cells, n_replicates, seed)
+    of_slices = accumulator.wrap(slices.sums(bins.sums))
+    own = cells_of(of_slices, effect)
+    n, z = own.n.sum(-1), normal_quantile(0.95, own.n)
+    spread = own.noise.sum(-1).sqrt() / n
+    low, high = ErrorIntervals(own, z).mean_gap
+    few = max(59, min(199, _TOTAL_REPLICATES // max(1, len(n))))
+    ece = run_error_test(ErrorTest(ece_from_bins), of_slices, n_replicates=few, seed=seed)
+    gap = (own.share * own.gap).sum(-1)
+    order = torch.argsort(statistic, descending=True, stable=True)
+    order = order[torch.argsort(p_values[order], stable=True)][:k]
+
+    def column(values: Tensor) -> tuple[float, ...]:
+        return tuple(values[order].tolist())
+
+    return SliceTable(
+        slice=tuple(slices.names[j] for j in order.tolist()),
+        n=column(n),
+        gap=column(gap),
+        shrunk=column(shrunk_to_mean((low + high) / 2, (high - low) / (2 * z))),
+        ece=column(ece.statistic),
+        noise_floor=column(ece.noise_floor),
+        ecce=(math.nan,) * len(order),
+        statistic=column(statistic),
+        p_value=column(p_values),
+        detectable=column((critical + float(torch.special.ndtri(z.new_tensor(POWER)))) * spread),
+        spread=column(spread),
+        n_slices=len(n),
+        n_small=slices.n_small,
+        critical_value=critical,
+    )
+
+
+def _tested(slices: Intersections, cells: BinCells, n_replicates: int, seed: int) -> tuple[Tensor, Tensor, float]:
+    """Return statistic and adjusted p-value of each slice `(S,)`, and the critical value of the largest statistic.
+
+    Reference:
+        Westfall, Young: Resampling-based multiple testing (Wiley 1993), algorithm 2.8: step-down max-T. A hypothesis
+        is that all rows of a slice are calibrated. The null distribution of true hypotheses therefore does not depend
+        on the others (subset pivotality, sec. 2.2).
+    """
+    weights = torch.stack((torch.ones_like(cells.n), clipped_log_odds(cells)), -1)  # (G, B, 2)
+    third = cells.unit * cells.noise * (1 - 2 * cells.confidence)  # third cumulant of the sum of outcomes
+
+    def of_slices(sums: Tensor, power: int) -> Tensor:
+        return slices.sums((weights.pow(power) * sums.nan_to_num(0).unsqueeze(-1)).sum(-2))
+
+    variance = of_slices(cells.noise, 2)
+    skewness = (of_slices(third, 3) / variance.pow(1.5)).nan_to_num(0)
+
+    def largest(deviation: Tensor) -> Tensor:
+        """Return the larger statistic of each slice `(r, S)` for sums of deviations `(r, G, B)`."""
+        of_parts = (deviation.unsqueeze(-1) * weights).sum(-2)  # (r, G, 2)
+        z = slices.sums(of_parts.movedim(0, 1)).movedim(0, 1) / variance.sqrt()
+        return without_skewness(z.nan_to_num(0, posinf=0, neginf=0), skewness).abs().amax(-1)
+
+    observed = largest((cells.outcomes - cells.expected).unsqueeze(0))[0]
+    order = observed.argsort(descending=True)
+    exceeding, greatest = torch.zeros_like(observed), []
+    for replicates in Simulation(cells, 0, seed, n_replicates).statistics():
+        simulated = largest(replicates.gap * cells.n)
+        # Largest statistic of this slice and of those below it
+        successive = simulated[:, order].flip(-1).cummax(-1).values.flip(-1)
+        exceeding += (successive >= observed[order] - 1e-9).sum(0)
+        greatest.append(successive[:, :1])
+    p_values = ((1 + exceeding) / (n_replicates + 1)).cummax(0).values
+    critical = float(torch.cat(greatest).quantile(1 - LEVEL))
+    return observed, torch.empty_like(p_values).index_copy(0, order, p_values), critical
+
+
+def without_skewness(z: Tensor, skewness: Tensor) -> Tensor:
+    """Return standardised sums with a nearly normal distribution.
+
+    z has the skewness g. w = (6 / g) ((1 + g z / 2)^(1/3) - 1) + g / 6 increases with z, and is nearly normal. Slices
+    with rare outcomes then do not dominate the largest statistic. The level does not depend on it.
+
+    Reference:
+        Wilson, Hilferty: The distribution of chi-square (PNAS 1931), for a gamma distribution with this skewness.
+    """
+    g = torch.where(skewness.abs() < 1e-4, 1e-4, skewness)  # the limit g = 0 is z
+    base = 1 + g * z / 2
+    return 6 / g * (base.sign() * base.abs().pow(1 / 3) - 1) + g / 6
+
+
+def slices(
+    preds: Any,
+    target: Any,
+    columns: Any,
+    task: Task | None = None,
+    *,
+    depth: int = DEPTH,
+    min_size: float = MIN_SIZE,
+    n_bins: int = 4,
+    n_replicates: int = 999,
+    seed: int = 0,
+    class_names: Sequence[str | int] | None = None,
+    sample_weight: Any = None,
+    **options: Unpack[InputOptions],
+) -> SliceTable:
+    """Search for slices of the rows, such as "age=old, sex=f", in which a model is miscalibrated.
+
+    Slices are all intersections of the values of up to `depth` columns. The event of multi-class predictions is that
+    the predicted class is right. The p-value of each slice is adjusted for all slices (step-down max-T of Westfall and
+    Young 1993), with outcomes that are simulated from the confidences. A small slice or a rare outcome is no problem,
+    but the search needs rows: see `SliceTable.detectable`.
+
+    Rows are independent. For clusters of dependent rows, pass several columns as `groups`, and `clusters`, to
+    `torchcalib.report`.
+
+    Args:
+        preds: Probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`. None infers
+            `from_logits` from all values.
+        target: Labels, or soft targets.
+        columns: DataFrame, dict of columns, or list of arrays `(N,)`. Text, and up to 10 different numbers, are values
+            of the column. A column of more numbers is divided into `n_bins` ranges with similar numbers of rows. A row
+            with a missing value (None, NaN, "", or -1 in a column of up to 10 integers) is in no slice of this column.
+        task: `"binary"` or `"multiclass"`; None infers it from the shapes.
+        depth: Largest number of columns that are combined.
+        min_size: Smallest number of rows of a slice; for floating weights of the effective number.
+        n_bins: Number of ranges of a column of numbers.
+        n_replicates: Number of simulated replicates. The smallest p-value is 1 / (`n_replicates` + 1).
+        seed: Seed of the simulation.
+        class_names: Names of the classes, if `target` is text.
+        sample_weight: Alias of `weights`, as in scikit-learn.
+        **options: `from_logits`, `weights`, `ignore_index` and others of `torchcalib.functional.InputOptions`.
+
+    Returns:
+        The table of all slices, the most significant first.
+
+    Raises:
+        TypeError, ValueError: For invalid input, a multi-label task, or more than 65,536 combinations of all columns.
+
+    Reference:
+        Arrieta-Ibarra et al.: Metrics of calibration for probabilistic predictions (JMLR 2022), for ECCE-R; Guy et al.:
+        Measuring multi-calibration (arXiv 2506.11251), for `multicalibration_error`.
+
+    Example:
+        >>> import torch, torchcalib
+        >>> g = torch.Generator().manual_seed(0)
+        >>> age, sex = torch.randint(0, 2, (2, 4000), generator=g)
+        >>> p = torch.rand(4000, generator=g)
+        >>> y = torch.bernoulli(p, generator=g)
+        >>> too_high = torch.where((age == 1) & (sex == 0), p.sqrt(), p)
+        >>> found = torchcalib.slices(too_high, y, {"age": age, "sex": sex})
+        >>> found.slice[0], round(found.gap[0], 2), found.p_value[0]
+        ('age=1, sex=0', -0.17, 0.001)
+    """
+    for name, value in {"depth": depth, "n_bins": n_bins, "n_replicates": n_replicates}.items():
+        check_count(name, value)
+    if not is_number(min_size) or not min_size >= 0:
+        raise ValueError(
+            f"`min_size` must be a number of at least 0, got {shown(min_size)}. The default is {MIN_SIZE}."
+        )
+    weights = weights_from(options.pop("weights", None), sample_weight)
+    given = {name: options.pop(name, None) for name in ("from_logits", "ignore_index", "positive_classes")}  # type: ignore[misc]
+    p = prepare(preds, target, task, class_names=class_names, **given)
+    given["from_logits"] = p.from_logits
+    read_as = "binary" if given["positive_classes"] is not None else p.task
+    if read_as not in ("binary", "multiclass"):
+        raise ValueError(
+            f"`task` must be 'binary' or 'multiclass' for slices, got {shown(read_as)}. Pass one label: "
+            "slices(preds[:, k], target[:, k], columns)."
+        )
+    input_format = input_format_of(p.task, {**options, **{k: v for k, v in given.items() if v is not None}})
+    own = None if weights is None else per_sample("weights", weights, p.preds)
+    rows = input_format.read(p.preds, p.target, own, batch_shape=())
+    samples = input_format.samples_of(p.preds, p.target)
+    found = columns_of(columns, samples)
+    if found is None:
+        raise TypeError(
+            f"`columns` must be a DataFrame, a dict of columns or a list of arrays with {samples[0]:,} rows, got "
+            f"{shown(columns)}. Pass a dict such as {{'age': age, 'sex': sex}}."
+        )
+    if not found:
+        raise ValueError("`columns` must contain at least one column, got none. Pass a dict such as {'age': age}.")
+    levels = levels_of(found, samples, p.preds.device, "columns", n_bins)
+    numbers, of_parts = combinations([(codes, len(texts)) for codes, texts in levels.values()])
+    if len(of_parts) > _MAX_COMBINATIONS:
+        raise ValueError(
+            f"`columns` must have at most {_MAX_COMBINATIONS:,} combinations of values, got {len(of_parts):,}. Pass "
+            "fewer columns, or coarser values."
+        )
+    parts = [
+        [f"{name}={texts[k]}" if k >= 0 else "" for k, (name, (_, texts)) in zip(row, levels.items(), strict=True)]
+        for row in of_parts.tolist()
+    ]
+    mode: NamedMode = "positive" if read_as == "binary" else "top_label"
+    accumulator = catalogue_of(read_as, with_classes=False).accumulators[bins_of(mode)]
+    by_part: SumsByPart[BinStats] = SumsByPart(accumulator, len(parts))
+    sums = by_part.from_predictions(in_groups(rows, numbers, len(parts)))
+    assert sums.noise_flag is not None  # not None, because the accumulator sums the noise
+    bins = accumulator.wrap(with_noise_row(sums.sums.detach(), sums.noise_flag).cpu())
+    found_slices = Intersections.of(parts, n_rows_of(bins), depth, min_size)
+    table = table_of_slices(found_slices, bins, accumulator, n_replicates=n_replicates, seed=seed)
+    ecce, of_all = _ecce(ExactSample(mode).from_predictions(rows), numbers.reshape(-1).cpu().numpy(), found_slices)
+    by_name = dict(zip(found_slices.names, ecce, strict=True))
+    ecce = [by_name[name] for name in table.slice]
+    spread = float(bins.noise.sum().sqrt() / bins.n.sum())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.nan_to_num(np.append(ecce, of_all) / np.append(table.spread, spread), posinf=np.inf)
+    return replace(table, ecce=tuple(ecce), multicalibration_error=float(ratios.max()) * spread)
+
+
+def _ecce(sample: RankedSample, part: NDArray[Any], slices: Intersections) -> tuple[list[float], float]:
+    """Return ECCE-R of each slice, and of all rows. `part` is the combination of columns of each row `(N,)`.
+
+    Rows are sorted once by their score, and then by slice for each set of columns. Equal scores have no order.
+    """
+    score, positives = (x.detach().cpu().numpy() for x in (sample.score, sample.positives))
+    order = np.argsort(score)
+    order = order[~np.isnan(score[order])]  # without ignored rows
+    score, part = score[order], part[order]
+    n = None if sample.n is None else sample.n.detach().cpu().numpy()[order].astype(float)
+    confidence = 1 / (1 + np.exp(-score.astype(float))) if sample.from_logits else score.astype(float)
+    residual = positives[order].astype(float) - (confidence if n is None else n * confidence)
+    has_ties = bool((score[1:] == score[:-1]).any())
+    found = np.zeros(1 + len(slices.names))  # the last entry is that of all rows, and of rows in no slice before it
+    for place in (*slices.places, torch.full((slices.matrix.shape[1],), -1, device="cpu")):
+        first = int(place.min())
+        codes = (place - first).numpy()
+        # Stable sorting of 16-bit integers is linear.
+        key = (codes.astype(np.uint16) if codes.max() < 2**16 else codes)[part]
+        by_slice = np.argsort(key, kind="stable")
+        sizes = np.bincount(key)
+        numbers = np.flatnonzero(sizes)
+        starts = (sizes.cumsum() - sizes)[numbers]
+        sums = residual[by_slice].cumsum()
+        before = np.append(0.0, sums)[starts]
+        total = sizes if n is None else np.bincount(key, n)
+        if has_ties:
+            ordered = score[by_slice]
+            is_end = np.append(ordered[1:] != ordered[:-1], True)
+            is_end[starts[1:] - 1] = True
+            ends = np.flatnonzero(is_end)
+            sums, starts = sums[ends], np.searchsorted(ends, starts)
+        high = (np.maximum.reduceat(sums, starts) - before).clip(min=0)
+        low = (np.minimum.reduceat(sums, starts) - before).clip(max=0)
+        found[numbers + first] = (high - low) / total[numbers]
+    return found[:-1].tolist(), float(found[-1])
