@@ -112,7 +112,7 @@ class Bootstrapped(WrappedMetric[S]):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. Pass a metric such as ECE(...)."
             )
-        if not isinstance(metric.kind, SumState) or isinstance(metric, WrappedMetric):
+        if not isinstance(metric.kind, SumState) or isinstance(metric, WrappedMetric) or metric.images is not None:
             raise ValueError(
                 f"`metric` must have sums as its state and not be a wrapper, got {metric}. Pass `resolution` to "
                 "rank-based metrics, or store the predictions and use torchcalib.inference.bootstrap."
