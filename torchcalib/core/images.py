@@ -1,5 +1,6 @@
 """Values per image: which classes they average over, and the state with sums for each image."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -117,10 +118,8 @@ class Images:
         return values.masked_fill(outcomes.detach().nan_to_num(0).sum(-1) == 0, torch.nan)
 
 
-def images_of(per_image: bool | Images, has_classes: bool) -> Images | None:
-    """Return the options of values per image, or None. `has_classes` states whether there is one value per class."""
-    if not per_image:
-        return None
+def images_of(per_image: bool | Images, has_classes: bool) -> Images:
+    """Return the options of values per image. `has_classes` states whether there is one value per class."""
     if per_image is True:
         return Images()
     if not isinstance(per_image, Images):
@@ -130,7 +129,7 @@ def images_of(per_image: bool | Images, has_classes: bool) -> Images | None:
             f"`per_image` must not choose classes for a metric with one value per image, got {shown(per_image)}. Pass "
             "mode='classwise', or ignore_index=0 to leave out the voxels of the background."
         )
-    return per_image
+    return per_image if has_classes else Images()
 
 
 def mean_over_images(values: Tensor, over_classes: bool, weights: Tensor | None = None) -> Tensor:
@@ -200,15 +199,14 @@ class ImageState(SumState[Any]):
     def from_predictions(self, p: Predictions) -> Any:
         """Return the state for one batch, whose first axis has images without names."""
         n_images = p.samples[0]
-        sums = super().from_predictions(p)
-        n_ignored, rest = sums[:N_IGNORED], sums[N_IGNORED:]
-        flags, sums = rest[: rest.numel() - n_images * self._n_sums], rest[rest.numel() - n_images * self._n_sums :]
+        sizes = [N_IGNORED, n_images * self._n_flags, n_images * self._n_sums]
+        n_ignored, flags, sums = super().from_predictions(p).split(sizes)
         sums = torch.cat((flags.reshape(n_images, self._n_flags), sums.reshape(n_images, self._n_sums)), 1)
         return SumsOfImages([sums], [torch.zeros(n_images, dtype=torch.uint8, device="cpu")], n_ignored)
 
     @property
     def _n_sums(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     @property
     def _n_flags(self) -> int:
@@ -297,10 +295,11 @@ class ImageState(SumState[Any]):
         """Return the merged state of all ranks."""
         stacked, chunks = torch.stack(list(announced)), []
         for (n_images, n_bytes), payload in zip(stacked[:, N_IGNORED:].tolist(), payloads, strict=True):
-            end = len(payload) - int(n_bytes)
-            # Clone, because a view with another dtype must be aligned to its item size.
-            chunks.append((payload[:end].clone().view(torch.float64).reshape(int(n_images), -1), payload[end:].cpu()))
-        chunks = [chunk for chunk in chunks if len(chunk[0])]
+            if n_images:
+                end = len(payload) - int(n_bytes)
+                # Clone, because a view with another dtype must be aligned to its item size.
+                sums = payload[:end].clone().view(torch.float64).reshape(int(n_images), -1)
+                chunks.append((sums, payload[end:].cpu()))
         return self._state_from([_joined(chunks)] if chunks else [], stacked[:, :N_IGNORED].sum(0))
 
 

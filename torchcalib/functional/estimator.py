@@ -119,7 +119,7 @@ class Estimator(Generic[S]):
         averages = check_average(average, mode == "classwise")
         input_format = input_format_of(task, options, **requirements)
         made = cls(input_format, accumulator(mode), formula, averages, *fields)
-        return made.per_image(per_image, mode == "classwise") if per_image else made
+        return made if per_image is False else made.per_image(per_image, mode == "classwise")
 
     def per_image(self, options: "bool | Images", has_classes: bool) -> Self:
         """Return the estimator of the mean over images, the first axis of the input; see `core.images.images_of`."""

@@ -152,7 +152,7 @@ def scored(
     )
     formula = mean_over_classes if stratified else mean_score
     made = ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)
-    if not per_image:
+    if per_image is False:
         return made
     if reduction == "none":
         raise ValueError("`per_image` must be False with reduction='none', got True. Use reduction='mean'.")

@@ -18,7 +18,9 @@ def near_edge(labels: Tensor, width: float, spacing: Sequence[float], known: Ten
     for offset in _half_ball(width, spacing, labels.shape[n_lead:]):
         # Both voxels of a pair are near the edge. The pairs of -offset are those of offset.
         here = tuple(slice(max(0, -d), size - max(0, d)) for d, size in zip(offset, labels.shape[n_lead:], strict=True))
-        there = tuple(slice(max(0, d), size - max(0, -d)) for d, size in zip(offset, labels.shape[n_lead:], strict=True))
+        there = tuple(
+            slice(max(0, d), size - max(0, -d)) for d, size in zip(offset, labels.shape[n_lead:], strict=True)
+        )
         differs = labels[(..., *here)] != labels[(..., *there)]
         if known is not None:
             differs &= known[(..., *here)] & known[(..., *there)]
