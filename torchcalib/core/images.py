@@ -68,8 +68,8 @@ class Images:
 
     def _index_of(self, name: object) -> int:
         names = self.class_names
-        if is_int(name) and name >= 0:  # type: ignore[operator]  # an int
-            return int(name)  # type: ignore[call-overload,no-any-return]  # an int
+        if is_int(name) and name >= 0:
+            return int(name)
         if not isinstance(name, str) or names is None or name not in names:
             known = "" if names is None else f" Names are {', '.join(names)}."
             advice = known or " Pass class_names=[...] to use names."
@@ -200,7 +200,7 @@ class ImageState(SumState[Any]):
         """Return the state for one batch, whose first axis has images without names."""
         n_images = p.samples[0]
         sizes = [N_IGNORED, n_images * self._n_flags, n_images * self._n_sums]
-        n_ignored, flags, sums = super().from_predictions(p).split(sizes)
+        n_ignored, flags, sums = torch.split(super().from_predictions(p), sizes)
         sums = torch.cat((flags.reshape(n_images, self._n_flags), sums.reshape(n_images, self._n_sums)), 1)
         return SumsOfImages([sums], [torch.zeros(n_images, dtype=torch.uint8, device="cpu")], n_ignored)
 

@@ -346,7 +346,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
                 f"`per_image` must be True for a table of images, got False. Create {type(self).__name__}(..., "
                 "per_image=True)."
             )
-        return Cases(self.estimator, self._synced_statistic(), self.name)
+        return Cases(self.estimator, cast(Any, self._synced_statistic()), self.name)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw the diagram of the metric, or plot given values. Return the figure and the axes.

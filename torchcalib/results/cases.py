@@ -160,7 +160,7 @@ class Cases(Tabular):
         given = self._clusters(clusters)
         numbers = torch.arange(len(self.names)) % MAX_CLUSTERS if given is None else numbered(given, MAX_CLUSTERS)
         n = int(numbers.max()) + 1 if len(numbers) else 1
-        n_distinct = len(self.names) if given is None else len(given.unique())
+        n_distinct = len(self.names) if given is None else len(torch.unique(given))
         partition = replace(self._partition(numbers, n), n_distinct=n_distinct)
         how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
         return self._plain.test_from(partition.whole, clusters=partition, **how)
@@ -213,7 +213,7 @@ class Cases(Tabular):
         weights = torch.cat(list(drawn.chunks(n_replicates, len(values))))
         sizes = present.to(values)
         if groups is not None:
-            numbers = groups.unique(return_inverse=True)[1]
+            numbers = torch.unique(groups, return_inverse=True)[1]
             sizes = values.new_zeros(int(numbers.max()) + 1 if len(numbers) else 0).index_add(0, numbers, sizes)
         averages = self.estimator.averages
         replicates = mean_over_images(values, averages, weights)
@@ -280,7 +280,8 @@ class Cases(Tabular):
         return self.value.numel()
 
     def __iter__(self) -> Iterator[Case]:
-        names = product(self.names, self.labels or [None])
+        labels: Sequence[int | str | None] = self.labels or [None]
+        names = product(self.names, labels)
         columns = zip(names, self.n.flatten().tolist(), self.value.flatten().tolist(), strict=True)
         return (Case(case, label, n, value) for (case, label), n, value in columns)
 
