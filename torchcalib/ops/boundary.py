@@ -17,15 +17,14 @@ def near_edge(labels: Tensor, width: float, spacing: Sequence[float], known: Ten
     n_lead = labels.dim() - len(spacing)
     for offset in _half_ball(width, spacing, labels.shape[n_lead:]):
         # Both voxels of a pair are near the edge. The pairs of -offset are those of offset.
-        here = tuple(slice(max(0, -d), size - max(0, d)) for d, size in zip(offset, labels.shape[n_lead:], strict=True))
-        there = tuple(
-            slice(max(0, d), size - max(0, -d)) for d, size in zip(offset, labels.shape[n_lead:], strict=True)
-        )
-        differs = labels[(..., *here)] != labels[(..., *there)]
+        sizes = zip(offset, labels.shape[n_lead:], strict=True)
+        slices = [(slice(max(0, -d), size - max(0, d)), slice(max(0, d), size - max(0, -d))) for d, size in sizes]
+        here, there = ((..., *one) for one in zip(*slices, strict=True))
+        differs = labels[here] != labels[there]
         if known is not None:
-            differs &= known[(..., *here)] & known[(..., *there)]
-        found[(..., *here)] |= differs
-        found[(..., *there)] |= differs
+            differs &= known[here] & known[there]
+        found[here] |= differs
+        found[there] |= differs
     return found
 
 
