@@ -64,13 +64,13 @@ def reliability_histogram(
     elif label is not None:
         raise ValueError(f"`label` must be None for one value per image, got {shown(label)}.")
     canvas = Canvas.create(ax, style, title, (4.6, 4.6), top=0.9)
-    canvas.label("predicted probability", "frequency in an image", (24, 34))
+    canvas.label("predicted probability", "frequency in an image")
     for side in "xy":
         ProbabilityAxis().apply(canvas, side)
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
     colours = LinearSegmentedColormap.from_list("images", [style.paper, style.above])
     edges = (np.linspace(0, 1, size + 1) for size in counts.shape)
-    canvas.ax.pcolormesh(*edges, share.T, cmap=colours, vmin=0, vmax=1, zorder=0.5)
+    canvas.ax.pcolormesh(*edges, share.T, cmap=colours, vmin=0, vmax=max(share.max(), 1e-9), zorder=0.5)
     canvas.ax.plot([0, 1], [0, 1], color=style.muted, linestyle="--", linewidth=1)
     if not counts.any():
         canvas.no_data()
