@@ -20,6 +20,7 @@ BINARY = {name: probs[:, 0] for name, probs in SYSTEMS.items()}
 SCORES = {"raw": {"NCE": 0.9, "NBS": 0.8}, "calibrated": {"NCE": 0.7, "NBS": 0.6}}
 IS_FIRST = (LABELS == 0).long()
 
+
 def of_images():
     metric = tc.ECE(num_classes=4, mode="classwise", per_image=True)
     metric.update(PROBS.view(8, 50, 4), LABELS.view(8, 50))

@@ -397,7 +397,7 @@ def mean_bin_error_from_bins(b: BinStats) -> Tensor:
     error_over_bins(
         name="mean bin error",
         question="mean distance between frequency and confidence, with equal weight for each non-empty bin",
-        source="Neumann et al., Relaxed Softmax, NIPS MLITS 2018; Barfoot et al., arXiv 2506.03942",
+        source="Barfoot et al., Average Calibration Losses, 2025, arXiv 2506.03942",
         norm="l1",
     )
 )
