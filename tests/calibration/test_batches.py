@@ -69,7 +69,7 @@ def test_volumes(calibrator, from_logits):
 
 @pytest.mark.parametrize("calibrator", CALIBRATORS[:3])
 def test_other_tasks(calibrator):
-    regions = torch.stack([(LABELS == k) | (LABELS == (k + 1) % 4) for k in range(4)], 1).long()
+    regions = torch.stack([(k == LABELS) | ((k + 1) % 4 == LABELS) for k in range(4)], 1).long()
     assert_same_fit(calibrator, LOGITS, regions, task="multilabel", class_axis=1, from_logits=True)
     assert_same_fit(calibrator, LOGITS[:, 0].sigmoid(), (LABELS == 0).long(), task="binary")
     soft = (LOGITS / 3).softmax(1)

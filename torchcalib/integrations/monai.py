@@ -18,9 +18,9 @@ from torchcalib.metrics.base import CalibrationMetric
 class MonaiMetric(CumulativeIterationMetric):
     """Metric with `per_image=True` as a cumulative metric of MONAI: `metric(y_pred, y)`, `aggregate()`, `reset()`.
 
-    MONAI's handlers accept it, for example `IgniteMetricHandler(metric_fn=MonaiMetric(...))`. Its buffer has a value for
-    each image and class, `(B, C)`. `metric` also has the sums of all images of this process, for `metric.cases()` with
-    the pooled value, test and intervals.
+    MONAI's handlers accept it: `IgniteMetricHandler(metric_fn=MonaiMetric(...))`. Its buffer has a value for each image
+    and class, `(B, C)`. `metric` also has the sums of all images of this process, for `metric.cases()` with the pooled
+    value, test and intervals.
 
     Args:
         metric: A torchcalib metric with `per_image=True`. Its state is reset, and afterwards belongs to this object.
