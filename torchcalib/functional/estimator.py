@@ -126,9 +126,7 @@ class Estimator(Generic[S]):
         from torchcalib.core.images import images_of
 
         if self.input_format.batch_dims:
-            raise ValueError(
-                f"`batch_dims` must be 0 with `per_image`, got {self.input_format.batch_dims}. Omit it."
-            )
+            raise ValueError(f"`batch_dims` must be 0 with `per_image`, got {self.input_format.batch_dims}. Omit it.")
         input_format = replace(self.input_format, batch_dims=1)
         return replace(self, input_format=input_format, images=images_of(options, has_classes))
 
