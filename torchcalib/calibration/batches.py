@@ -1,7 +1,8 @@
 """Maximum likelihood fits of softmax(a * s + b) to batches, of which only sums are stored."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -137,7 +138,7 @@ class BatchFitMixin(Calibrator):
         theta = start.new_zeros(n_fits, len(design))
         value = None if bool(absent.any()) else value_of(whole)
         found = damped_newton(theta, evaluate, newton_step, ~(total > 0), value=value)
-        a, b = (start + found.theta @ design).split(n_classes, 1)
+        a, b = torch.split(start + found.theta @ design, n_classes, 1)
         norm, slope = found.value.norm, found.step.slope
         done = (norm <= GRADIENT) & (slope >= -DECREMENT) | is_within_rounding(norm, slope)
         outcome = torch.where(done, CONVERGED, STOPPED)
@@ -247,15 +248,16 @@ def _fits_of(p: Predictions) -> Iterator[tuple[Rows, Rows, Tensor | None]]:
     log_p, log_not_p = p.binary_log_probs
     labels = p.target.to(wide)
     for k in range(p.samples[0] if p.task == "multilabel" else 1):
-        at = (lambda x, k=k: x[k]) if p.task == "multilabel" else (lambda x: x)
-        two = tuple(map(at, (log_not_p, log_p)))
-        y = at(labels)
-        weights = None if p.weights is None else at(p.weights.expand(p.samples))
-        yield (
-            lambda rows, two=two: torch.stack([x[rows].to(wide) for x in two], -1),
-            lambda rows, y=y: torch.stack((1 - y[rows], y[rows]), -1),
-            weights,
-        )
+        probs, y, weights = (log_not_p, log_p), labels, p.weights
+        if p.task == "multilabel":
+            probs, y = (log_not_p[k], log_p[k]), labels[k]
+            weights = None if weights is None else weights.expand(p.samples)[k]
+        yield partial(_stacked, probs, wide), partial(_stacked, (1 - y, y), wide), weights
+
+
+def _stacked(columns: Sequence[Tensor], dtype: torch.dtype, rows: slice) -> Tensor:
+    """Return some rows of two columns `(N,)`, as the scores or targets of two classes `(n, 2)`."""
+    return torch.stack([x[rows].to(dtype) for x in columns], -1)
 
 
 def _add(

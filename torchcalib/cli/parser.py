@@ -137,8 +137,8 @@ _REPORT = (
 _PER_IMAGE = Option(
     "--per-image",
     None,
-    "FILES are a folder of predictions (classes first) and a folder of labels, with a .npz or .npy file for each image, "
-    "as nnU-Net writes them; images are independent units, and the report lists the worst",
+    "FILES are a folder of predictions (classes first) and a folder of labels, with a .npz or .npy file per image; "
+    "images are independent units, and the report lists the worst",
 )
 _LOG = (
     Option(

@@ -15,7 +15,7 @@ from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 
 
-class MonaiMetric(CumulativeIterationMetric):
+class MonaiMetric(CumulativeIterationMetric):  # type: ignore[misc]  # without types if MONAI is not installed
     """Metric with `per_image=True` as a cumulative metric of MONAI: `metric(y_pred, y)`, `aggregate()`, `reset()`.
 
     MONAI's handlers accept it: `IgniteMetricHandler(metric_fn=MonaiMetric(...))`. Its buffer has a value for each image
@@ -50,7 +50,7 @@ class MonaiMetric(CumulativeIterationMetric):
         self.metric, self.metric_reduction, self.get_not_nans = metric, metric_reduction, get_not_nans
         super().__init__()  # calls `reset`
 
-    def _compute_tensor(self, y_pred: Tensor, y: Tensor | None = None, **columns: Any) -> Tensor:
+    def _compute_tensor(self, y_pred: Any, y: Any = None, **columns: Any) -> Tensor:
         """Add images `(B, C, ...)` with labels, or one-hot labels, and return their values `(B, C)`, float32.
 
         `columns` are further arguments of `update`, such as `weights` and `case`.
@@ -59,11 +59,11 @@ class MonaiMetric(CumulativeIterationMetric):
         if self.metric.input_format.task == "multiclass":
             is_one_hot = target.shape == preds.shape and preds.shape[1] > 1
             target = target.argmax(1) if is_one_hot else target.long()
-        batch = self.metric.clone()
+        batch: Any = self.metric.clone()
         batch.reset()
         batch.update(preds, target, **columns)
         self.metric.to(preds.device).merge_state(batch)
-        values = batch.estimator.values_of_images(batch.statistic().each).float()
+        values: Tensor = batch.estimator.values_of_images(batch.statistic().each).float()
         return values if values.dim() == 2 else values.unsqueeze(-1)
 
     def aggregate(self, reduction: str | None = None) -> Tensor | tuple[Tensor, Tensor]:

@@ -65,8 +65,8 @@ def reliability_histogram(
         raise ValueError(f"`label` must be None for one value per image, got {shown(label)}.")
     canvas = Canvas.create(ax, style, title, (4.6, 4.6), top=0.9)
     canvas.label("predicted probability", "frequency in an image")
-    for side in "xy":
-        ProbabilityAxis().apply(canvas, side)
+    ProbabilityAxis().apply(canvas, "x")
+    ProbabilityAxis().apply(canvas, "y")
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
     colours = LinearSegmentedColormap.from_list("images", [style.paper, style.above])
     edges = (np.linspace(0, 1, size + 1) for size in counts.shape)
