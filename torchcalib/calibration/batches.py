@@ -83,7 +83,8 @@ class BatchFitMixin(Calibrator):
 
         Example:
             >>> from torchcalib import TemperatureScaling
-            >>> volumes = [(3 * torch.randn(2, 4, 8, 8, 8), torch.randint(0, 4, (2, 8, 8, 8))) for _ in range(3)]
+            >>> logits = [3 * torch.randn(2, 4, 8, 8, 8) for _ in range(3)]
+            >>> volumes = [(z, (z + torch.randn_like(z)).argmax(1)) for z in logits]
             >>> calibrator = TemperatureScaling().fit_batches(volumes, from_logits=True)
             >>> calibrator(volumes[0][0]).shape
             torch.Size([2, 4, 8, 8, 8])
