@@ -77,6 +77,7 @@ lowest: $(LOWEST)/.installed
 # Both packages have many requirements, and Evidently needs an older pandas.
 pages: $(PAGES)/.installed
 	$(PAGES)/bin/python -m pytest $(QUIET) -W ignore -m extended tests/project/test_snippets.py -k "monai or evidently"
+	$(PAGES)/bin/python -m pytest $(QUIET) -W ignore tests/integrations/test_monai.py
 
 # Ray, Spark and Dask on this machine. Without Java, the tests of Spark are skipped.
 test-engines: $(ENGINES)/.installed

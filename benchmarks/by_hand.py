@@ -21,6 +21,17 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
 
+def torch_monai_float32(q: Tensor, y: Tensor, n_bins: int = 15) -> Tensor:
+    """Mean over images and channels as MONAI 1.6.1 computes it, with one-hot labels and float32 sums."""
+    edges = torch.linspace(0, 1 + torch.finfo(torch.float32).eps, n_bins + 1)[1:]
+    one_hot, found = nn.one_hot(y, q.shape[1]).movedim(-1, 1), []
+    for p, t in zip(q.flatten(2).flatten(0, 1), one_hot.flatten(2).flatten(0, 1).float(), strict=True):
+        index = torch.bucketize(p, edges).clamp(max=n_bins - 1)
+        count, total, positives = (torch.zeros(n_bins).scatter_add_(0, index, x) for x in (torch.ones_like(p), p, t))
+        found.append(((total - positives) / count.clamp(min=1)).abs() @ count / len(p))
+    return torch.stack(found).mean()
+
+
 def torch_binary_cross_entropy(p: Tensor, y: Tensor) -> Tensor:
     return nn.binary_cross_entropy(p, y.to(p.dtype))
 

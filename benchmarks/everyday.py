@@ -5,6 +5,7 @@ agree. The goal is at most the time of the alternative, unless a job has another
 numba, with a goal of at least 1.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from benchmarks.samples import (
     logits,
     multi_label,
     probabilities,
+    volumes,
 )
 
 TIES = 1e-3  # relative difference of values that average over the orders of ties, and values of one order
@@ -245,4 +247,17 @@ def in_plain_torch(job: Job) -> Job:
     return job.without_numba({peer.name: max(1.0, peer.goal or 0) for peer in job.peers})
 
 
-JOBS = [*WITH_NUMBA, *map(in_plain_torch, WITH_NUMBA)]
+VOLUMES = [
+    compared(
+        "class-wise ECE per image",
+        " x ".join(map(str, shape)),
+        partial(classwise_ece, per_image=True, from_logits=False),
+        by_hand.torch_monai_float32,
+        0.1 if shape[1] == 2 else 0.2,
+        0.1,  # float32 sums of many voxels
+        partial(volumes, n=shape[0] * math.prod(shape[2:]), shape=shape),
+    )
+    for shape in ((2, 3, 128, 128), (1, 3, 96, 96, 96), (2, 14, 96, 96, 64), (1, 2, 192, 192, 96))
+]
+
+JOBS = [*WITH_NUMBA, *map(in_plain_torch, WITH_NUMBA), *VOLUMES]

@@ -1,6 +1,7 @@
 """Data of timed jobs: simulated predictions of realistic size and kind, the same in every run."""
 
 import atexit
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -66,6 +67,17 @@ def multi_label(n: int, num_labels: int) -> Rows:
     """Return float32 probabilities and 0/1 targets, both `(N, L)`."""
     p, y = binary(n * num_labels)
     return p.view(n, num_labels), y.view(n, num_labels)
+
+
+def volumes(n: int, shape: tuple[int, ...]) -> Rows:
+    """Return over-confident class-first probabilities `(B, C, ...)`, and labels, of n voxels.
+
+    The shape is `shape`, or `(B, C, n / B)` for another number of voxels.
+    """
+    n_images, n_classes, *space = shape
+    space = space if n_images * math.prod(space) == n else [n // n_images]
+    z, y = logits(n_images * math.prod(space), n_classes)
+    return z.softmax(-1).view(n_images, *space, n_classes).movedim(-1, 1).contiguous(), y.view(n_images, *space)
 
 
 def grouped(data: Callable[..., Rows], n: int, num_groups: int, **options: Any) -> tuple[Tensor, ...]:

@@ -112,6 +112,7 @@ BINNED = [
     ("ece", F.ece, tc.ECE, {"n_bins": 7}),
     ("esce", F.esce, tc.ESCE, {"n_bins": 7}),
     ("mce", F.mce, tc.MCE, {"n_bins": 7}),
+    ("mean_bin_error", F.mean_bin_error, tc.MeanBinError, {"n_bins": 7}),
     ("rmsce", F.rmsce, tc.RMSCE, {"n_bins": 7}),
     ("ece-debiased", F.ece, tc.ECE, {"n_bins": 7, "debiased": True}),
     ("rmsce-debiased", F.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),

@@ -39,13 +39,16 @@ from torchcalib.calibration.structured import StructuredMatrixScaling as Structu
 from torchcalib.calibration.structured import StructuredVectorScaling as StructuredVectorScaling
 from torchcalib.calibration.structured import VectorScaling as VectorScaling
 from torchcalib.core.events import TopK as TopK
+from torchcalib.core.images import Images as Images
 from torchcalib.functional.binned import ace as ace
 from torchcalib.functional.binned import calibration_curve as calibration_curve
 from torchcalib.functional.binned import ece as ece
 from torchcalib.functional.binned import esce as esce
 from torchcalib.functional.binned import full_ece as full_ece
 from torchcalib.functional.binned import mce as mce
+from torchcalib.functional.binned import mean_bin_error as mean_bin_error
 from torchcalib.functional.binned import rmsce as rmsce
+from torchcalib.functional.boundary import boundary_band as boundary_band
 from torchcalib.functional.cost_matrix import CostMatrix as CostMatrix
 from torchcalib.functional.decision import bayes_decisions as bayes_decisions
 from torchcalib.functional.decision import bayes_risk as bayes_risk
@@ -121,6 +124,7 @@ from torchcalib.metrics.errors import Cllr as Cllr
 from torchcalib.metrics.errors import Cox as Cox
 from torchcalib.metrics.errors import EstimationError as EstimationError
 from torchcalib.metrics.errors import FullECE as FullECE
+from torchcalib.metrics.errors import MeanBinError as MeanBinError
 from torchcalib.metrics.errors import SmECE as SmECE
 from torchcalib.metrics.errors import Spiegelhalter as Spiegelhalter
 from torchcalib.metrics.errors import calibration_test as calibration_test
@@ -153,6 +157,7 @@ from torchcalib.plots.curves import bayes_risk_diagram as bayes_risk_diagram
 from torchcalib.plots.curves import ecd_curve as ecd_curve
 from torchcalib.plots.curves import score_chart as score_chart
 from torchcalib.plots.curves import training_curve as training_curve
+from torchcalib.plots.images import reliability_histogram as reliability_histogram
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
 from torchcalib.plots.reliability import reliability_diagram as reliability_diagram

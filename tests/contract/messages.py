@@ -543,6 +543,71 @@ STATES = [
         ({"metric": "ece"}, "must be a torchcalib metric", TypeError)),
 ]  # fmt: skip
 
+# Values per image
+
+PIXELS = torch.full((2, 3, 4), 1 / 3), torch.zeros(2, 4, dtype=torch.long)
+PER_IMAGE = {"num_classes": 3, "mode": "classwise", "per_image": True}
+CASES = tc.ECE(**PER_IMAGE)
+CASES.update(*PIXELS, case=["a", "b"])
+OTHER_CASES = tc.ECE(**PER_IMAGE)
+OTHER_CASES.update(*PIXELS)
+OF_IMAGES = [
+    *wrong(tc.Images,
+        ({"classes": 1}, "`classes` must be a list of class indices or names, got 1", TypeError, {"classes": [1]}),
+        ({"classes": []}, "`classes` must be a list", TypeError),
+        ({"classes": ["liver"]}, "`classes` must be class indices, or names in `class_names`, got 'liver'. Pass "
+         "class_names=[...]", ValueError, {"classes": ["liver"], "class_names": ["liver", "spleen"]}),
+        ({"classes": ["x"], "class_names": ["a", "b"]}, "`classes` must ... got 'x'. Names are a, b.", ValueError,
+         {"classes": ["a"], "class_names": ["a", "b"]}),
+        ({"classes": [-1]}, "`classes` must be class indices"),
+        ({"classes": [1, 1]}, "`classes` must be distinct, got [1, 1]"),
+        ({"classes": [1], "include_background": False}, "`include_background` must be True ... Omit class 0",
+         ValueError, {"classes": [1]}),
+        ({"class_names": "abc"}, "`class_names` must be distinct names"),
+        ({"class_names": ["a", "a"]}, "`class_names` must be distinct names"),
+        ({"ignore_empty": 1}, "`ignore_empty` must be True or False", TypeError)),
+    *wrong(partial(F.ece, *PIXELS, mode="classwise", class_axis=1, per_image=True),
+        ({"per_image": tc.Images(classes=[3])}, "`classes` must be some of the 3 classes, got [3]"),
+        ({"per_image": tc.Images(class_names=["a"])}, "`class_names` must have 3 names, got 1"),
+        ({"per_image": 2}, "`per_image` must be True, False or Images(...), got 2", TypeError),
+        ({"batch_dims": 1}, "`batch_dims` must be 0 with `per_image`, got 1"),
+        ({"per_image": tc.Images(include_background=False), "mode": "top_label"},
+         "`per_image` must not choose classes ... Pass mode='classwise'", ValueError,
+         {"per_image": tc.Images(include_background=False)})),
+    *wrong(partial(F.nll, *PIXELS, class_axis=1, per_image=True),
+        ({"reduction": "none"}, "`per_image` must be False with reduction='none'"),
+        ({"per_image": tc.Images(ignore_empty=True)}, "`per_image` must have ignore_empty=False")),
+    *wrong(partial(tc.ECE, **PER_IMAGE),
+        ({"batch_shape": (2,)}, "`batch_shape` must be () with `per_image`, got (2,)")),
+    *wrong(partial(tc.MCE, **PER_IMAGE), ({"bins": "equal_mass"}, "`per_image` must be False ... bins='equal_width'")),
+    Refusal(lambda: tc.ByGroup(CASES, num_groups=2), "`metric` must have no `per_image`"),
+    Refusal(lambda: tc.Clustered(CASES), "`metric` must have no `per_image`"),
+    Refusal(lambda: tc.Bootstrapped(CASES), "`metric` must have sums as its state"),
+    Refusal(lambda: tc.NLL(num_classes=3).update(*PIXELS, case=1), "`case` must be None without `per_image`, got 1"),
+    Refusal(lambda: tc.CalibrationCollection([tc.NLL(num_classes=3)]).update(*PIXELS, case=1),
+            "`case` must be None for a collection"),
+    *wrong(lambda case: tc.ECE(**PER_IMAGE).update(*PIXELS, case=case),
+        ({"case": ["a"]}, "`case` must have one name for each of the 2 images, got 1", ValueError,
+         {"case": ["a", "b"]}),
+        ({"case": 0.5}, "`case` must be text or an int", TypeError, {"case": 5}),
+        ({"case": ["", "b"]}, "`case` must be names", ValueError, {"case": ["a", "b"]}), works=False),
+    Refusal(lambda: tc.NLL(num_classes=3).cases(), "`per_image` must be True for a table of images, got False. Create "
+            "NLL(..., per_image=True)"),
+    *wrong(CASES.cases().test,
+        ({"clusters": [1]}, "`clusters` must have one entry for each of the 2 images, got shape (1,)", ValueError,
+         {"clusters": [1, 2]}),
+        ({"clusters": {"a": 1}}, "`clusters` must have a cluster for each image, got none for 'b'", ValueError,
+         {"clusters": {"a": 1, "b": 2}})),
+    Refusal(lambda: CASES.cases().difference(OTHER_CASES.cases()), "`other` must have the same images and classes",
+            ValueError, lambda: CASES.cases().difference(CASES.cases())),
+    *wrong(partial(F.boundary_band, target=torch.zeros(1, 4, dtype=torch.long), width=1),
+        ({"target": torch.zeros(1, 4)}, "`target` must be integer labels, got torch.float32", TypeError),
+        ({"target": torch.zeros(4, dtype=torch.long)}, "`target` must have at least 2 axes, got shape (4,)"),
+        ({"width": 0}, "`width` must be finite and above 0"), ({"width": "1"}, "`width` must be a number", TypeError),
+        ({"spacing": [0.0]}, "`spacing` must be finite and above 0"),
+        ({"ignore_index": 0.5}, "`ignore_index` must be an int", TypeError)),
+]  # fmt: skip
+
 # Operations, and special functions
 
 ONES, HALF = torch.ones(40, dtype=torch.int64), torch.tensor(0.5)
@@ -1314,6 +1379,7 @@ INTEGRATIONS = [
 AREAS = {
     "options": OPTIONS,
     "states": STATES,
+    "images": OF_IMAGES,
     "operations": OPERATIONS,
     "tasks": TASKS,
     "losses": LOSSES,

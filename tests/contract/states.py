@@ -367,6 +367,31 @@ def clusters():
     yield of_metric("clusters ECE of text", wrapped(tc.Clustered, tc.ECE), text, **more)
 
 
+def value_of_images(metric):
+    """Return the values of images in an order that does not depend on batches, and what is computed from them."""
+    cases = metric.cases()
+    rows = sorted((str(row.case) if "" not in cases.parts.names else "", row.n, row.value) for row in cases)
+    table = torch.tensor([row[1:] for row in rows], dtype=torch.float64)
+    return {**value_of_metric(metric), "pooled": cases.pooled, "table": table, "names": [row[0] for row in rows]}
+
+
+def images():
+    """Yield metrics of images with and without names, of 12 rows of voxels each, and with missing voxels."""
+    preds = FOUR.data(n=480)[0].softmax(-1).reshape(40, 12, 4).movedim(-1, 1)
+    target = torch.arange(480).reshape(40, 12) * 7 % 11 % 4
+    weights = (1 + torch.arange(480) % 3).reshape(40, 12)
+    weights[3] = 0
+    columns = {"preds": preds, "target": target, "weights": weights}
+    named = {**columns, "case": np.array([f"scan {k % 9}" for k in range(40)])}
+    options = {"num_classes": 4, "class_axis": 1, "per_image": True}
+    more = {"value": value_of_images, "rtol": 1e-9}
+    for cls in (tc.ECE, tc.NLL):
+        yield of_metric(f"images {cls.__name__}", partial(cls, **options), columns, **more)
+    make = partial(tc.MeanBinError, mode="classwise", **options)
+    yield of_metric("images MeanBinError of classes", make, columns, **more)
+    yield of_metric("images ECE with names", partial(tc.ECE, **options), named, **more)
+
+
 def bootstraps():
     """Yield bootstraps of rows, whose draws depend on the order of rows, and of clusters."""
     for param in covering([case for case in CASES if has_sums(case)], lambda case: {path_of(case)}, path_of):
@@ -601,7 +626,7 @@ def calibrators():
 
 
 KINDS = (plain_metrics, dropping_metrics, metrics_of_soft_labels, metrics_of_torchmetrics, groups, clusters, bootstraps)
-KINDS += (sequential_tests, collections, reports, comparisons, monitors, adapters, calibrators)
+KINDS += (sequential_tests, images, collections, reports, comparisons, monitors, adapters, calibrators)
 STATES = [state for kind in KINDS for state in kind()]
 
 

@@ -243,8 +243,10 @@ def close(found, value, size, call):
 def updated(metric, call):
     """Update a metric. If the target identifies the class axis, the samples get an additional axis of length 1."""
     preds, target, weights = call.preds, call.target, call.weights
-    is_known = call.task == "binary" or (call.task == "multiclass" and target.dim() == 1 and len(set(preds.shape)) == 2)
-    if not call.lead and "class_axis" not in call.reading and not call.malformed and is_known:
+    is_known = not call.malformed and (
+        call.task == "binary" or (call.task == "multiclass" and target.dim() == 1 and len(set(preds.shape)) == 2)
+    )
+    if not call.lead and "class_axis" not in call.reading and is_known:
         preds, target = preds.expand(1, *preds.shape), target.expand(1, *target.shape)
         weights = None if weights is None else weights.expand(1, *weights.shape)
     metric.update(preds, target, weights=weights)

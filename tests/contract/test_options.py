@@ -24,6 +24,7 @@ MULTILABEL = {"preds": Q, "target": (Q > 0.3).long(), "task": "multilabel"}
 
 FUNCTIONS = {name: f for name in F.__all__ if inspect.isfunction(f := getattr(F, name))}
 WITHOUT_TASK = {
+    "boundary_band",
     "by_group",
     "expected_cost",
     "from_hidden",
@@ -55,6 +56,7 @@ WRONG = {
     "num_labels": [3],
     "batch_shape": [3, (0,), "2"],
     "persistent": [1],
+    "per_image": ["yes", 1, 0],
     "resolution": [0, -5, 64.0, True, "fine", 10**9],
     "reduction": ["sum"],
     "normalize": ["max"],

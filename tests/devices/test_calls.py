@@ -117,6 +117,8 @@ FUNCTIONS = {
     "skce": Call(lambda x, y, g: F.skce(x, y, estimator="biased", bandwidth="median", **multi), 1, ROWS),
     "corp": Call(lambda x, y, g: F.corp(x, y, **binary), 8, f"{ROWS}; fit: {PAVA}", "binary"),
     "cox": Call(lambda x, y, g: F.cox(x, y, **binary), 16, f"{ROWS}; {NEWTON}", "binary"),
+    "boundary_band": Call(lambda x, y, g: F.boundary_band(y.reshape(6, 10), 1.5, ignore_index=0), 0),
+    "ece(per_image)": Call(lambda x, y, g: F.ece(x, y, **multi, per_image=True), 1, ROWS),
     "by_group": Call(
         lambda x, y, g: F.by_group(F.ece, x, y, g, **multi), 10, "4: groups and their sizes; rows of all, and 5 groups"
     ),

@@ -23,6 +23,8 @@ MAKE = {
     "groups of pairs": lambda **more: tc.ByGroup(tc.SKCE(**CLASSES), num_groups=5, **more),
     "clusters of sums": lambda **more: tc.Clustered(tc.ECE(**CLASSES), **more),
     "clusters of samples": lambda **more: tc.Clustered(tc.ACE(**CLASSES), **more),
+    "images": lambda **more: tc.ECE(**CLASSES, per_image=True, **more),
+    "images in classes": lambda **more: tc.ECE(**CLASSES, mode="classwise", per_image=True, **more),
     "bootstrap": lambda **more: tc.Bootstrapped(tc.ECE(**CLASSES), n_replicates=39, **more),
 }
 # Largest number of reads of `compute`: 1 for the validity of the rows, and the given reasons

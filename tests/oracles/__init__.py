@@ -225,6 +225,12 @@ def fullece(rows):
     return sum(n * abs(f - c) for _, n, c, f, _ in rows) / total if rows else math.nan
 
 
+def meanbinerror(rows):
+    """Mean |gap| of the bins with rows, without weights."""
+    gaps = [abs(f - c) for _, n, c, f, _ in rows if n]
+    return sum(gaps) / len(gaps) if gaps else math.nan
+
+
 def mce(rows):
     """Maximum |gap|."""
     return max(abs(f - c) for _, _, c, f, _ in rows) if rows else math.nan

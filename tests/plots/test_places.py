@@ -20,6 +20,13 @@ BINARY = {name: probs[:, 0] for name, probs in SYSTEMS.items()}
 SCORES = {"raw": {"NCE": 0.9, "NBS": 0.8}, "calibrated": {"NCE": 0.7, "NBS": 0.6}}
 IS_FIRST = (LABELS == 0).long()
 
+
+def of_images():
+    metric = tc.ECE(num_classes=4, mode="classwise", per_image=True)
+    metric.update(PROBS.view(8, 50, 4), LABELS.view(8, 50))
+    return metric
+
+
 DIAGRAMS = {
     "bins": lambda ax: plots.reliability_diagram(mixed_bins(), ax=ax, title="A title"),
     "systems": lambda ax: plots.reliability_diagram(SYSTEMS, LABELS, ax=ax),
@@ -35,6 +42,7 @@ DIAGRAMS = {
     "coverage": lambda ax: plots.risk_coverage_curve(SYSTEMS, LABELS, ax=ax),
     "risk": lambda ax: plots.bayes_risk_diagram(BINARY, IS_FIRST, ax=ax),
     "scores": lambda ax: plots.score_chart(SCORES, ax),
+    "images": lambda ax: plots.reliability_histogram(of_images(), ax, title="A title"),
     "training": lambda ax: plots.training_curve(epochs_of([0.2, 1.1, 2.5])[0].history, ax),
 }
 

@@ -169,6 +169,7 @@ def test_everyday_jobs_are_shown_side_by_side():
     records = []
     for k, job in enumerate(everyday.JOBS):
         peer = job.peers[0].name
+        k = k % (2 * len(everyday.WITH_NUMBA))
         records.append(recorded(job, TIMES | {"seconds": {OURS: [1.0 + k] * 3, peer: [40.0, 41.0, 39.0]}}, {}, []))
     files = [{"machine": gpu, "families": {EVERYDAY: records}}, {"machine": cpu, "families": {EVERYDAY: records}}]
     of_gpu, of_cpu = map(readme.machine_tables, files)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.calibration.batches import BatchFitMixin
+from torchcalib.calibration.calibrator import format_values, sample_weights
 from torchcalib.calibration.likelihood import (
     FlatFits,
     check_class_count,
@@ -46,7 +47,7 @@ _FEW_ROWS = 32  # number of hidden states from which the first estimate of a tem
 _SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
 
 
-class _Affine(Calibrator):
+class _Affine(BatchFitMixin):
     """Calibrator that maps probabilities q to softmax(alpha log q + beta).
 
     A probability of 0 stays 0 for every alpha.
@@ -86,6 +87,13 @@ class _Affine(Calibrator):
         alpha, beta = alpha.to(log_q)[..., None, None], beta.to(log_q)[..., None, :]
         z = scaled_and_shifted(log_q, log_q, alpha, beta)
         return z.log_softmax(-1) if from_logits else softmax(z)
+
+    @property
+    def free(self) -> tuple[bool, bool, bool]:  # type: ignore[override]  # depends on the class
+        return self.with_scale, False, self.with_bias
+
+    def buffers_of(self, a: Tensor, b: Tensor, absent: Tensor) -> dict[str, Tensor]:
+        return {"alpha": a[:, 0], "beta": b, "absent": absent}
 
     def n_parameters(self, num_classes: int) -> float:
         """Return 1 for the temperature plus C - 1 for the biases, if they are fitted."""

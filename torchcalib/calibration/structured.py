@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchcalib.calibration.batches import BatchFitMixin
 from torchcalib.calibration.calibrator import Calibrator, format_values
 from torchcalib.calibration.likelihood import (
     FlatFits,
@@ -62,7 +63,7 @@ class _MultiClass(Calibrator):
 _INFINITE = 1e30  # 1 / temperature of separable data; an infinite value would give NaN for scores of 0
 
 
-class VectorScaling(_MultiClass):
+class VectorScaling(_MultiClass, BatchFitMixin):
     """Vector scaling: softmax(a * s + b) with one scale a and one bias b per class, for logits s.
 
     The fit minimises the negative log-likelihood (NLL). For probabilities q, s = log q. Scales may be negative. A
@@ -117,6 +118,12 @@ class VectorScaling(_MultiClass):
             "StructuredVectorScaling has a finite optimum."
         ),
     }
+
+    free = True, True, True
+
+    def buffers_of(self, a: Tensor, b: Tensor, absent: Tensor) -> dict[str, Tensor]:
+        mean = a.masked_fill(absent, torch.nan).nanmean(-1, keepdim=True)
+        return {"scale": torch.where(absent, mean, a), "bias": b, "absent": absent}
 
     def solve(self, flat: FlatFits, temperature: AffineFit) -> dict[str, Tensor]:
         scale, bias, grad_norm, outcome = fit_vector(flat.scores, flat.target, flat.weights, temperature.alpha)

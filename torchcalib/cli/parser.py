@@ -30,6 +30,7 @@ _REPORT_EXAMPLES = f"""examples:
   torchcalib report predictions.csv --preds 'prob_*' --target y_test --out report/
   torchcalib report logits.npy labels.npy --from-logits
   torchcalib report answers.jsonl --preds confidence --target correct
+  torchcalib report --per-image softmax/ labels/ --no-calibration
 
 {options.NAMES}
 
@@ -148,6 +149,12 @@ _REPORT = (
         "key or column with the group of each row, integers or text; the report lists the worst groups (-1 or an empty "
         "text: no group). Several columns, as in age,sex, form groups, and their intersections are searched",
     ),
+)
+_PER_IMAGE = Option(
+    "--per-image",
+    None,
+    "FILES are a folder of predictions (classes first) and a folder of labels, with a .npz or .npy file per image; "
+    "images are independent units, and the report lists the worst",
 )
 _LOG = (
     Option(
@@ -299,6 +306,22 @@ def _opened_log(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
         open_log(each, arguments.select, fields=fields, by=arguments.by, gold=gold)
 
 
+def _found_for_report(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    if not arguments.per_image:
+        return options.found_files(arguments)
+    if arguments.groups is not None or arguments.clusters is not None:
+        raise ValueError("`--per-image` must be used without --groups and --clusters, got both. Omit them.")
+    from torchcalib.io.cases import case_files  # needs numpy
+
+    arguments.cases = case_files([Path(file) for file in arguments.files])
+    return tuple(path for case in arguments.cases for path in (case.preds, case.target))
+
+
+def _opened_for_report(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    if not arguments.per_image:
+        inputs.opened(arguments, paths)
+
+
 def _found_for_check(arguments: argparse.Namespace) -> tuple[Path, ...]:
     arguments.condition = Condition.parse(DEFAULT if arguments.fail_if is None else arguments.fail_if)
     required = arguments.require_detectable
@@ -392,8 +415,10 @@ COMMANDS: Mapping[str, Command] = {
         "report",
         "compute scores, calibration errors, tables and diagrams for a file of predictions",
         "Read predictions and targets, and print scores and calibration errors. --out writes a report.",
-        (options.FILES, *options.RESULTS, *_REPORT, *_REST),
-        epilog=_REPORT_EXAMPLES,
+        (options.FILES, *options.RESULTS, *_REPORT, _PER_IMAGE, *_REST),
+        _found_for_report,
+        _REPORT_EXAMPLES,
+        _opened_for_report,
         places=_PLACES,
     ),
     "metric": Command(

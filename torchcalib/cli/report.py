@@ -7,13 +7,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.files import check_logits, check_pages, in_rows, print_json
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
+from torchcalib.core.tasks import infer_task
 from torchcalib.display.words import printable
+from torchcalib.io.cases import case_of
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder
@@ -30,6 +36,9 @@ def report(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Read the files, then write and print their report."""
     if arguments.out is not None:
         check_pages(arguments.out)
+    if arguments.per_image:
+        _finish(_of_cases(arguments), arguments)
+        return
     with working("opening the files"):
         files = opened(arguments, paths)
     builder, remarks = _accumulated(arguments, files)
@@ -50,6 +59,44 @@ def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
             except ValueError as error:
                 raise ValueError(f"`{path}` cannot be merged with `{paths[0]}`: {error}") from error
     _finish(whole, arguments)
+
+
+def _of_cases(arguments: argparse.Namespace) -> ReportBuilder:
+    """Return a builder with the images in two folders, which are its groups and its clusters."""
+    names = [case.name for case in arguments.cases]
+    builder: ReportBuilder | None = None
+    with working("reading", len(names)) as advance:
+        for k, files in enumerate(arguments.cases):
+            preds, target = case_of(files)
+            if builder is None:
+                builder = ReportBuilder(**_settings_of_cases(arguments, preds, target))
+            try:
+                groups = torch.full(target.shape if preds.shape == target.shape else preds[:, 0].shape, k)
+                builder.update(preds, target, groups=groups, group_names=names, clusters=torch.tensor([k]))
+            except ValueError as error:
+                raise ValueError(f"in image `{printable(files.name)}`: {error}") from error
+            advance(1)
+    assert builder is not None  # there is at least one image
+    return builder
+
+
+def _settings_of_cases(arguments: argparse.Namespace, preds: Tensor, target: Tensor) -> dict[str, Any]:
+    """Return the arguments of the builder for images, whose classes are axis 1."""
+    task = arguments.task or infer_task(preds, target, {"class_axis": 1})
+    names = None if arguments.class_names is None else arguments.class_names.split(",")
+    return {
+        "task": task,
+        "class_axis": None if task == "binary" else 1,
+        "from_logits": bool(arguments.from_logits),
+        "class_names": names,
+        "ignore_index": arguments.ignore_index,
+        "n_bins": arguments.n_bins,
+        "right": arguments.right,
+        "safe_threshold": arguments.safe_threshold,
+        "with_calibration": not arguments.no_calibration,
+        "with_intervals": not arguments.no_intervals,
+        "nan_policy": arguments.nan_policy,
+    }
 
 
 def _accumulated(arguments: argparse.Namespace, files: PredictionFiles) -> tuple[ReportBuilder, list[str]]:

@@ -34,6 +34,7 @@ _LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divid
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
+_LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _NARROW = frozenset((torch.float16, torch.bfloat16))
@@ -95,6 +96,12 @@ class Rows(NamedTuple):
     parts: Parts | None
     axis: int | None  # class axis of multi-class predictions: 1 or the last one
     n_classes: int  # 1 if binary
+
+    def places(self) -> list[_Place]:
+        """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
+        keys = None if self.parts is None else self.parts.keys
+        is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
+        return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: Detail) -> Piece | None:
         """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a part is invalid."""
@@ -207,8 +214,8 @@ def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
     of rows that they need. If the result is False, the totals may be incomplete.
     """
-    is_small = rows.label.size * rows.n_classes <= _ROWS
-    places = [(0, len(rows.label), _ALL)] if is_small else _places(rows.label.shape, rows.n_classes, _VALUES)
+    is_small = rows.label.size * rows.n_classes <= _ROWS and rows.parts is None
+    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
         return _add_chunks(rows, places, detail, adders, totals, n_chunks)
@@ -274,7 +281,7 @@ def split(
         return None
 
     def pieces() -> Iterator[Any]:
-        for place in _places(samples, n_classes, _CONVERTED):
+        for place in _places(samples, n_classes, _CONVERTED, _ROWS):
             of_target = _part(target, place, axis if has_shares else None)
             others = [None if x is None else _part(x, place) for x in (weights, keys)]
             yield how, _part(preds, place, axis), of_target, *others
@@ -282,11 +289,14 @@ def split(
     return pieces()
 
 
-def _places(samples: Sequence[int], n_classes: int, n_values: int) -> list[_Place]:
-    """Return places of pieces of at most `n_values` predicted values, for samples of this shape."""
+def _places(samples: Sequence[int], n_classes: int, n_values: int, most_in_item: int) -> list[_Place]:
+    """Return places of pieces of at most `n_values` predicted values, for samples of this shape.
+
+    Items with at least `most_in_item` rows are pieces of their own.
+    """
     n_items, n_rows = samples[0], math.prod(samples)
     per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, n_values // n_classes))
-    if per_item < per_piece:
+    if per_item < min(per_piece, most_in_item):
         return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
     ranges = _ranges(per_item, per_piece)
     return [(item, item + 1, slice(begin, end)) for item in range(n_items) for begin, end in ranges]

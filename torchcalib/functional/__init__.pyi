@@ -7,7 +7,9 @@ from torchcalib.functional.binned import ece as ece
 from torchcalib.functional.binned import esce as esce
 from torchcalib.functional.binned import full_ece as full_ece
 from torchcalib.functional.binned import mce as mce
+from torchcalib.functional.binned import mean_bin_error as mean_bin_error
 from torchcalib.functional.binned import rmsce as rmsce
+from torchcalib.functional.boundary import boundary_band as boundary_band
 from torchcalib.functional.decision import BayesRiskCurve as BayesRiskCurve
 from torchcalib.functional.decision import bayes_decisions as bayes_decisions
 from torchcalib.functional.decision import bayes_risk as bayes_risk

@@ -27,6 +27,7 @@ from torchcalib.ops.segments import equal_width_edges
 
 if TYPE_CHECKING:  # modules of samples, tables and calibration tests, which values over equal-width bins do not need
     from torchcalib.core.bins import BinTable
+    from torchcalib.core.images import Images
     from torchcalib.core.ranked import RankedSample
     from torchcalib.inference.intervals import IntervalKind
     from torchcalib.inference.simulation import LabelRows
@@ -148,6 +149,7 @@ def binned(
     debiased: bool = False,
     from_sample: bool = False,
     hard_targets: bool = False,
+    per_image: "bool | Images" = False,
     **test: Any,
 ) -> BinnedEstimator:
     """Return the estimator of a calibration error over bins; see `Estimator.of_events`.
@@ -174,6 +176,7 @@ def binned(
         options,
         binning,
         debiased,
+        per_image=per_image,
         hard_targets=hard_targets or binning.is_isotonic,
         whole_weights=not is_additive,
     )
@@ -231,6 +234,7 @@ def ece(
     mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
     """Expected calibration error (ECE): the weighted mean of |frequency - confidence| over equal-width bins.
@@ -267,9 +271,19 @@ def ece(
     check_flag("debiased", debiased)
     binning = Binning("equal_width", n_bins, right)
     if not debiased:
-        return binned(ece_from_bins, binning, task, mode, average, options, interval="absolute")
+        return binned(ece_from_bins, binning, task, mode, average, options, per_image=per_image, interval="absolute")
     # The bias of the debiased value depends on the miscalibration, so that it has no valid interval.
-    return binned(ece_from_bins, binning, task, mode, average, options, debiased=True, test_formula=ece_from_bins)
+    return binned(
+        ece_from_bins,
+        binning,
+        task,
+        mode,
+        average,
+        options,
+        per_image=per_image,
+        debiased=True,
+        test_formula=ece_from_bins,
+    )
 
 
 @metric_function(
@@ -344,6 +358,7 @@ def esce(
     mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
     """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
@@ -368,7 +383,61 @@ def esce(
         tensor(0.0667)
     """
     binning = Binning("equal_width", n_bins, right)
-    return binned(esce_from_bins, binning, task, mode, average, options, is_signed=True, interval="mean_gap")
+    return binned(
+        esce_from_bins, binning, task, mode, average, options, per_image=per_image, is_signed=True, interval="mean_gap"
+    )
+
+
+def mean_bin_error_from_bins(b: BinStats) -> Tensor:
+    """Compute the mean |gap| of the non-empty bins `(...)` from sums over bins; see `mean_bin_error`."""
+    return b.gap.abs().sum(-1) / (b.n > 0).sum(-1)
+
+
+@metric_function(
+    error_over_bins(
+        name="mean bin error",
+        question="mean distance between frequency and confidence, with equal weight for each non-empty bin",
+        source="Barfoot et al., Average Calibration Losses, 2025, arXiv 2506.03942",
+        norm="l1",
+    )
+)
+def mean_bin_error(
+    task: Task | None = None,
+    *,
+    n_bins: int = 15,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    right: bool = False,
+    per_image: "bool | Images" = False,
+    **options: Unpack[InputOptions],
+) -> BinnedEstimator:
+    """Mean bin error: the mean of |frequency - confidence| over non-empty equal-width bins, without weights.
+
+    (1 / B') sum_b |gap_b| for the B' non-empty bins, where gap_b is the frequency of the event minus the mean
+    confidence in bin b. In segmentations, the bins near 0 and 1 have almost all voxels, and determine `ece`. Here each
+    bin has the same weight, so that bins with few voxels, whose frequencies are noisy, determine the value.
+
+    MONAI and netcal call this the average calibration error (ACE). `ace` is another quantity, with adaptive bins.
+
+    Returns:
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
+
+    Gradient:
+        With respect to the confidences, for constant bins; finite everywhere.
+
+    Reference:
+        Neumann, Zisserman, Vedaldi: Relaxed Softmax: Efficient Confidence Auto-Calibration for Safe Pedestrian
+        Detection (NIPS 2018 workshop MLITS); Barfoot et al.: Average Calibration Losses for Reliable
+        Uncertainty in Medical Image Segmentation (2025), arXiv 2506.03942.
+
+    Example:
+        >>> import torch
+        >>> mean_bin_error(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 0]), task="binary", n_bins=5)
+        tensor(0.4667)
+    """
+    binning = Binning("equal_width", n_bins, right)
+    return binned(mean_bin_error_from_bins, binning, task, mode, average, options, per_image=per_image)
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
@@ -392,6 +461,7 @@ def mce(
     mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
     """Maximum calibration error (MCE): the largest |frequency - confidence| over non-empty bins.
@@ -415,7 +485,7 @@ def mce(
         tensor(0.2000)
     """
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
-    return binned(mce_from_bins, binning, task, mode, average, options)
+    return binned(mce_from_bins, binning, task, mode, average, options, per_image=per_image)
 
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
@@ -441,6 +511,7 @@ def rmsce(
     mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
     """Root mean squared calibration error (RMSCE) over bins.
@@ -473,10 +544,12 @@ def rmsce(
     check_flag("debiased", debiased)
     binning = Binning.from_bins(bins, n_bins=n_bins, right=right)
     if not debiased:
-        return binned(rmsce_from_bins, binning, task, mode, average, options, interval="root_mean_square")
+        return binned(
+            rmsce_from_bins, binning, task, mode, average, options, per_image=per_image, interval="root_mean_square"
+        )
     # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
     test: dict[str, Any] = {"interval": "debiased", "test_formula": rmsce_from_bins}
-    return binned(rmsce_from_bins, binning, task, mode, average, options, debiased=True, **test)
+    return binned(rmsce_from_bins, binning, task, mode, average, options, per_image=per_image, debiased=True, **test)
 
 
 @infers_task

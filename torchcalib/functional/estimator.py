@@ -8,7 +8,7 @@ the docstring of the factory, and stores its metadata, a `Declaration`. The stre
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
@@ -40,6 +40,7 @@ from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
 
 if TYPE_CHECKING:
+    from torchcalib.core.images import Images
     from torchcalib.core.ranked import ExactSample
     from torchcalib.core.state import SampleState, SumState
     from torchcalib.inference.testing import CalibrationTest
@@ -94,6 +95,8 @@ class Estimator(Generic[S]):
     # Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element
     formula: Callable[[Any], Tensor]
     averages: bool  # Whether values are averaged over classes or labels, the last batch axis
+    # Options of values per image, the first axis of the input; None for one value of all images
+    images: "Images | None" = field(default=None, kw_only=True)
 
     @classmethod
     def of_events(
@@ -105,6 +108,7 @@ class Estimator(Generic[S]):
         average: Average | None,
         options: Mapping[str, Any],
         *fields: Any,
+        per_image: "bool | Images" = False,
         **requirements: Any,
     ) -> Self:
         """Create the estimator of a metric of events, whose probabilities are the confidences.
@@ -114,7 +118,18 @@ class Estimator(Generic[S]):
         """
         mode = resolve_mode(task_read_as(task, options), mode)
         averages = check_average(average, mode == "classwise")
-        return cls(input_format_of(task, options, **requirements), accumulator(mode), formula, averages, *fields)
+        input_format = input_format_of(task, options, **requirements)
+        made = cls(input_format, accumulator(mode), formula, averages, *fields)
+        return made if per_image is False else made.per_image(per_image, mode == "classwise")
+
+    def per_image(self, options: "bool | Images", has_classes: bool) -> Self:
+        """Return the estimator of the mean over images, the first axis of the input; see `core.images.images_of`."""
+        from torchcalib.core.images import images_of
+
+        if self.input_format.batch_dims:
+            raise ValueError(f"`batch_dims` must be 0 with `per_image`, got {self.input_format.batch_dims}. Omit it.")
+        input_format = replace(self.input_format, batch_dims=1)
+        return replace(self, input_format=input_format, images=images_of(options, has_classes))
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
@@ -154,6 +169,14 @@ class Estimator(Generic[S]):
         """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""
         if not self.takes_pieces or not (type(preds) is type(target) is Tensor):
             return None
+        if self.images is not None:
+            from torchcalib.core.images import image_axes
+
+            kind: Any = self.state_kind()
+            how, weights = image_axes(self.input_format, preds, target, weights)
+            state = kind.in_one_pass(how, self.detail, preds, target, weights)
+            value = None if state is None else self.value(kind.statistic(state).each)
+            return None if value is None else value.to(torch.promote_types(preds.dtype, torch.float32))
         accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)
         if rows is None:
             return None
@@ -198,7 +221,14 @@ class Estimator(Generic[S]):
 
     def read(self, preds: Tensor, target: Tensor, weights: Tensor | None, **how: Any) -> Predictions:
         """Convert the input. The accumulator may check the values in the pass that computes its sums."""
-        return self.input_format.read(
+        input_format = self.input_format
+        if self.images is not None:
+            from torchcalib.core.images import image_axes
+
+            preds, target, weights = as_tensors(preds, target, weights, **input_format.conversion)
+            input_format, weights = image_axes(input_format, preds, target, weights)
+            how["batch_shape"] = preds.shape[:1]
+        return input_format.read(
             preds,
             target,
             weights,
@@ -212,7 +242,14 @@ class Estimator(Generic[S]):
         return self.value(self.accumulator.from_predictions(p))
 
     def value(self, statistic: Any) -> Tensor:
-        """Return the metric value `(...)` for sums or samples, averaged over classes or labels if `self.averages`."""
+        """Return the metric value `(...)` for sums or samples, averaged over classes or labels if `self.averages`.
+
+        Values per image are averaged over classes first, and then over images.
+        """
+        if self.images is not None:
+            from torchcalib.core.images import mean_over_images
+
+            return mean_over_images(self.values_of_images(statistic), self.averages)
         values = self.values(statistic)
         if not self.averages:
             return values
@@ -227,6 +264,12 @@ class Estimator(Generic[S]):
         from torchcalib.core.ranked import by_pieces
 
         return by_pieces(self.formula, statistic)
+
+    def values_of_images(self, statistic: Any) -> Tensor:
+        """Return the value of each image `(G,)`, or of each image and chosen class `(G, K)`, from their statistics."""
+        assert self.images is not None  # an estimator of values per image
+        chosen = self.images.chosen(statistic)
+        return self.images.without_empty(self.values(chosen), chosen)
 
     def test_from(self, statistic: S, **how: Any) -> "CalibrationTest":
         """Return the calibration test, with one entry per batch element, for accumulated sums or samples.
@@ -246,6 +289,14 @@ class Estimator(Generic[S]):
         from torchcalib.core.state import SampleState, SumState
 
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
+        if self.images is not None:
+            from torchcalib.core.images import ImageState
+
+            if isinstance(self.accumulator, ExactSample):
+                raise ValueError(
+                    "`per_image` must be False for bins that depend on the data, got True. Use bins='equal_width'."
+                )
+            return ImageState(self.accumulator, self.accumulator.shape(task, num_classes))
         if isinstance(self.accumulator, ExactSample):
             lead = (*batch_shape, *self.accumulator.leading_shape(task, num_classes))
             return SampleState(self.accumulator, lead, self.input_format.from_logits)

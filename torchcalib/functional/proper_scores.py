@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from torchcalib.functional.scores import Score, ScoreEstimator, scored
 from torchcalib.io.errors import shown
 from torchcalib.ops.bisection import bisect
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
+
+if TYPE_CHECKING:
+    from torchcalib.core.images import Images
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +235,7 @@ def nll(
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     reduction: Reduction = "mean",
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Negative log-likelihood (NLL, log loss, cross entropy): the mean of -log q_h, in nats.
@@ -274,7 +278,8 @@ def nll(
     score = Score(_nll_of, _entropy, normalizable=True, arguments=(eps,), score_range=(0, math.inf))
     if eps is None:
         score = score._replace(kind="log", of_statistics=(-1, 0, 0, 0, 0))
-    return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
+    how: dict[str, Any] = {"normalize": normalize, "priors": priors, "average": average, "reduction": reduction}
+    return scored(score, task, options, per_image=per_image, **how)
 
 
 Normalize = Literal["prior", "classes"]
@@ -316,6 +321,7 @@ def brier_score(
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     reduction: Reduction = "mean",
+    per_image: "bool | Images" = False,
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Brier score: the mean squared distance between predicted probabilities and outcomes.
@@ -349,7 +355,8 @@ def brier_score(
     else:
         score = Score(_brier_of, _brier_of_prior, normalizable=True, kind="square", of_statistics=(0, 1, 0, 0, 0))
         score = score._replace(score_range=(0, 2))
-    return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
+    how: dict[str, Any] = {"normalize": normalize, "priors": priors, "average": average, "reduction": reduction}
+    return scored(score, task, options, per_image=per_image, **how)
 
 
 @metric_function(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torchcalib.functional.estimator import Estimator, of_arrays
 from torchcalib.io.errors import shown
 from torchcalib.ops.binary_scores import Kind
 from torchcalib.ops.logs import xmul
+
+if TYPE_CHECKING:
+    from torchcalib.core.images import Images
 
 
 def zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
@@ -127,6 +130,7 @@ def scored(
     average: Average | None = "macro",
     reduction: Reduction = "mean",
     stratified: bool = False,
+    per_image: "bool | Images" = False,
 ) -> ScoreEstimator:
     """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
@@ -147,4 +151,13 @@ def scored(
         score.per_sample, score.arguments, by_class, score.kind, score.of_statistics, score.score_range
     )
     formula = mean_over_classes if stratified else mean_score
-    return ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)
+    made = ScoreEstimator(input_format, accumulator, formula, averages, score, normalizes, priors, reduction)
+    if per_image is False:
+        return made
+    if reduction == "none":
+        raise ValueError("`per_image` must be False with reduction='none', got True. Use reduction='mean'.")
+    if getattr(per_image, "ignore_empty", False):
+        raise ValueError(
+            "`per_image` must have ignore_empty=False for a score, got True. Scores of voxels without an event count."
+        )
+    return made.per_image(per_image, input_format.read_as == "multilabel")

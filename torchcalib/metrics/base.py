@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torchcalib.core.arguments import (
     unknown_argument,
 )
 from torchcalib.core.batch import states_after
+from torchcalib.core.images import Images, ImageState, case_names, image_axes
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split, takes_pieces
@@ -45,6 +46,9 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.engine import StatefulMetric, UpdatesFromHidden, refuse_if_captured, refuse_if_synced
 from torchcalib.ops.softmax_stats import Detail
+
+if TYPE_CHECKING:
+    from torchcalib.results.cases import Cases
 
 S = TypeVar("S")
 
@@ -194,8 +198,12 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         self._evidence = Evidence()
         for size in self.batch_shape:
             check_count("batch_shape", size)
+        if self.images is not None and self.batch_shape:
+            raise ValueError(
+                f"`batch_shape` must be () with `per_image`, got {self.batch_shape}. The images are the first axis."
+            )
         self.kind = self._state_kind()
-        is_plain = type(self).update is type(self)._own_update and not self.batch_shape
+        is_plain = type(self).update is type(self)._own_update and not self.batch_shape and self.images is None
         accumulator = getattr(self.kind, "accumulator", None)
         is_taken = takes_pieces(accumulator, self.input_format.task, self.input_format.from_logits)
         self.takes_pieces = is_plain and is_taken
@@ -221,14 +229,25 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         """Number of labels L for a multi-label task; None for other tasks."""
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
+    @property
+    def images(self) -> Images | None:
+        """Options of values per image; None without `per_image`."""
+        return self.estimator.images
+
     def _state_kind(self) -> SumState[Any] | SampleState:
         return self.estimator.state_kind(self.batch_shape)
 
     def _value(self, statistic: S) -> Tensor:
-        return self.estimator.value(statistic)
+        return self.estimator.value(statistic if self.images is None else cast(Any, statistic).each)
 
     def update(
-        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        case: Any = None,
+        sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state.
 
@@ -236,7 +255,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             preds: Probabilities, or logits with `from_logits=True`. After the axes of `batch_shape`, all axes except
                 the class axis are samples.
             target: Labels with the shape of the samples, or soft targets.
-            weights: Non-negative weight per sample.
+            weights: Non-negative weight per sample, or a mask of the samples to use.
+            case: With `per_image`, the name of each image, text or an int, or one name for all images. Images with
+                equal names, such as windows of a volume, are one image. None makes each image one of its own.
             sample_weight: Alias of `weights`, as in scikit-learn.
 
         Raises:
@@ -264,7 +285,19 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         else:
             key, p = self._keyed_predictions(preds, target, weights)
             batch = self._cached((*key, self.kind), lambda: self.kind.from_predictions(p))
+        if case is not None:
+            batch = self._named(batch, case)
         self._add(preds, batch)
+
+    def _named(self, batch: Any, case: Any) -> Any:
+        """Return the state of a batch with names of its images."""
+        if isinstance(self.kind, ImageState):
+            return self.kind.named(batch, case_names(case, len(batch.sums[0])))
+        if self._shared is None:  # a collection passes names to all metrics
+            raise ValueError(
+                f"`case` must be None without `per_image`, got {shown(case)}. Create the metric with per_image=True."
+            )
+        return batch
 
     _own_update = update  # which `_is_added` can replace
 
@@ -302,6 +335,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         """Return the state for a batch, whose parts have `keys`. A large batch is converted in pieces."""
         kind, evidence = self.kind, self._evidence
         detail: Detail = "entropy" if is_compiling() else self.estimator.detail
+        if isinstance(kind, ImageState) and self.device.type == "cpu" and not is_compiling():
+            how, of_voxels = image_axes(self.input_format, preds, target, weights)
+            state = kind.in_one_pass(how, detail, preds, target, of_voxels)
+            if state is not None:
+                return state
         is_divided = isinstance(kind, SumState) and is_divisible(kind.accumulator) and not self.batch_shape
         is_divided = is_divided and not is_compiling()
         pieces = split(self.input_format, preds, target, weights, keys) if is_divided else None
@@ -338,6 +376,21 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if not self._enable_grad:  # `forward`, where `_enable_grad` is True, must not synchronise the device
             self._raise_if_invalid()
         return self._value(self.kind.statistic(self.state))
+
+    def cases(self) -> "Cases":
+        """Return the value of each image, with their mean, pooled value, test and intervals, over all ranks.
+
+        Raises:
+            ValueError: Without `per_image`, or if an update contained invalid rows on CUDA.
+        """
+        from torchcalib.results.cases import Cases
+
+        if self.images is None:
+            raise ValueError(
+                f"`per_image` must be True for a table of images, got False. Create {type(self).__name__}(..., "
+                "per_image=True)."
+            )
+        return Cases(self.estimator, cast(Any, self._synced_statistic()), self.name)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw the diagram of the metric, or plot given values. Return the figure and the axes.
@@ -390,9 +443,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
 
         The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
-        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method. The p-value
-        holds for one look at the data: a test after every batch or epoch gives more false alarms. Use `SequentialTest`
-        for repeated looks.
+        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method. With
+        `per_image`, see `torchcalib.results.cases.Cases.test`. The p-value holds for one look at the data: a test after
+        every batch or epoch gives more false alarms. Use `SequentialTest` for repeated looks.
 
         Args:
             level: Level of the interval, in (0, 1).
@@ -404,6 +457,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             ValueError: For invalid arguments, or if an update contained invalid rows on CUDA. Also for floating weights
                 of a rank-based error, unless all are 0 or 1. A sketch does not store whether weights were floating.
         """
+        if self.images is not None:
+            return self.cases().test(level=level, n_replicates=n_replicates, seed=seed)
         statistic = self._synced_statistic()
         check_counts(statistic)
         return self.test_from(statistic, level=level, n_replicates=n_replicates, seed=seed)
@@ -426,7 +481,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
                 setting = getattr(value, field.name)
                 # Represent functions by name: their `repr` contains an address, which differs between ranks.
                 settings[field.name] = getattr(setting, "__qualname__", setting)
-        return {**settings, "batch_shape": self.batch_shape}
+        images = {} if self.images is None else {"per_image": True}
+        return {**settings, "batch_shape": self.batch_shape, **images}
 
     def _keyed_predictions(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
@@ -477,12 +533,16 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             self.check_device(preds)
         if is_compiling():  # without values, as on an accelerator
             return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=True)
+        batch_shape = self.batch_shape
+        if self.images is not None:
+            how, weights = image_axes(how, preds, target, weights)
+            batch_shape = tuple(preds.shape[:1])
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
         p = how.read(
             preds,
             target,
             weights,
-            batch_shape=self.batch_shape,
+            batch_shape=batch_shape,
             drop_invalid=self.device.type != "cpu",  # elsewhere an error would synchronise the device
             evidence=evidence,
             checked_by=getattr(self.accumulator, "checks", None),

@@ -148,7 +148,7 @@ class Bootstrapped(WrappedMetric[S]):
         if not self._in_forward:
             self._n_rows, self._has_clusters = 0, None
 
-    def update(
+    def update(  # type: ignore[override]  # clusters have no values per image
         self,
         preds: Tensor,
         target: Tensor,

@@ -39,6 +39,10 @@ class RowsInGroups(WrappedMetric[Any]):
                 f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass the metric that "
                 "it wraps."
             )
+        if metric.images is not None:
+            raise ValueError(
+                f"`metric` must have no `per_image`, got {metric}. Its method cases() has the test and the intervals."
+            )
         self.num_groups = num_groups
         super().__init__(metric, **kwargs)
 

@@ -81,7 +81,7 @@ class Clustered(RowsInGroups):
             )
         super().__init__(metric, MAX_CLUSTERS, **kwargs)
 
-    def update(
+    def update(  # type: ignore[override]  # clusters have no values per image
         self,
         preds: Tensor,
         target: Tensor,

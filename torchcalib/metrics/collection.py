@@ -111,6 +111,7 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         *,
         groups: Tensor | None = None,
         clusters: Any = None,
+        case: Any = None,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state of every metric.
@@ -122,13 +123,14 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             groups: Group number per sample, passed to every `ByGroup` metric in the collection.
             clusters: Cluster per sample, integers or text, passed to every `Clustered` and `Bootstrapped` metric in the
                 collection. Other metrics treat rows as independent.
+            case: Names of images, passed to every metric with `per_image`.
             sample_weight: Alias of `weights`.
         """
         if is_compiling():  # the compiler computes common operations once
             for metric in self._members():
                 metric.update(preds, target, **_without_none(weights=weights, sample_weight=sample_weight))
             return
-        is_plain = groups is None and clusters is None
+        is_plain = groups is None and clusters is None and case is None
         are_tensors = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
         if is_plain and are_tensors and sample_weight is None and self._are_added(preds, target, weights):
             return
@@ -138,10 +140,11 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         if readings is not None:
             self._update_together(members, readings, preds, target, weights)
             return
-        self._check_used(groups=groups, clusters=clusters)
+        self._check_used(groups=groups, clusters=clusters, case=case)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
-            super().update(preds, target, **_without_none(weights=weights, groups=groups, clusters=clusters))
+            given = _without_none(weights=weights, groups=groups, clusters=clusters, case=case)
+            super().update(preds, target, **given)
 
     @torch.jit.unused
     def forward(
@@ -152,13 +155,14 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
         *,
         groups: Tensor | None = None,
         clusters: Any = None,
+        case: Any = None,
         sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
-        self._check_used(groups=groups, clusters=clusters)
+        self._check_used(groups=groups, clusters=clusters, case=case)
         with self._sharing():
-            given = _without_none(weights=weights, groups=groups, clusters=clusters)
+            given = _without_none(weights=weights, groups=groups, clusters=clusters, case=case)
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
@@ -222,7 +226,12 @@ class CalibrationCollection(UpdatesFromHidden, MetricCollection):
             raise
 
     def _check_used(self, **columns: Any) -> None:
-        """Raise ValueError if groups or clusters are given and no metric uses them."""
+        """Raise ValueError if groups, clusters or names of images are given and no metric uses them."""
+        if columns["case"] is not None and all(m.images is None for m in self._members()):
+            raise ValueError(
+                "`case` must be None for a collection without `per_image` metrics, got a value. Create a metric with "
+                "per_image=True."
+            )
         for name, wrappers in (("groups", "`ByGroup`"), ("clusters", "`Clustered` or `Bootstrapped`")):
             if columns[name] is None or any(name in signature(m.update).parameters for m in self._members()):
                 continue

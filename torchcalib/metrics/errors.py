@@ -12,7 +12,7 @@ from torchcalib.core.kernel_blocks import BlockStats
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, Sums
 from torchcalib.core.tasks import as_tensors, cluster_ids, infer_task
-from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, full_ece, mce, rmsce
+from torchcalib.functional.binned import BinnedEstimator, ace, ece, esce, full_ece, mce, mean_bin_error, rmsce
 from torchcalib.functional.kernel import skce
 from torchcalib.functional.logistic import CoxCalibration, cox, spiegelhalter
 from torchcalib.functional.ranked import CORPDecomposition, atb, cllr, corp, ici, ks
@@ -51,7 +51,8 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
-        return self.estimator.table(self._synced_statistic())
+        statistic: Any = self._synced_statistic()
+        return self.estimator.table(statistic if self.images is None else statistic.whole)
 
 
 class ECE(BinnedMetric, function=ece):
@@ -87,6 +88,18 @@ class ESCE(BinnedMetric, function=esce):
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
         tensor(0.0667, dtype=torch.float64)
+    """
+
+
+class MeanBinError(BinnedMetric, function=mean_bin_error):
+    """Streaming mean bin error: mean |frequency - confidence| over non-empty bins; see `mean_bin_error`.
+
+    Example:
+        >>> import torch
+        >>> metric = MeanBinError(task="binary", n_bins=5)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 0]))
+        >>> metric.compute()
+        tensor(0.4667, dtype=torch.float64)
     """
 
 

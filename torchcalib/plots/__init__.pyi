@@ -12,6 +12,7 @@ from torchcalib.plots.curves import ecd_curve as ecd_curve
 from torchcalib.plots.curves import risk_coverage_curve as risk_coverage_curve
 from torchcalib.plots.curves import score_chart as score_chart
 from torchcalib.plots.curves import training_curve as training_curve
+from torchcalib.plots.images import reliability_histogram as reliability_histogram
 from torchcalib.plots.reliability import MAX_LABELLED_BINS as MAX_LABELLED_BINS
 from torchcalib.plots.reliability import confidence_histogram as confidence_histogram
 from torchcalib.plots.reliability import corp_diagram as corp_diagram
