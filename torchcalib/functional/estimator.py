@@ -170,13 +170,7 @@ class Estimator(Generic[S]):
         if not self.takes_pieces or not (type(preds) is type(target) is Tensor):
             return None
         if self.images is not None:
-            from torchcalib.core.images import image_axes
-
-            kind: Any = self.state_kind()
-            how, weights = image_axes(self.input_format, preds, target, weights)
-            state = kind.in_one_pass(how, self.detail, preds, target, weights)
-            value = None if state is None else self.value(kind.statistic(state).each)
-            return None if value is None else value.to(torch.promote_types(preds.dtype, torch.float32))
+            return self._of_images_in_one_pass(preds, target, weights)
         accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)
         if rows is None:
             return None
@@ -188,6 +182,18 @@ class Estimator(Generic[S]):
             return torch.from_numpy(np.asarray(value, np.float64 if preds.dtype == torch.float64 else np.float32))
         value = self.value(accumulator.wrap(torch.from_numpy(sums)))
         return value.to(torch.promote_types(preds.dtype, torch.float32))
+
+    def _of_images_in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
+        from torchcalib.core.images import image_axes
+
+        how, weights = image_axes(self.input_format, preds, target, weights)
+        if how.task != "binary" and not -preds.dim() <= how.axis < preds.dim():
+            return None
+        kind: Any = self.streamed(None if how.task == "binary" else preds.shape[how.axis]).state_kind()
+        state = kind.in_one_pass(how, self.detail, preds, target, weights)
+        if state is None:
+            return None
+        return self.value(kind.statistic(state).each).to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_pieces(self, preds: Any, target: Any, weights: Any) -> Tensor | None:
         """Return the value for a large batch, with the memory of a piece; None if `read` must convert it at once."""
