@@ -143,7 +143,11 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(**MANY), "`a11` and 8 more"),
     (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"reader.MAX_ARRAYS": 10}),
     (OK, "`preds` must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
-    (OK, "must contain predictions, targets, weights, groups and clusters in different arrays", {"target": "probs"}),
+    (
+        OK,
+        "must contain predictions, targets, weights, groups, clusters and ids in different arrays",
+        {"target": "probs"},
+    ),
     (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),
     (npys(probs=PROBS), "must be a pair of .npy files"),
     (npys(a=PROBS, b=PROBS), "got `a`, `b`. Pass preds='NAME' and target='NAME'"),

@@ -296,7 +296,7 @@ class SumsByPart(Generic[S]):
         if (
             numbers.is_cpu and numbers.numel() and bool((numbers == number).all())
         ):  # of a piece of an image, for example
-            return self._of_one(accumulator.from_predictions(p), number)
+            return self._of_one(accumulator.from_predictions(p.in_groups(None, p.weights, p.n_invalid)), number)
         has_loop = hasattr(accumulator, "of_groups")
         if has_loop:  # faster, because it does not store the summands of every event
             found: Sums = accumulator.of_groups(p, numbers, self.n_parts)

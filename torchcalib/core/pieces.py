@@ -39,6 +39,7 @@ _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
+_WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
 
 
 class Piece(NamedTuple):
@@ -164,12 +165,15 @@ def rows_of(
     how: "InputFormat", preds: Tensor, target: Tensor, weights: Tensor | None = None, parts: Parts | None = None
 ) -> Rows | None:
     """Return the rows of a batch; None if its form or its first values need `InputFormat.read`."""
+    if preds.is_nested:  # without a shape
+        return None
     dtype, shape = preds.dtype, preds.shape
     if dtype not in how.simple_dtypes:
         how.simple_dtypes[dtype] = how.has_simple_rows and dtype in SUM_TOLERANCE
     if not (how.simple_dtypes[dtype] and preds.is_cpu and target.is_cpu and target.dtype in _LABELS and preds.numel()):
         return None
-    if mode_of(preds, target) != "numbers" or preds.is_neg():  # numpy has no views with negated memory
+    # numpy has no views with negated memory
+    if mode_of(preds, target) != "numbers" or preds.is_neg() or target.is_neg() or target.is_nested:
         return None
     axis, samples, n_classes = None, shape, 1
     if how.task == "multiclass":
@@ -188,10 +192,9 @@ def rows_of(
         return None
     copies = True
     if weights is not None:
-        is_known = (
-            weights.is_cpu and mode_of(weights) == "numbers" and not weights.is_complex() and not weights.is_neg()
-        )
-        if how.whole_weights or weights.shape != samples or not is_known:
+        if how.whole_weights or not weights.is_cpu or weights.is_nested or weights.dtype not in _WEIGHTS:
+            return None
+        if weights.shape != samples or mode_of(weights) != "numbers" or weights.is_neg():
             return None
         copies = not weights.is_floating_point()
         weights = weights if weights.dtype in _NARROW else weights.numpy()
@@ -261,7 +264,9 @@ def split(
     Return None for a small batch, and if the form of the batch does not allow pieces.
     """
     given = [x for x in (preds, target, weights, keys) if x is not None]
-    if not all(isinstance(x, Tensor) and x.is_cpu for x in given) or preds.numel() <= _LARGE or how.batch_dims:
+    if not all(isinstance(x, Tensor) and x.is_cpu and not x.is_nested for x in given) or how.batch_dims:
+        return None
+    if preds.numel() <= _LARGE:
         return None
     if mode_of(*given) != "numbers" or (weights is not None and weights.dim() > preds.dim()):
         return None

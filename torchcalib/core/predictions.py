@@ -125,7 +125,7 @@ class Predictions:
         """Return the same rows with other weights. The cache is shared."""
         return self._replaced(weights=weights, weighted=True)
 
-    def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
+    def in_groups(self, groups: Tensor | None, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
         """Return the same rows with group indices `(..., N)`, and with weights that are 0 in rows without a group."""
         return self._replaced(groups=groups, weights=weights, n_invalid=n_invalid)
 

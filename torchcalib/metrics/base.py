@@ -28,6 +28,7 @@ from torchcalib.core.batch import states_after
 from torchcalib.core.images import Images, ImageState, case_names, image_axes
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
+from torchcalib.core.partition import ClusterState
 from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split, takes_pieces
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -204,9 +205,13 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             )
         self.kind = self._state_kind()
         is_plain = type(self).update is type(self)._own_update and not self.batch_shape and self.images is None
-        accumulator = getattr(self.kind, "accumulator", None)
-        is_taken = takes_pieces(accumulator, self.input_format.task, self.input_format.from_logits)
-        self.takes_pieces = is_plain and is_taken
+        # A subclass of the state may add more to it than sums.
+        self._has_plain_sums = type(self.kind) in (SumState, ClusterState)
+        of_kind: Any = self.kind
+        is_plain = is_plain and self._has_plain_sums
+        self.takes_pieces = is_plain and takes_pieces(
+            of_kind.accumulator, self.input_format.task, self.input_format.from_logits
+        )
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
         # differs between metrics with different options. It does not depend on the class.
         settings = {name: value for name, value in self._configuration().items() if name != "class"}
@@ -310,7 +315,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             return False
         if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
             return False
-        if self.device.type != "cpu" or (preds.requires_grad and self._enable_grad):
+        if self.device.type != "cpu" or not preds.is_cpu or (preds.requires_grad and self._enable_grad):
             return False
         parts = self._parts_of(preds, target, **named) if named else None
         if named and parts is None:
@@ -333,15 +338,16 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
 
     def _state_of(self, preds: Tensor, target: Tensor, weights: Tensor | None, keys: Tensor | None = None) -> Any:
         """Return the state for a batch, whose parts have `keys`. A large batch is converted in pieces."""
-        kind, evidence = self.kind, self._evidence
+        kind: Any = self.kind
+        evidence = self._evidence
         detail: Detail = "entropy" if is_compiling() else self.estimator.detail
         if isinstance(kind, ImageState) and self.device.type == "cpu" and not is_compiling():
             how, of_voxels = image_axes(self.input_format, preds, target, weights)
             state = kind.in_one_pass(how, detail, preds, target, of_voxels)
             if state is not None:
                 return state
-        is_divided = isinstance(kind, SumState) and is_divisible(kind.accumulator) and not self.batch_shape
-        is_divided = is_divided and not is_compiling()
+        is_divided = self._has_plain_sums and not self.batch_shape and not is_compiling()
+        is_divided = is_divided and is_divisible(kind.accumulator)
         pieces = split(self.input_format, preds, target, weights, keys) if is_divided else None
         try:
             state = None

@@ -55,7 +55,7 @@ class RowsInGroups(WrappedMetric[Any]):
         raise NotImplementedError
 
     def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:
-        if list(named) != [self._column]:
+        if list(named) != [self._column] or named[self._column] is None:
             return None
         keys = self._keys(named[self._column], preds.device, self.input_format.samples_of(preds, target))
         return Parts(keys.numpy(), self.kind.accumulator.n_parts, self._numbers())

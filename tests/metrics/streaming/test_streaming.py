@@ -186,7 +186,7 @@ def test_bad_rows_on_a_device_are_counted_and_excluded_and_compute_raises(case, 
 def test_updates_in_the_capture_of_a_cuda_graph_raise_an_error(make, monkeypatch):
     metric = make(task="binary")
     monkeypatch.setattr("torchcalib.metrics.engine.is_captured", lambda _: True)
-    monkeypatch.setattr("torchcalib.metrics.base.summary_of", lambda *_: None)  # as for input on a GPU
+    monkeypatch.setattr("torchcalib.metrics.base.rows_of", lambda *_: None)  # as for input on a GPU
     collection = tc.CalibrationCollection([tc.ECE(task="binary")])
     monkeypatch.setattr(type(collection), "_are_added", lambda *_: False)
     for call in (metric.update, metric, collection.update, collection):
