@@ -1170,7 +1170,8 @@ REPORTS = [
          {"clusters": {"a": torch.arange(9) // 2, "b": torch.arange(8) // 2}}),
         ({"clusters": {"a": torch.arange(9)}}, "`clusters` must be shared by all systems, or contain"),
         ({"weights": {"a": torch.ones(9), "b": torch.zeros(8)}}, "system 'b': `preds` must contain at least one"),
-        ({"systems": {"a": P[:9], "b": P[:8, None].expand(8, 3)}, "task": None}, "same number of classes", ValueError)),
+        ({"systems": {"a": P[:9], "b": P[:8, None].expand(8, 3)}, "task": None},
+         "system 'b': `target` must have the shape of `preds` (8, 3) for task='binary'", ValueError)),
     *[Refusal(partial(comparison, **{name: True}), text, TypeError)
       for name in ("with_calibration", "with_intervals", "safe_threshold", "num_bins")
       for text in (name, "a comparison")],

@@ -145,7 +145,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (OK, "`preds` must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
     (
         OK,
-        "must contain predictions, targets, weights, groups, clusters and ids in different arrays",
+        "must contain predictions, targets, weights, groups, clusters and ids in different",
         {"target": "probs"},
     ),
     (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),

@@ -112,6 +112,9 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
     return Problem(values.isnan(), lambda rows: f"`{name}` must not contain NaN, got {_found(rows, values)}. {fix}")
 
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150  # of rows that are not ignored; sums of squares are then finite
+
+
 def weight_rule(weights: Tensor, whole: bool = False) -> Rule:
     """Return the rule that weights are 0 or from 1e-150 to 1e150, or with `whole`, whole numbers up to 2^53.
 
@@ -124,16 +127,16 @@ def weight_rule(weights: Tensor, whole: bool = False) -> Rule:
             rule = "whole numbers for methods that count samples (weight k means k copies)"
             fix = "Use a method with equal-width bins. Integers would count as copies in tests."
         else:
-            valid = (weights == 0) | ((weights >= 1e-150) & (weights <= 1e150))
+            valid = (weights == 0) | ((weights >= LEAST_WEIGHT) & (weights <= MOST_WEIGHT))
             rule, fix = "finite and non-negative (0, or from 1e-150 to 1e150)", "Use 0 to ignore a row."
         return [Problem(~valid, lambda rows: f"`weights` must be {rule}, got {_found(rows, weights)}. {fix}")]
 
     def passes() -> Tensor | bool:  # fewer comparisons than in `problems`
-        return _within(weights, 0, 1e150) & ((weights > 0) == (weights >= 1e-150)).all()
+        return _within(weights, 0, MOST_WEIGHT) & ((weights > 0) == (weights >= LEAST_WEIGHT)).all()
 
     if whole:
         return Rule(problems)
-    return Rule(problems, passes, lambda: _outside(weights, 1e-150, 1e150) & (weights != 0))
+    return Rule(problems, passes, lambda: _outside(weights, LEAST_WEIGHT, MOST_WEIGHT) & (weights != 0))
 
 
 def annotator_rule(n_annotators: Tensor, at_least: int) -> Rule:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.core.checks import LEAST_WEIGHT, MOST_WEIGHT, SUM_TOLERANCE
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.operation import mode_of
 from torchcalib.ops.softmax_stats import Detail
@@ -118,9 +118,13 @@ class Rows(NamedTuple):
             x, y, w, keys = _kept(y != how.ignore_index, x, y, w, keys)
         if w is not None and len(w):
             w = w.astype(np.float64, copy=False)
-            if not (w.min() >= 0 and w.max() < np.inf):
+            least, greatest = w.min(), w.max()
+            if not (least >= 0 and greatest <= MOST_WEIGHT):
                 return None
-            x, y, w, keys = _kept(w > 0, x, y, w, keys)
+            if least < LEAST_WEIGHT:
+                x, y, w, keys = _kept(w != 0, x, y, w, keys)
+                if len(w) and w.min() < LEAST_WEIGHT:
+                    return None
         # 2. Number of the part of each row
         groups, only_group, n_groups = None, None, 1
         if parts is not None and len(y):

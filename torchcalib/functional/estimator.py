@@ -169,6 +169,8 @@ class Estimator(Generic[S]):
         """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""
         if not self.takes_pieces or not (type(preds) is type(target) is Tensor):
             return None
+        if not (weights is None or type(weights) is Tensor):
+            return None
         if self.images is not None:
             return self._of_images_in_one_pass(preds, target, weights)
         accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)

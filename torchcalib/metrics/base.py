@@ -134,6 +134,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
     estimator: Estimator[Any]
     """Metric with its options, without a state."""
 
+    _column: str | None = None
+    """Argument of `update` that assigns rows to parts, such as groups."""
+
     takes_pieces = False
     """Whether the pass of `core.pieces` can replace the conversion of a batch of labels."""
 
@@ -317,9 +320,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             return False
         if self.device.type != "cpu" or not preds.is_cpu or (preds.requires_grad and self._enable_grad):
             return False
-        parts = self._parts_of(preds, target, **named) if named else None
-        if named and parts is None:
-            return False
+        parts = None
+        if named or self._column:
+            parts = self._parts_of(preds, target, **named)
+            if parts is None:
+                return False
         rows = rows_of(self.input_format, preds.detach() if preds.requires_grad else preds, target, weights, parts)
         if rows is None:
             return False

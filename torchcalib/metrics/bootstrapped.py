@@ -111,7 +111,8 @@ class Bootstrapped(WrappedMetric[S]):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. Pass a metric such as ECE(...)."
             )
-        if not (isinstance(metric.kind, SumState) and metric.kind.is_additive) or isinstance(metric, WrappedMetric):
+        has_sums = isinstance(metric.kind, SumState) and metric.kind.is_additive and metric.images is None
+        if not has_sums or isinstance(metric, WrappedMetric):
             raise ValueError(
                 f"`metric` must have sums as its state and not be a wrapper, got {metric}. Pass `resolution` to "
                 "rank-based metrics, or store the predictions and use torchcalib.inference.bootstrap."

@@ -26,7 +26,6 @@ class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
 
     _column = "groups"
-    """Argument of `update` that assigns rows to parts."""
 
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
