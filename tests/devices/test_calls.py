@@ -117,6 +117,9 @@ FUNCTIONS = {
     "skce": Call(lambda x, y, g: F.skce(x, y, estimator="biased", bandwidth="median", **multi), 1, ROWS),
     "corp": Call(lambda x, y, g: F.corp(x, y, **binary), 8, f"{ROWS}; fit: {PAVA}", "binary"),
     "cox": Call(lambda x, y, g: F.cox(x, y, **binary), 16, f"{ROWS}; {NEWTON}", "binary"),
+    "sequential_test": Call(
+        lambda x, y, g: F.sequential_test(x, y, **binary).log_e, 4, f"{ROWS}; rest: the result", "binary"
+    ),
     "boundary_band": Call(lambda x, y, g: F.boundary_band(y.reshape(6, 10), 1.5, ignore_index=0), 0),
     "ece(per_image)": Call(lambda x, y, g: F.ece(x, y, **multi, per_image=True), 1, ROWS),
     "by_group": Call(
@@ -152,6 +155,18 @@ INFERENCE = {
         lambda x, y, g: inference.calibration_test(tc.SmECE(**CLASSES).to(x.device), x, y, **FEW),
         40,
         f"{ROWS}; 1: occupied cells; {NOISE}; 11 widths for data and 2 batches of replicates",
+    ),
+    "required_n": Call(
+        lambda x, y, g: float(inference.required_n(preds=x, error=0.1, from_logits=True)),
+        2,
+        "the sample is copied",
+        "binary",
+    ),
+    "minimum_detectable_error": Call(
+        lambda x, y, g: inference.minimum_detectable_error(preds=x, from_logits=True),
+        2,
+        "the sample is copied",
+        "binary",
     ),
     "calibration_test(clusters)": Call(
         lambda x, y, g: inference.calibration_test(tc.ECE(**CLASSES).to(x.device), x, y, clusters=g, **FEW),

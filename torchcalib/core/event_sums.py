@@ -219,9 +219,11 @@ class EqualWidthBins(EventSums[BinStats]):
             return is_added
         if piece.groups is not None or sums.size > _MAX_CLASS_SUMS:
             return False
-        columns = piece.values, piece.label, piece.weights, piece.top, piece.confidence
-        tensors = [None if x is None else torch.from_numpy(x) for x in columns]
-        sums += class_sums("auto", *tensors, piece.from_logits, bins).numpy()
+        tensors: list[Any] = [
+            None if x is None else torch.from_numpy(x)
+            for x in (piece.values, piece.label, piece.weights, piece.top, piece.confidence)
+        ]
+        sums += class_sums("auto", *tensors, piece.from_logits, bins).numpy()  # type: ignore[call-arg]  # 5 tensors
         return True
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:

@@ -141,7 +141,7 @@ class Rows(NamedTuple):
                 x, y, w, groups = _kept(groups >= 0, x, y, w, groups) if least < 0 else (x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
-        columns = w, self.copies, groups, n_groups, only_group, how.from_logits, n_values
+        columns: Any = w, self.copies, groups, n_groups, only_group, how.from_logits, n_values
         # 3. Events and statistics
         if self.axis is None or not len(y):
             return Piece(x, y, x, y, None, None, *columns)
@@ -201,10 +201,10 @@ def rows_of(
         if weights.shape != samples or mode_of(weights) != "numbers" or weights.is_neg():
             return None
         copies = not weights.is_floating_point()
-        weights = weights if weights.dtype in _NARROW else weights.numpy()
+    of_rows: Any = weights if weights is None or weights.dtype in _NARROW else weights.numpy()
     values: Any = preds.detach() if preds.requires_grad else preds
     values = values if dtype in _NARROW else values.numpy()
-    rows = Rows(how, dtype, values, target.numpy(), weights, copies, parts, axis, n_classes)
+    rows = Rows(how, dtype, values, target.numpy(), of_rows, copies, parts, axis, n_classes)
     if len(shape) > 2 or dtype in _NARROW or (axis is None and len(shape) > 1):
         values = rows._columns((0, 1, _FIRST))[0]
     return None if _may_be_mistaken(how, values if axis is None else values[0]) else rows

@@ -173,7 +173,8 @@ class Estimator(Generic[S]):
             return None
         if self.images is not None:
             return self._of_images_in_one_pass(preds, target, weights)
-        accumulator, rows = self.accumulator, rows_of(self.input_format, preds, target, weights)
+        accumulator: Any = self.accumulator
+        rows = rows_of(self.input_format, preds, target, weights)
         if rows is None:
             return None
         sums = np.zeros(accumulator.shape(self.input_format.task, rows.n_classes))
@@ -203,14 +204,14 @@ class Estimator(Generic[S]):
         pieces = split(self.input_format, preds, target, weights) if is_plain else None
         if pieces is None:
             return None
+        accumulator: Any = self.accumulator
         sums: list[Tensor] = []
         try:
-            for how, *piece, _ in pieces:
-                p = replace(self, input_format=how).read(*piece)
-                sums.append(self.accumulator.from_predictions(p).sums)
+            for how, x, y, w, _ in pieces:
+                sums.append(accumulator.from_predictions(replace(self, input_format=how).read(x, y, w)).sums)
         except (TypeError, ValueError):
             return None  # the error for the whole batch has the numbers of its rows
-        value = self.value(self.accumulator.wrap(torch.stack(sums).sum(0)))
+        value = self.value(accumulator.wrap(torch.stack(sums).sum(0)))
         return value.to(torch.promote_types(preds.dtype, torch.float32))
 
     @cached_property

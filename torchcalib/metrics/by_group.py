@@ -57,7 +57,8 @@ class RowsInGroups(WrappedMetric[Any]):
         if list(named) != [self._column] or named[self._column] is None:
             return None
         keys = self._keys(named[self._column], preds.device, self.input_format.samples_of(preds, target))
-        return Parts(keys.numpy(), self.kind.accumulator.n_parts, self._numbers())
+        accumulator: Any = self.kind.accumulator
+        return Parts(keys.numpy(), accumulator.n_parts, self._numbers())
 
     def _add_in_parts(self, preds: Any, target: Any, weights: Any, sample_weight: Any, given: Any) -> None:
         """Add a batch to the state; `given` is the argument of `update` that assigns rows to parts."""
@@ -191,7 +192,7 @@ class ByGroup(RowsInGroups):
         """
         self._add_in_parts(preds, target, weights, sample_weight, groups)
 
-    _own_update = update
+    _own_update = update  # type: ignore[assignment]  # with another argument
 
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
         groups, names = numbered_groups(given, self.group_names, device, samples)

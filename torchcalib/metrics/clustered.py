@@ -105,13 +105,14 @@ class Clustered(RowsInGroups):
 
         self._add_in_parts(preds, target, weights, sample_weight, clusters)
 
-    _own_update = update
+    _own_update = update  # type: ignore[assignment]  # with another argument
 
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
         return of_samples(identifiers(given, device), samples, len(self.batch_shape))
 
     def _numbers(self) -> ClusterNumbers:
-        return ClusterNumbers(self.kind.accumulator.n_parts)
+        accumulator: Any = self.kind.accumulator
+        return ClusterNumbers(accumulator.n_parts)
 
     def _changes_by_parts(self, parts: Parts) -> dict[str, Any]:
         _, name = self.state_names

@@ -51,9 +51,8 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
     is_differentiable = False
     estimator: SequentialEstimator
     kind: SequentialState
-    _depends_on_earlier_batches = True  # the largest evidence is not a sum
 
-    def update(
+    def update(  # type: ignore[override]  # with clusters instead of names of images
         self,
         preds: Tensor,
         target: Tensor,
