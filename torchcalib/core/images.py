@@ -261,7 +261,8 @@ class ImageState(SumState[Any]):
         """Return the sums and names of all images."""
         chunks = list(zip(state.sums, state.cases, strict=True))
         if not chunks:
-            return state.n_ignored.new_zeros(0, self._n_flags + self._n_sums), torch.zeros(0, dtype=torch.uint8)
+            sums = state.n_ignored.new_zeros(0, self._n_flags + self._n_sums)
+            return sums, torch.zeros(0, dtype=torch.uint8, device="cpu")
         return _joined(chunks)
 
     def statistic(self, state: Any) -> Any:

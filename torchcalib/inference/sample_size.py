@@ -184,7 +184,7 @@ def _level_of_one(power: float, level: float, n_tests: int, design_effect: float
 
 def _quantiles(power: float, level: float) -> float:
     """Return the mean of a standardised statistic that is significant with this power, in a two-sided test."""
-    return float(torch.special.ndtri(torch.tensor([1 - level / 2, power], dtype=torch.float64)).sum())
+    return float(torch.special.ndtri(torch.tensor([1 - level / 2, power], dtype=torch.float64, device="cpu")).sum())
 
 
 def _of_differences(spread: float | None) -> float:
@@ -319,9 +319,10 @@ class _Plan:
             mean = float((self.share * gap).sum())
             spread = [math.sqrt(float((self.share * x).sum()) / n) for x in (calibrated, square)]
             spread[1] = math.sqrt(max(0.0, spread[1] ** 2 - mean**2 / n))
-            critical = spread[0] * float(torch.special.ndtri(torch.tensor(1 - self.level / 2, dtype=torch.float64)))
+            tail = torch.tensor(1 - self.level / 2, dtype=torch.float64, device="cpu")
+            critical = spread[0] * float(torch.special.ndtri(tail))
             ends = [(sign * mean - critical) / max(spread[1], 1e-300) for sign in (-1, 1)]
-            return float(torch.special.ndtr(torch.tensor(ends, dtype=torch.float64)).sum())
+            return float(torch.special.ndtr(torch.tensor(ends, dtype=torch.float64, device="cpu")).sum())
         scale = (1 / self.share.clamp(min=1e-300)).sqrt()
         noise = self._noise * ((square - gap.square()).clamp(min=0).sqrt() * scale)
         return float((self._error(test, math.sqrt(n) * gap + noise) > self._critical[test]).double().mean())
@@ -335,7 +336,7 @@ class _Plan:
     @cached_property
     def _noise(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(_N_REPLICATES, _N_BINS, generator=generator, dtype=torch.float64)
+        return torch.randn(_N_REPLICATES, _N_BINS, generator=generator, dtype=torch.float64, device="cpu")
 
     @cached_property
     def _critical(self) -> Mapping[Test, float]:

@@ -158,7 +158,8 @@ class Cases(Tabular):
         """
         self._check_test()
         given = self._clusters(clusters)
-        numbers = torch.arange(len(self.names)) % MAX_CLUSTERS if given is None else numbered(given, MAX_CLUSTERS)
+        images = torch.arange(len(self.names), device="cpu")
+        numbers = images % MAX_CLUSTERS if given is None else numbered(given, MAX_CLUSTERS)
         n = int(numbers.max()) + 1 if len(numbers) else 1
         n_distinct = len(self.names) if given is None else len(torch.unique(given))
         partition = replace(self._partition(numbers, n), n_distinct=n_distinct)

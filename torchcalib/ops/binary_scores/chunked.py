@@ -39,7 +39,8 @@ def labelled_sums(
     if weights is None and groups is None:
         return score_sums(x, t, kind, from_logits).numpy()
     is_narrow = kind == "log" and from_logits and x.dtype != torch.float64
-    scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=torch.float32 if is_narrow else torch.float64))
+    dtype = torch.float32 if is_narrow else torch.float64
+    scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=dtype, device="cpu"))
     if scores is None:
         return np.full(n_groups, np.nan)
     column = scores.double().numpy()[0]
