@@ -129,7 +129,7 @@ def test_more_values_than_mlflow_accepts_in_one_call(report, mlflow):
     many = replace(report, lines=tuple(replace(line, key=f"value {k}") for k in range(1100)))
     with mlflow.start_run() as run:
         log_report(many, run)
-    assert len(mlflow.get_run(run.info.run_id).data.metrics) == 1101
+    assert len(mlflow.get_run(run.info.run_id).data.metrics) == len(many.flat()) > 1100
 
 
 @pytest.mark.extended
