@@ -34,8 +34,8 @@ def states_after(
 ) -> list[Tensor] | None:
     """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
 
-    Return None if the batch needs derivatives, or has other targets than labels, and if a state has other sums than
-    those of `ops.batch`. `InputFormat.read` then converts the batch, also on the CPU, where `backend` must be given.
+    Return None if the batch needs derivatives, if its targets are not labels, or if `ops.batch` lacks sums of a state.
+    `InputFormat.read` then converts the batch. It also does so on the CPU, unless `backend` is given.
     """
     if (preds.is_cpu and backend == "auto") or not _are_labels(how, preds, target):
         return None

@@ -105,7 +105,10 @@ class Rows(NamedTuple):
         return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: Detail) -> Piece | None:
-        """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a part is invalid."""
+        """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
+
+        Binary rows are not checked.
+        """
         how, parts, label = self.how, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
             x, y, w, keys = self.preds[place[0] : place[1]], label[place[0] : place[1]], None, None
@@ -211,7 +214,7 @@ def rows_of(
 
 
 def is_divisible(accumulator: Any) -> bool:
-    """Return whether the sums of a batch are those of its pieces, as for all sums except those over pairs of rows."""
+    """Return whether the sums of a batch are the sums over its pieces. Sums over pairs of rows are not."""
     return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
 
 
@@ -312,7 +315,7 @@ def _places(samples: Sequence[int], n_classes: int, n_values: int, most_in_item:
 
 
 def _part(x: Any, place: _Place, axis: int | None = None) -> Any:
-    """Return the samples of a piece from an array or a tensor, `(n,)`, or `(n, C)` if it has a class axis."""
+    """Return the samples of a piece of an array or a tensor: `(n,)`, or `(n, C)` with a class axis."""
     begin, end, part = place
     x = x[begin:end]
     if axis is None:
@@ -372,8 +375,8 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
 
 
 def _may_be_mistaken(how: "InputFormat", values: Any) -> bool:
-    """Return whether the first values do not rule out the mistakes that `check_mistakes` looks for."""
-    value = values.item(0)  # which rules them out in most input
+    """Return whether the first values do not rule out the mistakes that `check_mistakes` reports."""
+    value = values.item(0)  # rules out mistakes in most input, before the others are converted
     if not 0 <= value <= 1 if how.from_logits else 0 < value < 1:
         return False
     first = values[:8].tolist()

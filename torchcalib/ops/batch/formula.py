@@ -57,7 +57,7 @@ class Demand(NamedTuple):
 
     rule: Rule | None  # bins of its events; None for w and a score
     quantities: tuple[int, ...] = ()  # quantities of each bin, in the order of the state
-    coefficients: tuple[float, ...] = ()  # of the score, as a sum of `SCORES`
+    coefficients: tuple[float, ...] = ()  # factors of the `SCORES`, whose sum is the score
 
 
 Terms = tuple[tuple[int, float], ...]
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     rules: tuple[Rule, ...]
     scores: frozenset[str]  # members of `SCORES` that are needed
     is_squared: bool  # whether the sums of w^2 and w^2 v are needed
-    tiles: Tensor  # what each Triton program sums, int64 `(T, 5)`: see `_tiles`
+    tiles: Tensor  # bins of each Triton program, int64 `(T, 5)`: see `_tiles`
     edges: tuple[Tensor, ...]  # inner edges of the bins of each rule, float64 `(B - 1,)`
     terms: Tensor  # index of the sum of each term, int64 `(K, n)`
     factors: Tensor  # factor of each term, float64 `(K, n)`; 0 for an absent term
@@ -106,7 +106,8 @@ def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) 
 def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
     """Return the work of the Triton programs for a piece of the rows: the totals, then bins of the rules.
 
-    Each has the numbers n_bins, right and of_top of a rule, its first bin, and the index of the first sum of the rule.
+    A tile has the numbers n_bins, right and of_top of a rule, the first bin of the program, and the index of the first
+    sum of the rule.
     """
     tiles: list[tuple[int, ...]] = [(1, 0, 0, 0, 0)]
     for rule in rules:
