@@ -207,14 +207,14 @@ class ImageState(SumState[Any]):
         """Return the state for one batch, whose first axis has images without names."""
         return self._of_images(super().from_predictions(p), p.samples[0])
 
-    def in_one_pass(self, how: InputFormat, detail: Detail, preds: Any, target: Any, weights: Any) -> Any:
+    def in_one_pass(self, input_format: InputFormat, detail: Detail, preds: Any, target: Any, weights: Any) -> Any:
         """Return the state for a batch of labels by the pass of `core.pieces`; None if it cannot add the batch."""
-        if not takes_pieces(self.accumulator, how.task, how.from_logits) or not preds.dim():
+        if not takes_pieces(self.accumulator, input_format.task, input_format.from_logits) or not preds.dim():
             return None
-        how = replace(how, batch_dims=0)
-        n_images, samples = len(preds), how.samples_of(preds, target)
+        input_format = replace(input_format, batch_dims=0)
+        n_images, samples = len(preds), input_format.samples_of(preds, target)
         keys = np.broadcast_to(np.arange(n_images).reshape(-1, *[1] * (len(samples) - 1)), samples)
-        rows = rows_of(how, preds, target, weights, Parts(keys, n_images, np.asarray))
+        rows = rows_of(input_format, preds, target, weights, Parts(keys, n_images, np.asarray))
         by_image: SumState[Any] = SumState(SumsByPart(self.accumulator, n_images), (n_images, *self.shape))
         total = by_image.empty()
         if rows is None or not add_rows(rows, detail, [by_image], [total.numpy()]):
