@@ -34,7 +34,7 @@ def states_after(
 ) -> list[Tensor] | None:
     """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
 
-    Return None if the batch needs derivatives, if its targets are not labels, or if `ops.batch` lacks sums of a state.
+    Return None if the batch needs derivatives or has no labels, or if `ops.batch` lacks sums of a state.
     `InputFormat.read` then converts the batch. It also does so on the CPU, unless `backend` is given.
     """
     if (preds.is_cpu and backend == "auto") or not _are_labels(input_format, preds, target):

@@ -157,7 +157,7 @@ def mean_over_images(values: Tensor, over_classes: bool, weights: Tensor | None 
 def image_axes(
     input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None
 ) -> tuple[InputFormat, Tensor | None]:
-    """Return the format of a batch of images with a class axis, and its weights without a channel axis of size 1."""
+    """Return the format of a batch of images with its class axis, and weights without a channel axis of size 1."""
     found = input_format.resolved(preds, target)
     has_axis = found.task != "binary" and weights is not None and weights.dim() == preds.dim()
     if has_axis and weights is not None and weights.shape[found.axis] == 1:

@@ -44,7 +44,7 @@ N_COMPONENTS = 16
 def components(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return shift a and slope b of each component `(J, 1)`.
 
-    The numbers 0.1, 0.2, 0.4 and 0.8 are the values of a, -a, -log b and log b, in this order.
+    The values of a, then -a, -log b and log b, are 0.1, 0.2, 0.4 and 0.8.
     """
     # Computed on the device, because copying to it would take longer.
     size = 0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()
@@ -160,8 +160,8 @@ def after_looks(before: Tensor, columns: Tensor, restart: bool) -> Tensor:
     """Return the logarithm of the evidence of each component after each look, `(..., J, n)`.
 
     It is the evidence `before` the looks `(..., J, 1)` times products of likelihood ratios. `columns` are weights and
-    weighted log-likelihood ratios at the looks, `(..., 1 + J, n)`. With `restart`, e-processes start at each look
-    with data, and the evidence is their sum M_t = (M_(t-1) + 1) L_t.
+    weighted log-likelihood ratios at the looks, `(..., 1 + J, n)`. With `restart`, an e-process starts at each look
+    with data. The evidence is their sum, M_t = (M_(t-1) + 1) L_t.
 
     Reference:
         Shin, Ramdas, Rinaldo: E-detectors (arXiv 2203.03532), for the e-SR detector.

@@ -1,8 +1,8 @@
 """Search for miscalibrated slices: the intersections of the values of several columns.
 
-A slice has two statistics S = sum_k x_k D_k over the bins k of its rows, where D_k is the sum of outcomes minus
-confidences. For the mean gap, x = 1. For the slope, which detects over- and under-confidence, x is the log-odds of the
-mean confidence of the bin.
+A slice has two statistics S = sum_k x_k D_k over the bins k of its rows. D_k is the sum of outcomes minus confidences.
+For the mean gap, x = 1. For the slope, which detects over- and under-confidence, x is the log-odds of the mean
+confidence of the bin.
 
 The sums of a slice are added from those of the combinations of all columns, the parts of a `Partition`. The outcomes of
 a calibrated model are simulated in these combinations. Overlapping slices therefore share their outcomes. The p-value

@@ -2,12 +2,12 @@
 
 Let w be the weight of a row, 0 for an ignored or invalid row. The sums of a batch are one vector:
 
-    number of invalid rows, sum of w,
-    sum of w s for each statistic s in `SCORES`,
-    for each `Rule` and each of the quantities w, w p, w o, w v, w r, w^2 v, w^2: its sum over the events in each bin.
+- Number of invalid rows, and sum of w.
+- Sum of w s for each statistic s in `SCORES`.
+- Sums over the events in each bin, for each `Rule`, of w, w p, w o, w v, w r, w^2 v and w^2.
 
-An event has confidence p and outcome o, v = p (1 - p) and r = (o - p)^2. A number of a state is a sum of terms, each a
-factor times one of these sums.
+An event has confidence p and outcome o, v = p (1 - p) and r = (o - p)^2. A number of a state is a sum of terms. A term
+is a factor times one of these sums.
 """
 
 import math
@@ -106,8 +106,8 @@ def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) 
 def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
     """Return the work of the Triton programs for a piece of the rows: the totals, then bins of the rules.
 
-    A tile has the numbers n_bins, right and of_top of a rule, the first bin of the program, and the index of the first
-    sum of the rule.
+    A tile has the numbers n_bins, right and of_top of a rule, and the first bin of the program. The last number is the
+    index of the first sum of the rule.
     """
     tiles: list[tuple[int, ...]] = [(1, 0, 0, 0, 0)]
     for rule in rules:

@@ -121,10 +121,10 @@ def compare(
     from their confidences, with the dependence between the systems. The interval contains those of both. The bootstrap
     alone is not valid for rare outcomes, because a bin without events has no noise in the replicates.
 
-    The verdict is `"better"` or `"worse"` if p is at most 0.05, which is the case if and only if the interval excludes
-    0. Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of
-    the comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms.
-    Use `torchcalib.SequentialTest` for repeated looks at one system.
+    The verdict is `"better"` or `"worse"` if p is at most 0.05. The interval then excludes 0, and only then.
+    Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of the
+    comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms. Use
+    `torchcalib.SequentialTest` for repeated looks at one system.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, more
     than 1,024 rows are assigned to 1,024 groups, which are resampled instead. For class-wise errors of 1,000 classes

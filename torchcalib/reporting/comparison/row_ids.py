@@ -2,7 +2,7 @@
 
 `RowIds` stores a hash of the id of each row of a system. Above 100,000 rows, it stores only those with the smallest
 hashes (bottom-k sketch). They are a random sample of the ids, with the same ids in all systems. It also stores a hash
-of the target and the cluster of each of these rows, which must be equal in all systems.
+of their target and cluster, which must be equal in all systems.
 
 Reference:
     Cohen, Kaplan: Summarizing data using bottom-k sketches (ACM Symposium on Principles of Distributed Computing,

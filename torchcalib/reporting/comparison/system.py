@@ -10,8 +10,8 @@ effect. All systems therefore have the same replicates, and common errors cancel
 may have different rows. Rows of a single system are in random groups. They add to its variance, but not to covariances.
 
 Null replicates are the errors of each system if it were calibrated, with the dependence between the systems.
-The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
-variance (consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
+A sum of outcomes is distributed as for the noise floor: as a sum of independent trials with known mean and variance
+(consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
 
 - Bins: the level of bin k in replicate r is the rank of its residual (outcomes minus confidences) in bootstrap
   replicate r. The sums therefore have the rank correlations of the bootstrap (Iman and Conover 1982), and all systems
@@ -21,7 +21,7 @@ variance (consistency resampling, Broecker and Smith 2007). Its quantile levels 
   For the top label, if only one of two predictions is correct, the correlation is negative.
 
 For clusters of dependent rows, a second null distribution multiplies the residuals of each cluster by a random sign,
-which all systems share (wild bootstrap, Cameron, Gelbach and Miller 2008).
+which all systems share. This is the wild bootstrap of Cameron, Gelbach and Miller (2008).
 
 Reference:
     Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007). Iman, Conover:
