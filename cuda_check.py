@@ -1,7 +1,7 @@
 """Check torchcalib on a GPU: `python cuda_check.py [--no-speed] [--jobs N]`, in an environment with `.[dev]`.
 
 - Tests marked `cuda`: Triton kernels against tensor operations, up to 10^6 rows and 128,256 classes. Operations and
-  collections do not synchronise the device, give the same bits in two runs, and can be captured in a CUDA graph.
+  collections do not synchronise the device, and give the same bits in two runs.
 - The laws of `tests/devices`: functions, classes, calibrators, losses and reports give the values of the CPU.
 - Times: `python -m benchmarks.run device everyday --device cuda`.
 

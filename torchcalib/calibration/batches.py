@@ -58,9 +58,8 @@ class BatchFitMixin(Calibrator):
     ) -> Self:
         """Fit the calibrator to batches, such as volumes, without storing predictions. The result is that of `fit`.
 
-        Each Newton step reads all batches once, which takes 5 to 15 passes. Only sums are stored. If predictions are
-        computed by a model, it runs in every pass: save its logits, or the volumes to which the calibrator is fitted,
-        if that is slow.
+        Each Newton step reads all batches once, which takes 5 to 15 passes. Only sums are stored. A model that computes
+        predictions runs in every pass. If that is slow, save its logits.
 
         Separable data are detected if every label becomes the most probable class. The parameters are then those of
         unchanged predictions.
@@ -285,7 +284,7 @@ def _add(
     total.f[k] -= (y * log_q.masked_fill(y == 0, 0)).sum()
     residual = t * q - y
     total.gradient[k] += torch.cat(((residual * s).sum(0), residual.sum(0)))
-    # With D = t (diag(q) - q q'), the Hessian in (a, b) is the sum of (S D S, S D; D S, D) for S = diag(s).
+    # Let D = t (diag(q) - q q') and S = diag(s). The Hessian in (a, b) is the sum of (S D S, S D; D S, D).
     sq = s * q
     both = torch.cat((sq, q), 1)
     hessian = -(t * both).T @ both

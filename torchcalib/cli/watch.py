@@ -74,6 +74,7 @@ class _Watched:
             self._load(Path(arguments.state))
 
     def _load(self, path: Path) -> None:
+        """Restore the evidence from a file of `--state`. Raise ValueError if it has other options."""
         with loading(_KIND, str(path), "torchcalib watch --state"):
             saved = content_of(path, _KIND)
             self.positions = {name: saved_count(saved["positions"], name) for name in saved["positions"]}
@@ -90,6 +91,7 @@ class _Watched:
                 raise ValueError(f"`--{name}` must be that of the state, {value}, got {given}. {advice}")
 
     def _new_stream(self, level: float, restart: bool, ignore_index: int | None) -> Stream[Any]:
+        """Return an empty stream of the test, for the task and the source of the first part."""
         assert self.source is not None
         task = "binary" if self.task == "confidence" else self.task
         estimator = factory_of(sequential_test)(
@@ -111,7 +113,7 @@ class _Watched:
         return estimator
 
     def has_read_part(self, path: Path) -> bool:
-        """Read the next new rows of a file, write and print the evidence. Return whether there are new rows."""
+        """Add the next new rows of a file, and write and print the evidence. Return whether there are new rows."""
         start, size = self.positions.get(str(path.resolve()), 0), path.stat().st_size
         grows = path.suffix.lower() in _GROWING
         if size < start or (0 < start < size and not grows):
@@ -190,10 +192,10 @@ class _Watched:
         return self.stream is not None and bool(self.evidence.since > 0)
 
     def show(self, file: str | None) -> None:
-        """Print the evidence after the new rows of a file, as a line of text or JSON; None without new rows."""
+        """Print the evidence as a line of text or JSON, after the new rows of a `file`; None without new rows."""
         found = None if self.stream is None else self.evidence
         if self.arguments.json:
-            from torchcalib.results.base import plain  # which imports calibrators
+            from torchcalib.results.base import plain  # here, because it imports calibrators
 
             values = {} if found is None else {**found.flat(), "direction": found.direction}
             output(json.dumps(plain({"file": file, **values, "alarm": self.has_alarm()}), allow_nan=False))
@@ -202,7 +204,10 @@ class _Watched:
 
 
 def _write_lines(path: Path, start: int, part: Path) -> int:
-    """Write the header of a table and its complete lines after a position to a file, and return the next position."""
+    """Copy the header and the complete lines after byte `start` of a table to the file `part`.
+
+    Return the position of the next line in bytes, or `start` without new lines. Raise InputError for a longer line.
+    """
     with path.open("rb") as file:
         header = b"" if path.suffix.lower() == ".jsonl" else file.readline()
         begin = max(start, len(header))
@@ -223,7 +228,7 @@ def _write_lines(path: Path, start: int, part: Path) -> int:
 
 @contextmanager
 def _named(path: Path, folder: str, start: int) -> Iterator[None]:
-    """Name a file instead of the copy of its new lines in errors."""
+    """Replace the name of the copy of new lines in `folder` by that of their file in errors."""
     try:
         yield
     except ValueError as error:

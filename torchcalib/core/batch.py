@@ -24,7 +24,7 @@ from torchcalib.ops.operation import is_plain
 
 
 def states_after(
-    how: InputFormat,
+    input_format: InputFormat,
     kinds: Sequence[Any],
     states: Sequence[Tensor],
     preds: Tensor,
@@ -34,20 +34,20 @@ def states_after(
 ) -> list[Tensor] | None:
     """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
 
-    Return None if the batch needs derivatives, or has other targets than labels, and if a state has other sums than
-    those of `ops.batch`. `InputFormat.read` then converts the batch, also on the CPU, where `backend` must be given.
+    Return None if the batch needs derivatives or has no labels, or if `ops.batch` lacks sums of a state.
+    `InputFormat.read` then converts the batch. It also does so on the CPU, unless `backend` is given.
     """
-    if (preds.is_cpu and backend == "auto") or not _are_labels(how, preds, target):
+    if (preds.is_cpu and backend == "auto") or not _are_labels(input_format, preds, target):
         return None
-    if not all(has_sums_of_batch(kind, how.task) for kind in kinds) or not is_plain(preds, target, weights):
+    if not all(has_sums_of_batch(kind, input_format.task) for kind in kinds) or not is_plain(preds, target, weights):
         return None
-    columns = how.columns(preds, target, weights)
+    columns = input_format.columns(preds, target, weights)
     if columns is None:
         return None
     copies = weights is None or not weights.is_floating_point()
-    batch = Columns(*columns, how.from_logits, how.ignore_index, SUM_TOLERANCE[preds.dtype])
+    batch = Columns(*columns, input_format.from_logits, input_format.ignore_index, SUM_TOLERANCE[preds.dtype])
     before = states[0] if len(states) == 1 else torch.cat(list(states))
-    after = added(before, batch, _plan(tuple(kinds), how.task, copies, preds.device), backend)
+    after = added(before, batch, _plan(tuple(kinds), input_format.task, copies, preds.device), backend)
     return list(torch.split(after, [len(state) for state in states]))
 
 
@@ -57,12 +57,14 @@ def has_sums_of_batch(kind: Any, task: Task) -> bool:
     return has_demand and kind.accumulator.demand(task, True) is not None
 
 
-def _are_labels(how: InputFormat, preds: Tensor, target: Tensor) -> bool:
+def _are_labels(input_format: InputFormat, preds: Tensor, target: Tensor) -> bool:
     """Return whether targets are labels of binary or multi-class rows with the usual rules for values."""
-    is_usual = how.nan_policy == "raise" and how.validate_args and how.positive_classes is None
-    is_own = how.task != "multilabel" and how.min_annotators < 2 and type(preds) is type(target) is Tensor
+    has_usual_rules = input_format.nan_policy == "raise" and input_format.validate_args
+    has_own_classes = input_format.task != "multilabel" and input_format.positive_classes is None
     has_values = preds.numel() > 0 and preds.dtype in SUM_TOLERANCE and wide_dtype(preds.device) == torch.float64
-    return is_usual and is_own and has_values and not target.is_floating_point()
+    are_tensors = type(preds) is type(target) is Tensor
+    are_labels = are_tensors and input_format.min_annotators < 2 and not target.is_floating_point()
+    return has_usual_rules and has_own_classes and has_values and are_labels
 
 
 @lru_cache(maxsize=64)

@@ -140,7 +140,7 @@ class EqualWidthBins(EventSums[BinStats]):
 
     @property
     def only_confidences(self) -> bool:
-        """Whether events need no statistics of rows except confidence and top class; see `events.detail_of`."""
+        """Whether events need no statistics of rows except confidence and top class; see `pieces.detail_of`."""
         return not self.with_ecd
 
     def cell(self, confidence: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ NO_GROUP = -1
 """Group index of rows without a group, which are ignored. `pandas.factorize` uses the same value."""
 
 
-_MAX_VALUES = 10  # number of different numbers in a column from which they are divided into ranges
+_MAX_VALUES = 10  # largest number of different numbers in a column that are not divided into ranges
 _MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 
 
@@ -52,7 +52,7 @@ def numbered_groups(
 
 
 def columns_of(groups: Any, samples: Sequence[int]) -> dict[str, Any] | None:
-    """Return the columns of groups of a DataFrame, a dict or a list of arrays by name; None for other groups.
+    """Return the columns of groups by name; None for groups that are not a DataFrame, a dict or a list of arrays.
 
     Unnamed arrays of a list are called "column 0" and so on. A list is a list of columns if each element has a value
     for every sample on the first axis.
@@ -77,6 +77,7 @@ def crossed_names(levels: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _column(values: Any) -> Any:
+    """Return a tensor, a list of tensors, or the values as an array."""
     return values if isinstance(values, Tensor) or starts_with_tensor(values) else np.asarray(values)
 
 
@@ -98,6 +99,7 @@ def _numbered_texts(column: np.ndarray[Any, Any]) -> tuple[Tensor, list[str]]:
 
 
 def _is_missing(x: Any) -> bool:
+    """Return whether a value is None, NaN, NaT, NA or empty text."""
     return not x if isinstance(x, str) else x is None or str(x) in ("nan", "NaT", "<NA>")
 
 
@@ -135,6 +137,7 @@ def levels_of(
 
 
 def _levels(name: str, values: Any, device: torch.device, n_ranges: int | None) -> tuple[Tensor, list[str]]:
+    """Return the level of each row of a column, and the names of the levels; see `levels_of`."""
     from torchcalib.io.text import distinct_numbers, texts_of_numbers
 
     column = _column(values)

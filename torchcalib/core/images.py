@@ -28,8 +28,8 @@ class Images:
         classes: Classes or labels with a value of their own, as indices or names. None uses all. Only for class-wise
             and multi-label values.
         include_background: Whether class 0 is among them. Cannot be combined with `classes`.
-        ignore_empty: Whether the value of a class that does not occur in an image is NaN, and left out of means. Only
-            for calibration errors over bins of class-wise and multi-label events.
+        ignore_empty: Whether a class that does not occur in an image has the value NaN, which means leave out. Only for
+            calibration errors over bins of class-wise and multi-label events.
         class_names: Names of all classes, in the order of the class axis.
 
     Raises:
@@ -69,6 +69,7 @@ class Images:
             raise ValueError(f"`classes` must be distinct, got {shown(list(self.classes))}.")
 
     def _index_of(self, name: object) -> int:
+        """Return the index of a class from its index or name. Raise ValueError for another one."""
         names = self.class_names
         if is_int(name) and name >= 0:
             return int(name)
@@ -98,7 +99,10 @@ class Images:
         return [k if self.class_names is None else self.class_names[k] for k in self.indices(num_classes)]
 
     def chosen(self, statistic: Any) -> Any:
-        """Return the statistic of the classes that have a value, from that of all classes `(..., C, F, K)`."""
+        """Return the statistic of the classes that have a value.
+
+        `statistic` has sums `(..., C, F, K)` of all classes, or is a `RankedSample` with scores `(..., C, N)`.
+        """
         if self.all_classes and self.class_names is None:
             return statistic
         is_sums = isinstance(statistic, Sums)
@@ -108,8 +112,8 @@ class Images:
         if is_sums:
             flag = None if statistic.noise_flag is None else statistic.noise_flag.index_select(-1, index)
             return replace(statistic, sums=columns.index_select(axis, index), noise_flag=flag)
-        n = statistic.n
-        chosen = [x if x is None else x.index_select(axis, index) for x in (columns, statistic.positives, n)]
+        samples = columns, statistic.positives, statistic.n
+        chosen = [x if x is None else x.index_select(axis, index) for x in samples]
         return type(statistic)(*chosen, statistic.from_logits, copies=statistic.copies)
 
     def without_empty(self, values: Tensor, statistic: Any) -> Tensor:
@@ -135,9 +139,10 @@ def images_of(per_image: bool | Images, has_classes: bool) -> Images:
 
 
 def mean_over_images(values: Tensor, over_classes: bool, weights: Tensor | None = None) -> Tensor:
-    """Return the mean `()`, or `(K,)` per class, of the values `(G,)` or `(G, K)` of G images, leaving out NaN.
+    """Return the mean `()`, or `(K,)` per class, of the values `(G,)` or `(G, K)` of G images, without NaN.
 
-    The mean over classes of each image comes first. With weights `(R, G)` of R replicates, means are `(R, ...)`.
+    `over_classes` takes the mean over the classes of each image first. With weights `(R, G)` of R replicates, means are
+    `(R, ...)`.
     """
     if over_classes:
         values = values.nanmean(-1)
@@ -152,7 +157,7 @@ def mean_over_images(values: Tensor, over_classes: bool, weights: Tensor | None 
 def image_axes(
     input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None
 ) -> tuple[InputFormat, Tensor | None]:
-    """Return the format with a class axis, and weights without a channel axis of size 1, for a batch of images."""
+    """Return the format of a batch of images with its class axis, and weights without a channel axis of size 1."""
     found = input_format.resolved(preds, target)
     has_axis = found.task != "binary" and weights is not None and weights.dim() == preds.dim()
     if has_axis and weights is not None and weights.shape[found.axis] == 1:
@@ -180,7 +185,7 @@ class ImageState(SumState[Any]):
     """Operations on a state with sums for each image. Images with the same name are added.
 
     An image takes 8 bytes for each sum: about 850 for 15 bins, for each class. Chunks of similar sizes are
-    concatenated, which adds images of equal names. There are therefore about twice as many rows as images at most.
+    concatenated, which adds images of equal names. The number of rows is therefore about twice that of images at most.
     """
 
     names: ClassVar[tuple[str, ...]] = SumsOfImages._fields
@@ -202,14 +207,14 @@ class ImageState(SumState[Any]):
         """Return the state for one batch, whose first axis has images without names."""
         return self._of_images(super().from_predictions(p), p.samples[0])
 
-    def in_one_pass(self, how: InputFormat, detail: Detail, preds: Any, target: Any, weights: Any) -> Any:
+    def in_one_pass(self, input_format: InputFormat, detail: Detail, preds: Any, target: Any, weights: Any) -> Any:
         """Return the state for a batch of labels by the pass of `core.pieces`; None if it cannot add the batch."""
-        if not takes_pieces(self.accumulator, how.task, how.from_logits) or not preds.dim():
+        if not takes_pieces(self.accumulator, input_format.task, input_format.from_logits) or not preds.dim():
             return None
-        how = replace(how, batch_dims=0)
-        n_images, samples = len(preds), how.samples_of(preds, target)
+        input_format = replace(input_format, batch_dims=0)
+        n_images, samples = len(preds), input_format.samples_of(preds, target)
         keys = np.broadcast_to(np.arange(n_images).reshape(-1, *[1] * (len(samples) - 1)), samples)
-        rows = rows_of(how, preds, target, weights, Parts(keys, n_images, np.asarray))
+        rows = rows_of(input_format, preds, target, weights, Parts(keys, n_images, np.asarray))
         by_image: SumState[Any] = SumState(SumsByPart(self.accumulator, n_images), (n_images, *self.shape))
         total = by_image.empty()
         if rows is None or not add_rows(rows, detail, [by_image], [total.numpy()]):
@@ -324,7 +329,11 @@ class ImageState(SumState[Any]):
 
 
 def case_names(case: Any, n_images: int) -> list[str]:
-    """Return the name of each image of a batch from `case`: one for all images, or one for each of them."""
+    """Return the names of the images of a batch. `case` is one name for all images, or a name for each of them.
+
+    Raises:
+        TypeError, ValueError: For another type or number of names, and for empty names.
+    """
     given = case.tolist() if isinstance(case, Tensor | np.ndarray) else case
     is_one = isinstance(given, str) or is_int(given)
     if not is_one and not (isinstance(given, Sequence) and all(isinstance(x, str) or is_int(x) for x in given)):
@@ -338,6 +347,7 @@ def case_names(case: Any, n_images: int) -> list[str]:
 
 
 def _encoded(names: Sequence[str]) -> Tensor:
+    """Return the bytes of the names of images, uint8 `(n,)` on the CPU."""
     return torch.from_numpy(np.frombuffer("".join(f"{name}\0" for name in names).encode(), np.uint8).copy())
 
 
@@ -348,11 +358,11 @@ def _decoded(cases: Tensor) -> Iterator[str]:
 
 
 def _joined(chunks: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return all images as one chunk, in which those of equal names are added."""
+    """Return all images as one chunk, in which images of equal names are added."""
     sums = torch.cat([sums for sums, _ in chunks]) if len(chunks) > 1 else chunks[0][0]
     cases = torch.cat([cases.cpu() for _, cases in chunks])
     names = list(_decoded(cases))
-    places: dict[str | int, int] = {}  # an image without a name is a case of its own
+    places: dict[str | int, int] = {}  # images without names are not added: their keys are numbers
     index = [places.setdefault(name or k, len(places)) for k, name in enumerate(names)]
     if len(places) == len(names):
         return sums, cases

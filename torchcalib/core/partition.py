@@ -293,9 +293,8 @@ class SumsByPart(Generic[S]):
         assert p.groups is not None  # set by `in_groups` or `in_clusters`
         accumulator, numbers = self.accumulator, self.number_of(p.groups, self.n_parts)
         number = numbers.reshape(-1)[:1]
-        if (
-            numbers.is_cpu and numbers.numel() and bool((numbers == number).all())
-        ):  # of a piece of an image, for example
+        # For example, all rows of a piece of an image are in one part.
+        if numbers.is_cpu and numbers.numel() and bool((numbers == number).all()):
             return self._of_one(accumulator.from_predictions(p.in_groups(None, p.weights, p.n_invalid)), number)
         has_loop = hasattr(accumulator, "of_groups")
         if has_loop:  # faster, because it does not store the summands of every event
@@ -311,7 +310,7 @@ class SumsByPart(Generic[S]):
         return Sums(sums, noise_flag=noise_flag_of(p, sums, events, part, self.n_parts))
 
     def _of_one(self, found: Sums, number: Tensor) -> Sums:
-        """Return the sums of all parts, of which only the one with a number `(1,)` has rows."""
+        """Return the sums `(G, ..., F, K)` of all parts, of which only that with the `number` `(1,)` has rows."""
 
         def in_parts(x: Tensor) -> Tensor:
             return x.new_zeros(self.n_parts, *x.shape).index_add(0, number, x.unsqueeze(0))

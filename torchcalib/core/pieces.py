@@ -88,7 +88,7 @@ _Place = tuple[int, int, slice]
 class Rows(NamedTuple):
     """Rows of a batch, from `rows_of`. An item is an entry of the first axis, such as a row or an image."""
 
-    how: "InputFormat"
+    input_format: "InputFormat"
     dtype: torch.dtype  # of the predictions
     preds: Any  # array, or tensor of 16 bits, because numpy has no bfloat16
     label: Any  # integers, with the shape of the samples, as `weights`
@@ -105,8 +105,11 @@ class Rows(NamedTuple):
         return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: Detail) -> Piece | None:
-        """Return a piece, with checked rows if multi-class; None if a row, a label, a weight or a part is invalid."""
-        how, parts, label = self.how, self.parts, self.label
+        """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
+
+        Binary rows are not checked.
+        """
+        input_format, parts, label = self.input_format, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
             x, y, w, keys = self.preds[place[0] : place[1]], label[place[0] : place[1]], None, None
         else:
@@ -114,8 +117,8 @@ class Rows(NamedTuple):
         if y.dtype != np.int64:
             y = y.astype(np.int64)
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid.
-        if how.ignore_index is not None:
-            x, y, w, keys = _kept(y != how.ignore_index, x, y, w, keys)
+        if input_format.ignore_index is not None:
+            x, y, w, keys = _kept(y != input_format.ignore_index, x, y, w, keys)
         if w is not None and len(w):
             w = w.astype(np.float64, copy=False)
             least, greatest = w.min(), w.max()
@@ -141,13 +144,13 @@ class Rows(NamedTuple):
                 x, y, w, groups = _kept(groups >= 0, x, y, w, groups) if least < 0 else (x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
-        columns: Any = w, self.copies, groups, n_groups, only_group, how.from_logits, n_values
+        columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values
         # 3. Events and statistics
         if self.axis is None or not len(y):
             return Piece(x, y, x, y, None, None, *columns)
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         tolerance = SUM_TOLERANCE[self.dtype]
-        found = source.labelled_rows(x, y, how.from_logits, tolerance, detail, w, groups, n_groups)
+        found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
         return None if found is None else Piece(x, y, *found, *columns)
 
     def _columns(self, place: _Place) -> tuple[Any, Any, Any, Any]:
@@ -166,37 +169,42 @@ class Rows(NamedTuple):
 
 
 def rows_of(
-    how: "InputFormat", preds: Tensor, target: Tensor, weights: Tensor | None = None, parts: Parts | None = None
+    input_format: "InputFormat",
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    parts: Parts | None = None,
 ) -> Rows | None:
     """Return the rows of a batch; None if its form or its first values need `InputFormat.read`."""
     if preds.is_nested:  # without a shape
         return None
     dtype, shape = preds.dtype, preds.shape
-    if dtype not in how.simple_dtypes:
-        how.simple_dtypes[dtype] = how.has_simple_rows and dtype in SUM_TOLERANCE
-    if not (how.simple_dtypes[dtype] and preds.is_cpu and target.is_cpu and target.dtype in _LABELS and preds.numel()):
+    if dtype not in input_format.simple_dtypes:
+        input_format.simple_dtypes[dtype] = input_format.has_simple_rows and dtype in SUM_TOLERANCE
+    has_simple_dtypes = input_format.simple_dtypes[dtype] and target.dtype in _LABELS
+    if not (has_simple_dtypes and preds.is_cpu and target.is_cpu and preds.numel()):
         return None
     # numpy has no views with negated memory
     if mode_of(preds, target) != "numbers" or preds.is_neg() or target.is_neg() or target.is_nested:
         return None
     axis, samples, n_classes = None, shape, 1
-    if how.task == "multiclass":
+    if input_format.task == "multiclass":
         axis = len(shape) - 1
         if axis > 1:
-            how = how.resolved(preds, target)
-            target = how.without_class_axis(preds, target)
-        if how.axis not in (-1, axis):
-            if how.axis not in (1, -axis):
+            input_format = input_format.resolved(preds, target)
+            target = input_format.without_class_axis(preds, target)
+        if input_format.axis not in (-1, axis):
+            if input_format.axis not in (1, -axis):
                 return None
             axis = 1
         n_classes, samples = shape[axis], shape[:axis] + shape[axis + 1 :]
-        if n_classes < 2 or how.num_classes not in (None, n_classes):
+        if n_classes < 2 or input_format.num_classes not in (None, n_classes):
             return None
     if not samples or target.shape != samples:
         return None
     copies = True
     if weights is not None:
-        if how.whole_weights or not weights.is_cpu or weights.is_nested or weights.dtype not in _WEIGHTS:
+        if input_format.whole_weights or not weights.is_cpu or weights.is_nested or weights.dtype not in _WEIGHTS:
             return None
         if weights.shape != samples or mode_of(weights) != "numbers" or weights.is_neg():
             return None
@@ -204,14 +212,14 @@ def rows_of(
     of_rows: Any = weights if weights is None or weights.dtype in _NARROW else weights.numpy()
     values: Any = preds.detach() if preds.requires_grad else preds
     values = values if dtype in _NARROW else values.numpy()
-    rows = Rows(how, dtype, values, target.numpy(), of_rows, copies, parts, axis, n_classes)
+    rows = Rows(input_format, dtype, values, target.numpy(), of_rows, copies, parts, axis, n_classes)
     if len(shape) > 2 or dtype in _NARROW or (axis is None and len(shape) > 1):
         values = rows._columns((0, 1, _FIRST))[0]
-    return None if _may_be_mistaken(how, values if axis is None else values[0]) else rows
+    return None if _may_be_mistaken(input_format, values if axis is None else values[0]) else rows
 
 
 def is_divisible(accumulator: Any) -> bool:
-    """Return whether the sums of a batch are those of its pieces, as for all sums except those over pairs of rows."""
+    """Return whether the sums of a batch are the sums over its pieces. Sums over pairs of rows are not."""
     return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
 
 
@@ -260,7 +268,7 @@ def _add_chunks(
 
 
 def split(
-    how: "InputFormat", preds: Any, target: Any, weights: Any = None, keys: Any = None
+    input_format: "InputFormat", preds: Any, target: Any, weights: Any = None, keys: Any = None
 ) -> Iterator[tuple["InputFormat", Tensor, Tensor, Tensor | None, Tensor | None]] | None:
     """Divide a large batch on the CPU for `InputFormat.read`, whose memory is proportional to the values that it reads.
 
@@ -268,7 +276,7 @@ def split(
     Return None for a small batch, and if the form of the batch does not allow pieces.
     """
     given = [x for x in (preds, target, weights, keys) if x is not None]
-    if not all(isinstance(x, Tensor) and x.is_cpu and not x.is_nested for x in given) or how.batch_dims:
+    if not all(isinstance(x, Tensor) and x.is_cpu and not x.is_nested for x in given) or input_format.batch_dims:
         return None
     if preds.numel() <= _LARGE:
         return None
@@ -276,16 +284,15 @@ def split(
         return None
     axis, n_classes = None, 1
     samples = preds.shape
-    if how.task != "binary":
-        resolved = how.resolved(preds, target)
+    if input_format.task != "binary":
+        resolved = input_format.resolved(preds, target)
         axis = resolved.axis % preds.dim()
         if not -preds.dim() <= resolved.axis < preds.dim() or axis not in (1, preds.dim() - 1):
             return None
         n_classes, samples = preds.shape[axis], preds.shape[:axis] + preds.shape[axis + 1 :]
-        target, how = resolved.without_class_axis(preds, target), replace(resolved, class_axis=-1)
-    has_shares = (
-        axis is not None and target.shape == preds.shape and (how.task == "multilabel" or target.is_floating_point())
-    )
+        target, input_format = resolved.without_class_axis(preds, target), replace(resolved, class_axis=-1)
+    has_all_classes = axis is not None and target.shape == preds.shape
+    has_shares = has_all_classes and (input_format.task == "multilabel" or target.is_floating_point())
     if not (target.shape == samples or has_shares) or any(x.shape != samples for x in given[2:]):
         return None
 
@@ -293,7 +300,7 @@ def split(
         for place in _places(samples, n_classes, _CONVERTED, _ROWS):
             of_target = _part(target, place, axis if has_shares else None)
             others = [None if x is None else _part(x, place) for x in (weights, keys)]
-            yield how, _part(preds, place, axis), of_target, *others
+            yield input_format, _part(preds, place, axis), of_target, *others
 
     return pieces()
 
@@ -312,7 +319,7 @@ def _places(samples: Sequence[int], n_classes: int, n_values: int, most_in_item:
 
 
 def _part(x: Any, place: _Place, axis: int | None = None) -> Any:
-    """Return the samples of a piece from an array or a tensor, `(n,)`, or `(n, C)` if it has a class axis."""
+    """Return the samples of a piece of an array or a tensor: `(n,)`, or `(n, C)` with a class axis."""
     begin, end, part = place
     x = x[begin:end]
     if axis is None:
@@ -371,10 +378,10 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     return "confidence" if "label" in needed else "top"
 
 
-def _may_be_mistaken(how: "InputFormat", values: Any) -> bool:
-    """Return whether the first values do not rule out the mistakes that `check_mistakes` looks for."""
-    value = values.item(0)  # which rules them out in most input
-    if not 0 <= value <= 1 if how.from_logits else 0 < value < 1:
+def _may_be_mistaken(input_format: "InputFormat", values: Any) -> bool:
+    """Return whether the first values do not rule out the mistakes that `check_mistakes` reports."""
+    value = values.item(0)  # rules out mistakes in most input, before the others are converted
+    if not 0 <= value <= 1 if input_format.from_logits else 0 < value < 1:
         return False
     first = values[:8].tolist()
-    return all(x in (0, 1) for x in first) or (how.from_logits and min(first) >= 0 and max(first) <= 1)
+    return all(x in (0, 1) for x in first) or (input_format.from_logits and min(first) >= 0 and max(first) <= 1)

@@ -413,9 +413,9 @@ def mean_bin_error(
 ) -> BinnedEstimator:
     """Mean bin error: the mean of |frequency - confidence| over non-empty equal-width bins, without weights.
 
-    (1 / B') sum_b |gap_b| for the B' non-empty bins, where gap_b is the frequency of the event minus the mean
-    confidence in bin b. In segmentations, the bins near 0 and 1 have almost all voxels, and determine `ece`. Here each
-    bin has the same weight, so that bins with few voxels, whose frequencies are noisy, determine the value.
+    (1 / B') sum_b |gap_b| for the B' non-empty bins. gap_b is the frequency of the event minus the mean confidence in
+    bin b. In segmentations, the bins near 0 and 1 have almost all voxels, and determine `ece`. Here each bin has the
+    same weight. Bins with few voxels have noisy frequencies, and can determine the value.
 
     MONAI and netcal call this the average calibration error (ACE). `ace` is another quantity, with adaptive bins.
 

@@ -16,12 +16,12 @@ def boundary_band(
 ) -> Tensor:
     """Return a mask of the voxels near an edge of the target, to pass as `weights`.
 
-    A voxel is in the band if the centre of a voxel with another label of the same image is at most `width` away
-    (Euclidean distance). With `width=1` these are the voxels on both sides of an edge. Far from edges, most voxels are
-    predicted with probabilities near 0 or 1, and errors of all voxels hardly depend on the others.
+    The band contains the voxels whose Euclidean distance from a voxel of the same image with another label is at most
+    `width`. With `width=1` these are the voxels on both sides of an edge. Far from edges, most probabilities are near 0
+    or 1. These voxels dominate the errors of all voxels.
 
     The function compares the labels with shifted ones, on their device, in integer arithmetic. The number of shifts
-    grows with the volume of a ball of radius `width`: 3 in 3-D for a width of 1 voxel, 61 for 3 voxels.
+    grows with the volume of a ball of radius `width`. In 3-D, it is 3 for a width of 1 voxel, and 61 for 3 voxels.
 
     Args:
         target: Integer labels `(B, ...)` or `(B, 1, ...)` of images on the first axis. With `spacing`, the last axes

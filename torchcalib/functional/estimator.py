@@ -187,6 +187,7 @@ class Estimator(Generic[S]):
         return value.to(torch.promote_types(preds.dtype, torch.float32))
 
     def _of_images_in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Return the mean over images as `_in_one_pass` does."""
         from torchcalib.core.images import image_axes
 
         how, weights = image_axes(self.input_format, preds, target, weights)
@@ -199,7 +200,7 @@ class Estimator(Generic[S]):
         return self.value(kind.statistic(state).each).to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_pieces(self, preds: Any, target: Any, weights: Any) -> Tensor | None:
-        """Return the value for a large batch, with the memory of a piece; None if `read` must convert it at once."""
+        """Return the value of a large batch with the memory of a piece; None if `read` must convert it as a whole."""
         is_plain = is_divisible(self.accumulator) and type(self).from_predictions is Estimator.from_predictions
         pieces = split(self.input_format, preds, target, weights) if is_plain else None
         if pieces is None:

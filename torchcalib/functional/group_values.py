@@ -95,7 +95,7 @@ def by_group(
         target: Targets for the function.
         groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. Text is numbered in sorted order;
             it is empty for rows without a group. Groups apply to all batch elements. Several columns (a DataFrame, a
-            dict or a list of arrays) form the groups "age=old, sex=f"; a row with a missing value has no group.
+            dict or a list of arrays) form groups such as "age=old, sex=f". A row with a missing value has no group.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_groups: Number of groups G. None means one more than the largest number in `groups`, or the number of
             different texts.

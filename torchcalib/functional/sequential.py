@@ -24,6 +24,7 @@ from torchcalib.core.sums import Sums
 from torchcalib.display.words import p_words
 from torchcalib.functional.estimator import Declaration, Estimator, tuple_function
 from torchcalib.inference.sequential import (
+    CHUNK,
     DIRECTIONS,
     LogRatioAccumulator,
     SequentialState,
@@ -33,15 +34,13 @@ from torchcalib.inference.sequential import (
 )
 from torchcalib.io.errors import shown
 
-_CHUNK = 2**12  # rows whose evidence stays in the cache
-
 
 class SequentialEvidence(NamedTuple):
     """Evidence against calibration after all looks; see `sequential_test`. All fields are tensors `(...)`.
 
     Attributes:
-        log_e: Logarithm of the e-value E after the last look, in nats. E is the factor by which the money of a gambler
-            grows who bets against the forecasts. It is 1 on average for a calibrated model. NaN without data.
+        log_e: Logarithm of the e-value E after the last look, in nats. E is the capital of a gambler who
+            starts with 1 and bets against the forecasts. It is 1 on average for a calibrated model. NaN without data.
         log_max: Largest `log_e` at any look, at least 0.
         p_value: Anytime-valid p-value, 1 / max E: P(p <= a at any look) <= a for a calibrated model. NaN with
             `restart`, whose evidence has no p-value.
@@ -162,7 +161,7 @@ class SequentialEstimator(Estimator[Sums]):
         """Return the fields of `SequentialEvidence` `(..., 6)` for predictions, with a look after each row."""
         how, number = self.accumulator, 1
         found: SequentialSums | None = None
-        for columns in how.columns(p, _CHUNK):
+        for columns in how.columns(p, CHUNK):
             found = (found or SequentialSums.empty(how, columns)).after(how, columns, number)
             number += columns.shape[-1]
         assert found is not None  # there is at least one chunk, which may be empty
@@ -219,16 +218,18 @@ def sequential_test(
 ) -> SequentialEstimator:
     """Test the calibration of a stream of forecasts, with evidence that holds at every look.
 
-    A p-value of one look is too often small if it is computed again and again while data arrive. Here
-    P(E >= 1 / level at any look) <= `level` for a calibrated model, whatever the number of looks, and whenever a person
-    stops. E is the mean of 16 products of likelihood ratios of recalibrated forecasts sigmoid(a + b logit p) to the
-    forecasts p. One of a and log b is 0.1, 0.2, 0.4 or 0.8 with either sign, and the other is 0.
-    `SequentialTest` has the same evidence for batches, in constant memory.
+    A p-value of one look is too often small if it is computed again and again while data arrive. The evidence E is
+    valid at every look: P(E >= 1 / level at any look) <= `level` for a calibrated model. Neither the number of looks
+    nor the rule for stopping changes this bound. `SequentialTest` has the same evidence for batches, in constant
+    memory.
 
-    Calibration given the past is assumed: the mean of an outcome is its forecast, given all earlier rows and their
-    outcomes. Rows must therefore be in the order in which outcomes became known. Rows whose outcomes arrive late belong
-    where they arrive, unless the delay depends on the outcome: fraud may be found sooner than its absence. In a batch,
-    outcomes must be independent given the forecasts.
+    E is the mean of 16 products of likelihood ratios. Each compares recalibrated forecasts sigmoid(a + b logit p) with
+    the forecasts p. Either a or log b is 0.1, 0.2, 0.4 or 0.8 with either sign, and the other is 0.
+
+    Calibration given the past is assumed: given all earlier rows, the mean of an outcome is its forecast. Rows must
+    therefore be in the order in which outcomes became known. Rows whose outcomes arrive late belong where they arrive,
+    unless the delay depends on the outcome: fraud may be found sooner than its absence. In a batch, outcomes must be
+    independent given the forecasts.
 
     An outcome of a forecast of exactly 0 or 1 that does not occur is infinite evidence. Rounded probabilities of 1 are
     therefore a risk: pass logits, which do not saturate.
@@ -238,7 +239,7 @@ def sequential_test(
     then at least 1 / `level`. After an alarm, and after a recalibration, begin a new test.
 
     Args:
-        level: Probability of a false alarm at any look, for `since`; with `restart` the inverse of the mean number of
+        level: Probability of a false alarm at any look, for `since`. With `restart`, the inverse of the mean number of
             looks until a false alarm.
         restart: Detect changes instead of testing all rows together.
         mode: Event whose probability is the confidence; see `ece`. For several classes or labels, each is tested.
@@ -246,8 +247,8 @@ def sequential_test(
             of any of K then has the level K times `level`.
 
     Returns:
-        A `SequentialEvidence` with a look after each row: tensors `(...)`, or `(..., C)` with `average=None`, in the
-        dtype of `preds` (at least float32). Integer weights count rows with the same forecast and outcome.
+        A `SequentialEvidence` with a look after each row: tensors `(...)`, or `(..., C)` with `average=None`. Their
+        dtype is that of `preds` (at least float32). Integer weights count rows with the same forecast and outcome.
 
     Raises:
         TypeError, ValueError: for invalid input, and for weights that are not whole numbers.

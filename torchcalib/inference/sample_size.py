@@ -1,10 +1,12 @@
 """Number of rows that a calibration test needs, and the smallest error that it detects.
 
-Rows have confidences c of an event, and the event has the probability q, which differs from c by a shift or a
-temperature. Let K bins have shares s_k, mean gaps d_k = E[q - c], and the variances v_k of an outcome minus its
-confidence: E[c (1 - c)] for a calibrated model, and E[q (1 - q) + (q - c)^2] - d_k^2 for this one. With n rows, the gap
-of a bin is nearly normal with variance v_k / (n s_k). A test rejects if its error exceeds the quantile of a calibrated
-model.
+Rows have confidences c of an event with the probability q. A shift or a temperature makes q differ from c. Bin k has
+the share s_k of the rows, and the mean gap d_k = E[q - c]. Let v_k be the variance of an outcome minus its confidence:
+
+    v_k = E[c (1 - c)] for a calibrated model, and E[q (1 - q) + (q - c)^2] - d_k^2 for this one.
+
+With n rows, the gap of a bin is nearly normal with variance v_k / (n s_k). A test rejects if its error exceeds the
+quantile of a calibrated model.
 """
 
 import math
@@ -30,11 +32,11 @@ LEVEL, POWER = 0.05, 0.8
 
 _N_BINS = 15
 _N_QUANTILES = 2**12  # confidences of a beta distribution
-_MOST_ROWS = 2**15  # rows of predictions
+_MOST_ROWS = 2**15  # largest number of rows of predictions that are used
 _N_REPLICATES = 2**16  # simulated gaps of ECE and RMSCE
 _UNIFORM = 0.29  # standard deviation of a uniform distribution
-_LARGEST = 40.0  # shift of log-odds, or logarithm of a temperature
-_MOST = 1e12  # rows
+_LARGEST = 40.0  # largest shift of log-odds, and largest logarithm of a temperature
+_MOST = 1e12  # largest number of rows
 _N_BISECTIONS = 32
 
 
@@ -55,31 +57,30 @@ def required_n(
 ) -> int:
     """Return the number of rows with which a calibration test detects an error.
 
-    The confidences are those of `preds`, such as predictions of an earlier evaluation, or have a beta distribution.
-    Without predictions, n depends on their mean and standard deviation, and is large for rare events in relation to
-    the error.
+    The confidences are those of `preds`, such as predictions of an earlier evaluation. Without predictions, they have a
+    beta distribution with the mean `prevalence` and the standard deviation `spread`.
 
-    Two systems that are evaluated on the same rows are compared by a mean score. `error` is then the difference of the
-    scores, and `spread` the standard deviation of the differences of the rows.
+    With `systems=2`, the mean scores of two systems on the same rows are compared. `error` is then the difference of
+    the mean scores, and `spread` the standard deviation of the differences in single rows.
 
     Args:
-        error: Size of the error to detect, the mean of |q - c| for true probabilities q and confidences c. It is
-            positive if the probabilities are above the confidences (shift) or if the model is under-confident
-            (temperature), and negative otherwise. With `systems=2`, difference of the mean score.
+        error: Error to detect, the mean of |q - c| for true probabilities q and confidences c. It is positive for
+            probabilities above the confidences (shift), and for an under-confident model (temperature). Otherwise it
+            is negative. With `systems=2`, difference of the mean scores.
         power: Probability with which the error is detected.
         level: Level of the test: probability with which a calibrated model is rejected.
-        fault: `"shift"` of all log-odds, as for a changed frequency of the event, or `"temperature"`: log-odds, or
-            logits of multi-class predictions, times a factor.
+        fault: `"shift"` adds a constant to all log-odds, as a changed frequency of the event does. `"temperature"`
+            multiplies log-odds, or the logits of multi-class predictions, by a factor.
         test: `"esce"` (mean signed error), `"ece"` or `"rmsce"` over 15 equal-width bins. None uses the one that needs
             the fewest rows.
-        preds: Confidences of an event, `(N,)`, for example P(y = 1), or P(y = k) of a class or label; or multi-class
-            probabilities `(N, C)`, whose event is that the predicted class is right.
+        preds: Confidences of an event `(N,)`, for example P(y = 1), or P(y = k) of a class or label. For multi-class
+            probabilities `(N, C)`, the event is that the predicted class is right.
         from_logits: Whether `preds` are logits.
         prevalence: Mean confidence, without `preds`.
         spread: Standard deviation of the confidences, without `preds`; None is that of a uniform distribution, 0.29.
         n_tests: Number of tests, such as classes, labels or groups, that share the level (Bonferroni).
-        design_effect: Variance of the mean signed error, divided by that of independent rows; see the notes of a report
-            with clusters. For clusters of m rows with a correlation r of their residuals, it is 1 + (m - 1) r.
+        design_effect: Variance of the mean signed error, divided by that of independent rows. The notes of a report
+            with clusters state it. For clusters of m rows with a correlation r of their residuals, it is 1 + (m - 1) r.
         systems: 2 to compare the mean scores of two systems on the same rows.
 
     Returns:
@@ -128,14 +129,14 @@ def minimum_detectable_error(
 ) -> float:
     """Return the smallest error that a calibration test with n rows detects: the inverse of `required_n`.
 
-    A report has that of a shift in its own rows, `Report.minimum_detectable_error`.
+    `Report.minimum_detectable_error` is the smallest shift that the rows of a report detect.
 
     Args:
         n: Number of rows; None is that of `preds`.
         power: See `required_n`, as for all other arguments.
 
     Returns:
-        The absolute error that is detected for both signs, or with `systems=2` the difference of the mean scores; NaN
+        The absolute error that is detected for both signs, or with `systems=2` the difference of the mean scores. NaN
         if not even the largest error of these confidences is detected.
 
     Raises:
@@ -164,7 +165,7 @@ def minimum_detectable_error(
 def detectable_gap(spread: float, n_tests: int = 1) -> float:
     """Return the absolute signed error that is detected with probability 0.8, from its standard deviation `spread`.
 
-    The variance of a shifted model is taken as that of a calibrated one.
+    A shifted model is assumed to have the variance of a calibrated one.
     """
     return _quantiles(POWER, LEVEL / n_tests) * spread
 
@@ -188,6 +189,7 @@ def _quantiles(power: float, level: float) -> float:
 
 
 def _of_differences(spread: float | None) -> float:
+    """Return the standard deviation of the differences of two systems, after a check."""
     if spread is None:
         raise TypeError(
             "`spread` must be given for two systems, got None. Pass the standard deviation of the differences of their "
@@ -198,6 +200,7 @@ def _of_differences(spread: float | None) -> float:
 
 
 def _tests(test: Test | None) -> tuple[Test, ...]:
+    """Return the tests among which that with the fewest rows is used."""
     check_choice("test", test, (*get_args(Test), None))
     return get_args(Test) if test is None else (test,)
 
@@ -278,6 +281,7 @@ class _Plan:
         return self._means(torch.ones_like(self.confidence)) * self._n / len(self._bin)
 
     def _means(self, values: Tensor) -> Tensor:
+        """Return the mean of values `(N,)` in each bin `(K,)`; 0 in an empty bin."""
         sums = torch.bincount(self._bin, values, minlength=_N_BINS)
         return sums / self._n.clamp(min=1)
 
@@ -335,6 +339,7 @@ class _Plan:
 
     @cached_property
     def _noise(self) -> Tensor:
+        """Standard normal gaps of simulated bins `(R, K)`."""
         generator = torch.Generator().manual_seed(0)
         return torch.randn(_N_REPLICATES, _N_BINS, generator=generator, dtype=torch.float64, device="cpu")
 

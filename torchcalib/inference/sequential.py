@@ -6,12 +6,12 @@ recalibrated forecast with fixed shift a and slope b. Then
     L_t = q_t^y_t (1 - q_t)^(1 - y_t) / (p_t^y_t (1 - p_t)^(1 - y_t))
 
 has the mean p_t q_t / p_t + (1 - p_t) (1 - q_t) / (1 - p_t) = 1 given the past. The product of these likelihood ratios
-is a test martingale, and so is E_t, the mean of the products of all components (a, b). By Ville's inequality,
+is a test martingale. So is E_t, the mean of the products of all components (a, b). By Ville's inequality,
 P(E_t >= 1 / alpha for any t) <= alpha for a calibrated model. Soft targets y in [0, 1] also have mean p_t. The mean of
 L_t is then at most 1, because the exponential function is convex.
 
-Dependent rows, such as the pixels of an image, have one bet together: the mean of their likelihood ratios, which also
-has mean 1 given the past.
+Dependent rows, such as the pixels of an image, make one bet together: the mean of their likelihood ratios. It also has
+mean 1 given the past.
 
 References: Ville: Etude critique de la notion de collectif (1939). Ramdas, Grunwald, Vovk, Shafer: Game-theoretic
 statistics and safe anytime-valid inference (Statistical Science 2023, arXiv 2210.01948). Arnold, Henzi, Ziegel:
@@ -42,33 +42,26 @@ N_COMPONENTS = 16
 
 
 def components(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return shift a and slope b of each component `(J, 1)`: 0.1, 0.2, 0.4 and 0.8 as a, -a, -log b and log b."""
-    size = (
-        0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()
-    )  # computed on the device, not copied to it
+    """Return shift a and slope b of each component `(J, 1)`.
+
+    The values of a, then -a, -log b and log b, are 0.1, 0.2, 0.4 and 0.8.
+    """
+    # Computed on the device, because copying to it would take longer.
+    size = 0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()
     none = torch.zeros_like(size)
     a, log_b = torch.cat((size, -size, none, none)), torch.cat((none, none, -size, size))
     return a.unsqueeze(-1), log_b.exp().unsqueeze(-1)
 
 
-_CHUNK = 2**12  # rows whose likelihood ratios stay in the cache
-
-
-@dataclass(frozen=True, eq=False)
-class LogRatios(Sums):
-    """Sum of the weights, and the logarithm of the evidence of each component, `(..., 1 + J, 1)`."""
-
-    @property
-    def of_components(self) -> Tensor:
-        """Logarithm of the evidence of each component `(..., J)`."""
-        return self.sums[..., 1:, 0]
+CHUNK = 2**12
+"""Number of rows whose likelihood ratios stay in the cache."""
 
 
 def log_ratios(log_odds: Tensor, outcome: Tensor) -> Tensor:
     """Return log L for each component `(..., J, N)`, from log-odds of the forecasts and outcomes in [0, 1], `(..., N)`.
 
-    An outcome that has probability 0 is infinite evidence: log L is inf for y > 0 and p = 0, and for y < 1 and p = 1.
-    Other rows with p = 0 or 1 are no evidence, because q = p.
+    An outcome of probability 0 is infinite evidence: log L = inf for y > 0 and p = 0, and for y < 1 and p = 1. Other
+    rows with p = 0 or 1 are no evidence, because q = p.
     """
     certain = log_odds.isinf()
     impossible = certain & torch.where(log_odds > 0, outcome < 1, outcome > 0)
@@ -90,7 +83,7 @@ class LogRatioAccumulator:
     level: float  # level of `since`
     restart: bool  # whether evidence also starts anew at each look, to detect changes
     only_confidences: ClassVar[bool] = True
-    """Whether the accumulator needs only confidences and outcomes; see `core.events.detail_of`."""
+    """Whether the accumulator needs only confidences and outcomes; see `core.pieces.detail_of`."""
 
     @property
     def ranges(self) -> Ranges:
@@ -133,7 +126,7 @@ class LogRatioAccumulator:
         if p.groups is not None:
             ((ratios, n),) = self._chunks(p, None)
             return Sums(torch.cat((n.sum(-1)[..., None, None], bets_of_clusters(ratios, n, p.groups)), -2))
-        sums = [columns.sum(-1, keepdim=True) for columns in self.columns(p, _CHUNK)]
+        sums = [columns.sum(-1, keepdim=True) for columns in self.columns(p, CHUNK)]
         return Sums(torch.stack(sums).sum(0) if len(sums) > 1 else sums[0])
 
     def cells(self, p: Predictions) -> Cells:
@@ -143,7 +136,7 @@ class LogRatioAccumulator:
 
 
 def bets_of_clusters(ratios: Tensor, n: Tensor, clusters: Tensor) -> Tensor:
-    """Return the sum over clusters of log mean L `(..., J, 1)`: the mean over the rows of a cluster is one bet.
+    """Return the sum over clusters of the logarithm of the mean of L over the rows of a cluster, `(..., J, 1)`.
 
     `ratios` is log L `(..., J, N)`, `n` the weights and `clusters` the identifiers of the rows, both `(..., N)`.
     """
@@ -167,8 +160,11 @@ def after_looks(before: Tensor, columns: Tensor, restart: bool) -> Tensor:
     """Return the logarithm of the evidence of each component after each look, `(..., J, n)`.
 
     It is the evidence `before` the looks `(..., J, 1)` times products of likelihood ratios. `columns` are weights and
-    weighted log-likelihood ratios at the looks, `(..., 1 + J, n)`. With `restart` the evidence is the sum of the
-    e-processes that start at each look with data, M_t = (M_(t-1) + 1) L_t (e-SR detector; Shin, Ramdas, Rinaldo).
+    weighted log-likelihood ratios at the looks, `(..., 1 + J, n)`. With `restart`, an e-process starts at each look
+    with data. The evidence is their sum, M_t = (M_(t-1) + 1) L_t.
+
+    Reference:
+        Shin, Ramdas, Rinaldo: E-detectors (arXiv 2203.03532), for the e-SR detector.
     """
     n, ratios = columns[..., :1, :], columns[..., 1:, :]
     products = ratios.cumsum(-1)
@@ -181,7 +177,7 @@ def after_looks(before: Tensor, columns: Tensor, restart: bool) -> Tensor:
 
 
 def log_mean(x: Tensor) -> Tensor:
-    """Return log mean exp of the last axis."""
+    """Return log(mean(exp(x))) over the last axis."""
     return x.logsumexp(-1) - math.log(x.shape[-1])
 
 
@@ -285,11 +281,11 @@ class SequentialState(SumState[Any]):
 
     def _check_sums(self, state: Tensor) -> None:
         """Raise ValueError unless counts, sums and results of looks are possible."""
-        ignored, of, looks = self._split(state)
-        check_counts("the numbers of ignored rows and of looks", torch.cat((ignored, of.since.flatten(), looks)))
-        check_sums(of.sums.masked_fill(of.sums == -torch.inf, 0), self.accumulator.ranges, None)
-        is_crossed = of.log_max >= -math.log(self.accumulator.level)
-        if not bool(((of.log_max >= 0) & (of.since <= looks) & ((of.since > 0) == is_crossed)).all()):
+        ignored, found, looks = self._split(state)
+        check_counts("the numbers of ignored rows and of looks", torch.cat((ignored, found.since.flatten(), looks)))
+        check_sums(found.sums.masked_fill(found.sums == -torch.inf, 0), self.accumulator.ranges, None)
+        is_crossed = found.log_max >= -math.log(self.accumulator.level)
+        if not bool(((found.log_max >= 0) & (found.since <= looks) & ((found.since > 0) == is_crossed)).all()):
             raise ValueError("`state` must be possible: the results of looks contradict each other. It is corrupt.")
 
     def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002

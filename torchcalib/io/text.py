@@ -99,7 +99,7 @@ def _numbered(codes: Tensor, first: int, n_codes: int) -> tuple[Tensor, Tensor]:
 
 
 def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: bool = True) -> tuple[Tensor, list[str]]:
-    """Return the number of the combination of levels of each row, -1 for no group, and the texts of the combinations.
+    """Return the number of the combination of levels of each row, -1 for no group, and the texts of combinations.
 
     A column has the level of each row, -1 for a missing value, and the texts of its levels. The text of a group
     has a part "age=old" for each column, separated by a character that `shown_group` replaces. A row without any value
@@ -139,7 +139,7 @@ def combinations(columns: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]
 
 
 def parts_of_group(text: str) -> list[str]:
-    """Return the parts of the text of a group, one for each column, such as "age=old", or "" for a missing value."""
+    """Return the part of each column in the text of a group, such as "age=old", or "" for a missing value."""
     return text.split(_SEPARATOR)
 
 

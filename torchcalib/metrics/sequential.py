@@ -15,10 +15,10 @@ from torchcalib.metrics.engine import refuse_if_synced
 class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test):
     """Streaming test of calibration whose evidence holds at every look; see `sequential_test`.
 
-    Each update is a look. `compute` returns the logarithm of the e-value E. `p_value` is the anytime-valid p-value,
-    `direction` the kind of miscalibration, and `since` the number of the first update with E >= 1 / `level`. For a
-    calibrated model, P(alarm at any look) <= `level`. The state has constant size: 16 sums, the largest E, `since` and
-    the number of updates. `update` does not synchronise a GPU.
+    Each update is a look. `compute` returns the logarithm of the e-value E. `p_value` is the anytime-valid p-value, and
+    `direction` the kind of miscalibration. `since` is the number of the first update with E >= 1 / `level`. For a
+    calibrated model, P(alarm at any look) <= `level`. The state has constant size: the weight, 16 sums, the largest E,
+    `since` and the number of updates. `update` does not synchronise a GPU.
 
         test = torchcalib.SequentialTest(task="binary", level=0.01)
         for preds, target in batches:  # in the order in which outcomes became known
@@ -36,7 +36,7 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
     alarm of any of G groups, use level / G.
 
     Args:
-        level: Probability of a false alarm at any update, for `alarm` and `since`; with `restart` the inverse of the
+        level: Probability of a false alarm at any update, for `alarm` and `since`. With `restart`, the inverse of the
             mean number of updates until a false alarm.
 
     Example:

@@ -64,9 +64,9 @@ if hasattr(os, "register_at_fork"):
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int, per_range: int = PER_RANGE) -> None:
     """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `n_threads()` threads.
 
-    Results must not depend on the ranges. If `work` calls this function again, the calling thread does all of that
-    work. A range has at least `per_range` of
-    the `n_entries` input values. Errors of `work` are raised again after all threads have finished.
+    Results must not depend on the ranges. A range has at least `per_range` of the `n_entries` input values. If `work`
+    calls this function again, the calling thread does all of that work. Errors of `work` are raised again after all
+    threads have finished.
 
     Each thread takes the next range when it has finished one. A thread that starts late, because other programs or the
     waiting threads of torch use its CPU, thus leaves more ranges to the others.

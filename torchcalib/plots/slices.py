@@ -26,7 +26,7 @@ def slice_diagram(
     """Draw the signed errors of the largest slices in a table.
 
     - A mark at the signed error, mean outcome minus mean confidence. It is filled if the adjusted p-value of the slice
-      is below 0.05: a blue circle for confidences that are too low, an orange square for confidences that are too high.
+      is below 0.05. A blue circle marks confidences that are too low, an orange square those that are too high.
     - Grey bar: signed errors that a calibrated model has by chance. With probability 0.95, all slices are in theirs. A
       filled mark may be inside, because slices are also tested for over-confidence.
 

@@ -1,11 +1,13 @@
 """Search for miscalibrated slices: the intersections of the values of several columns.
 
-A slice has two statistics S = sum_k x_k D_k over the bins k of its rows, where D_k is the sum of outcomes minus
-confidences: the mean gap (x = 1), and the slope (x is the log-odds of the mean confidence of the bin), which detects
-over- and under-confidence. All sums are added from those of the combinations of all columns, the parts of a
-`Partition`. The outcomes of a calibrated model are simulated in these combinations, so that slices which overlap share
-their outcomes. The p-value of a slice compares its larger statistic with the largest one of all slices in each
-replicate, and is valid for any overlap.
+A slice has two statistics S = sum_k x_k D_k over the bins k of its rows. D_k is the sum of outcomes minus confidences.
+For the mean gap, x = 1. For the slope, which detects over- and under-confidence, x is the log-odds of the mean
+confidence of the bin.
+
+The sums of a slice are added from those of the combinations of all columns, the parts of a `Partition`. The outcomes of
+a calibrated model are simulated in these combinations. Overlapping slices therefore share their outcomes. The p-value
+of a slice compares its larger statistic with the largest one of all slices in each replicate. It is valid for any
+overlap.
 """
 
 import math
@@ -40,7 +42,7 @@ from torchcalib.results.group_table import shrunk_to_mean
 from torchcalib.results.slice_table import SliceTable
 
 DEPTH, MIN_SIZE = 3, 50
-"""Defaults of `slices`, and settings of a report: number of columns that are combined, and rows of a slice."""
+"""Defaults of `slices`, and settings of a report: largest number of combined columns, and smallest number of rows."""
 
 _MAX_COMBINATIONS = 2**16
 _MAX_SIMULATED, _MIN_REPLICATES = 2**27, 199  # simulated sums of outcomes
@@ -97,7 +99,7 @@ class Intersections(NamedTuple):
 
 
 def n_rows_of(bins: BinStats) -> Tensor:
-    """Return the number of rows of each combination `(G,)`; for floating weights of independent outcomes."""
+    """Return the number of rows of each combination `(G,)`; the effective number for floating weights."""
     cells = BinCells.from_bins(bins)
     return (cells.n / cells.unit).nan_to_num(0, posinf=0).sum(-1)
 
@@ -193,8 +195,8 @@ def _tested(slices: Intersections, cells: BinCells, n_replicates: int, seed: int
 def without_skewness(z: Tensor, skewness: Tensor) -> Tensor:
     """Return standardised sums with a nearly normal distribution.
 
-    z has the skewness g. w = (6 / g) ((1 + g z / 2)^(1/3) - 1) + g / 6 increases with z, and is nearly normal. Slices
-    with rare outcomes then do not dominate the largest statistic. The level does not depend on it.
+    w = (6 / g) ((1 + g z / 2)^(1/3) - 1) + g / 6 for the skewness g of z. It increases with z, and is nearly normal.
+    Slices with rare outcomes then do not dominate the largest statistic. The level of the test does not depend on it.
 
     Reference:
         Wilson, Hilferty: The distribution of chi-square (PNAS 1931), for a gamma distribution with this skewness.
@@ -222,9 +224,9 @@ def slices(
     """Search for slices of the rows, such as "age=old, sex=f", in which a model is miscalibrated.
 
     Slices are all intersections of the values of up to `depth` columns. The event of multi-class predictions is that
-    the predicted class is right. The p-value of each slice is adjusted for all slices (step-down max-T of Westfall and
-    Young 1993), with outcomes that are simulated from the confidences. A small slice or a rare outcome is no problem,
-    but the search needs rows: see `SliceTable.detectable`.
+    the predicted class is right. p-values are adjusted for all slices (step-down max-T of Westfall and Young 1993).
+    Their null distribution is simulated from the confidences, and is therefore valid for small slices and rare
+    outcomes. `SliceTable.detectable` is the smallest error that the search finds.
 
     Rows are independent. For clusters of dependent rows, pass several columns as `groups`, and `clusters`, to
     `torchcalib.report`.
@@ -235,10 +237,11 @@ def slices(
         target: Labels, or soft targets.
         columns: DataFrame, dict of columns, or list of arrays `(N,)`. Text, and up to 10 different numbers, are values
             of the column. A column of more numbers is divided into `n_bins` ranges with similar numbers of rows. A row
-            with a missing value (None, NaN, "", or -1 in a column of up to 10 integers) is in no slice of this column.
+            with a missing value is in no slice of this column. Missing values are None, NaN and "", and -1 in a column
+            of up to 10 integers.
         task: `"binary"` or `"multiclass"`; None infers it from the shapes.
         depth: Largest number of columns that are combined.
-        min_size: Smallest number of rows of a slice; for floating weights of the effective number.
+        min_size: Smallest number of rows of a slice; smallest effective number for floating weights.
         n_bins: Number of ranges of a column of numbers.
         n_replicates: Number of simulated replicates. The smallest p-value is 1 / (`n_replicates` + 1).
         seed: Seed of the simulation.

@@ -46,7 +46,8 @@ class Case:
 class Cases(Tabular):
     """Table of the values of images, or of classes in images; see `CalibrationMetric.cases`.
 
-    Iteration yields a `Case` for each row. Images are in the order of updates, or after merging in that of the states.
+    Iteration yields a `Case` for each row. Images are in the order of updates. After merging, those of the first state
+    precede those of the second.
 
     Attributes:
         estimator: metric with its options.
@@ -83,7 +84,7 @@ class Cases(Tabular):
 
     @cached_property
     def value(self) -> Tensor:
-        """Value of each image `(G,)`, or of each class in each image `(G, K)`, float64; NaN where there is none."""
+        """Value of each image `(G,)`, or of each class in each image `(G, K)`, float64; NaN without a value."""
         return self.estimator.values_of_images(self.parts.each).detach()
 
     @cached_property
@@ -114,14 +115,14 @@ class Cases(Tabular):
         return images.chosen(self.parts.each)
 
     def _partition(self, numbers: Tensor | None = None, n: int | None = None) -> Partition[Any]:
-        """Return the sums of the chosen classes for images, or for their clusters with `numbers` in [0, n)."""
+        """Return the sums of the chosen classes of each image, or of each of n clusters with `numbers` in [0, n)."""
         sums = self._chosen.sums.detach()
         if numbers is not None and n is not None:
             sums = sums.new_zeros(n, *sums.shape[1:]).index_add(0, numbers.to(sums.device), sums)
         return Partition(sums, self.parts.accumulator, n_distinct=n or len(sums))
 
     def _clusters(self, clusters: Any) -> Tensor | None:
-        """Return an identifier for each image from `clusters`, or None."""
+        """Return the identifier of the cluster of each image, int64 `(G,)` on the CPU; None without clusters."""
         if clusters is None:
             return None
         if isinstance(clusters, Mapping):
@@ -133,7 +134,7 @@ class Cases(Tabular):
         if found.shape != (len(self.names),):
             raise ValueError(
                 f"`clusters` must have one entry for each of the {len(self.names)} images, got shape "
-                f"{tuple(found.shape)}. Pass a mapping of names of images to clusters, or a list in the order of rows."
+                f"{tuple(found.shape)}. Pass a mapping of names of images to clusters, or one entry for each image."
             )
         return found
 
@@ -146,11 +147,14 @@ class Cases(Tabular):
         compared with their confidences; see `torchcalib.inference.clusters`. More than 1,024 units are merged.
 
         Args:
-            clusters: Cluster of each image, such as its patient: a list in the order of rows, or a mapping of names of
-                images. None makes each image independent.
+            clusters: Cluster of each image, such as its patient: a list in the order of images, or a mapping from names
+                of images. None makes each image independent.
             level: Level of the interval, in (0, 1).
             n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
             seed: Seed for the simulation.
+
+        Returns:
+            The test of the pooled error, float64 `()`, or `(K,)` with `average=None`.
 
         Raises:
             TypeError: If the metric is not a calibration error.
@@ -204,6 +208,7 @@ class Cases(Tabular):
         return self._interval(self.value - theirs, clusters, level, n_replicates, seed)
 
     def _interval(self, values: Tensor, clusters: Any, level: float, n_replicates: int, seed: int) -> Interval:
+        """Return the mean over images of values `(G,)` or `(G, K)`, with its bootstrap interval."""
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
         check_seed(seed)
@@ -224,7 +229,7 @@ class Cases(Tabular):
         """Return the k images, or classes in images, with the largest calibration error.
 
         Small images have large errors because of sampling noise. The shrunk value reduces this; see `GroupTable`.
-        p-values are those of independent voxels, which is why they are too small for voxels that depend on each other.
+        p-values assume independent voxels. They are therefore too small for voxels that depend on each other.
 
         Args:
             k: Number of rows; None for all.
@@ -256,8 +261,9 @@ class Cases(Tabular):
     def reliability_histogram(self, n_frequencies: int = 15) -> Tensor:
         """Return the joint histogram of confidence and frequency over images, int64 `(B, M)` or `(K, B, M)`.
 
-        Entry (b, m) is the number of images whose frequency of the event in bin b is in interval m of M equal ones. For
-        a calibrated model all images are near the diagonal. An image without voxels in bin b is not counted there.
+        [0, 1] is divided into M equal intervals. Entry (b, m) is the number of images whose frequency of the event in
+        bin b is in interval m. For a calibrated model, all images are near the diagonal. Images without voxels in bin b
+        are not counted there.
 
         Args:
             n_frequencies: Number M of intervals of the frequency.

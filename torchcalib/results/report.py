@@ -64,10 +64,10 @@ class Report(Results[float]):
         groups: table of the groups with the largest excess of ECE over its noise floor, with the p-value of the test
             of differences between groups; None without groups.
         slices: table of the most significant intersections of several columns of groups; see `torchcalib.slices`. None
-            with less than two columns, and for a multi-label task.
+            with fewer than two columns, and for a multi-label task.
         minimum_detectable_error: smallest absolute mean signed error (ESCE) of the main mode that its test finds with
-            probability 0.8 at the level 0.05, with the design effect of clusters. Multi-label: that of a single label,
-            which is found for all of them (Bonferroni). See `torchcalib.minimum_detectable_error`.
+            probability 0.8, at the level 0.05. It includes the design effect of clusters. Multi-label: that of a single
+            label, which is found for all of them (Bonferroni). See `torchcalib.minimum_detectable_error`.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
@@ -269,9 +269,9 @@ class Report(Results[float]):
         """Return all numbers as one dictionary for loggers, such as TensorBoard, MLflow and Weights & Biases.
 
         Keys are those of the report, such as `"ece/top_label"`. Noise floor, p-value and interval of a line follow, as
-        in `"ece/top_label/p_value"`, unless they are omitted. Other keys are `"n"`, the number of samples,
-        `"minimum_detectable_error"`, `"groups/difference/p_value"`, the p-value of the test of differences between
-        groups, and `"slices/p_value"`, the smallest adjusted p-value of the slices.
+        in `"ece/top_label/p_value"`, unless they are omitted. Other keys are `"n"`, the number of samples, and
+        `"minimum_detectable_error"`. `"groups/difference/p_value"` is that of the test of differences between groups.
+        `"slices/p_value"` is the smallest adjusted p-value of the slices.
 
         Example:
             >>> import torchcalib

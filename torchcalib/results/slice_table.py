@@ -35,13 +35,13 @@ class SliceTable(ColumnTable):
         ecce: Empirical cumulative calibration error (ECCE-R) of the rows: Kuiper's statistic, as
             `torchcalib.ks(norm="range")`. NaN in a report, which does not store the order of rows.
         statistic: Larger statistic of the slice, mean gap or slope of the gaps, in standard deviations.
-        p_value: p-value of the hypothesis that the model is calibrated in the slice, adjusted for all slices: in a
+        p_value: p-value of the hypothesis that the model is calibrated in the slice, adjusted for all slices. In a
             calibrated model, the smallest one is at most 0.05 with probability 0.05.
-        detectable: Smallest absolute signed error that is found with probability 0.8, if the level of all slices
-            together is 0.05.
+        detectable: Smallest absolute signed error that is found with probability 0.8, for a level of 0.05 of all slices
+            together.
         spread: Standard deviation of the signed error of a calibrated model.
         n_slices: Number of slices that were tested, including those that are not in the table.
-        n_small: Number of slices that were not tested, because they have less than `min_size` rows.
+        n_small: Number of slices that were not tested, because they have fewer than `min_size` rows.
         critical_value: A calibrated model has a larger statistic in any slice with probability 0.05.
         multicalibration_error: Largest quotient of ECCE and `spread` over all slices and all rows, times the spread of
             all rows: the value `mce` of MCGrad. NaN in a report.

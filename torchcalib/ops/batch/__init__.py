@@ -1,4 +1,4 @@
-"""Sums over one batch for all additive metrics together: checks of values, statistics of rows, bins and scores.
+"""Sums over one batch for all metrics that consist of sums: checks of values, statistics of rows, bins and scores.
 
 `added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.

@@ -2,12 +2,12 @@
 
 Let w be the weight of a row, 0 for an ignored or invalid row. The sums of a batch are one vector:
 
-    number of invalid rows, sum of w,
-    sum of w s for each statistic s in `SCORES`,
-    for each `Rule` and each of the quantities w, w p, w o, w v, w r, w^2 v, w^2: its sum over the events in each bin.
+- Number of invalid rows, and sum of w.
+- Sum of w s for each statistic s in `SCORES`.
+- Sums over the events in each bin, for each `Rule`, of w, w p, w o, w v, w r, w^2 v and w^2.
 
-An event has confidence p and outcome o, v = p (1 - p) and r = (o - p)^2. A number of a state is a sum of terms, each a
-factor times one of these sums.
+An event has confidence p and outcome o, v = p (1 - p) and r = (o - p)^2. A number of a state is a sum of terms. A term
+is a factor times one of these sums.
 """
 
 import math
@@ -57,7 +57,7 @@ class Demand(NamedTuple):
 
     rule: Rule | None  # bins of its events; None for w and a score
     quantities: tuple[int, ...] = ()  # quantities of each bin, in the order of the state
-    coefficients: tuple[float, ...] = ()  # of the score, as a sum of `SCORES`
+    coefficients: tuple[float, ...] = ()  # factors of the `SCORES`, whose sum is the score
 
 
 Terms = tuple[tuple[int, float], ...]
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     rules: tuple[Rule, ...]
     scores: frozenset[str]  # members of `SCORES` that are needed
     is_squared: bool  # whether the sums of w^2 and w^2 v are needed
-    tiles: Tensor  # what each Triton program sums, int64 `(T, 5)`: see `_tiles`
+    tiles: Tensor  # bins of each Triton program, int64 `(T, 5)`: see `_tiles`
     edges: tuple[Tensor, ...]  # inner edges of the bins of each rule, float64 `(B - 1,)`
     terms: Tensor  # index of the sum of each term, int64 `(K, n)`
     factors: Tensor  # factor of each term, float64 `(K, n)`; 0 for an absent term
@@ -106,7 +106,8 @@ def plan(rules: tuple[Rule, ...], terms: Sequence[Terms], device: torch.device) 
 def _tiles(rules: tuple[Rule, ...]) -> list[tuple[int, ...]]:
     """Return the work of the Triton programs for a piece of the rows: the totals, then bins of the rules.
 
-    Each has the numbers n_bins, right and of_top of a rule, its first bin, and the index of the first sum of the rule.
+    A tile has the numbers n_bins, right and of_top of a rule, and the first bin of the program. The last number is the
+    index of the first sum of the rule.
     """
     tiles: list[tuple[int, ...]] = [(1, 0, 0, 0, 0)]
     for rule in rules:

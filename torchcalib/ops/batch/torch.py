@@ -1,4 +1,7 @@
-"""Sums over a batch in plain torch, in few operations: on a device, the start of an operation takes longer than it."""
+"""Sums over a batch in plain torch, in few operations.
+
+On a device, starting an operation takes longer than the operation itself.
+"""
 
 from typing import NamedTuple
 
@@ -41,7 +44,10 @@ def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, 
 
 
 def _weighted(columns: Columns, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights, a mask of the rows without weight, and the number of invalid rows, given a mask of valid ones."""
+    """Return weights `(N,)`, a mask of the rows of weight 0 `(N,)`, and the number of invalid rows `()`.
+
+    `valid` is a mask of the rows with valid values `(N,)`.
+    """
     weights = None if columns.weights is None else columns.weights.to(torch.float64)
     present = None if columns.ignore_index is None else columns.target != columns.ignore_index
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Sums over a batch by Triton kernels: one launch reads the rows, and a second one adds its sums to the states.
+"""Sums over a batch by two launches of Triton kernels: one sums the rows, and one adds to the states.
 
 Results are reproducible, although programs run in any order. Each program stores its own sums, which the second kernel
 adds in a fixed order.

@@ -14,9 +14,11 @@ from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xm
 LOWEST = -1000  # exp of this number is 0 in every dtype
 
 Detail = Literal["label", "top", "confidence", "squares", "entropy"]
-"""Statistics to compute: with "label" only `log_prob`. Each of the others includes those before it: `confidence` and
-`top` in summaries, elsewhere as "confidence"; then also `log_prob`; then also `squared_error`; then also `neg_entropy`.
-Other statistics are undefined."""
+"""Statistics to compute. With "label" only `log_prob`, and with "top" `confidence` and `top`.
+
+"confidence" adds `log_prob` to those of "top", "squares" adds `squared_error`, and "entropy" adds `neg_entropy`. Other
+statistics are undefined.
+"""
 
 
 def row_formula(

@@ -101,8 +101,9 @@ def compare(
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    With `ids`, systems may have different rows, in any order. Values of a system are those of all its rows. Common rows
-    have the same weights in all replicates. Other rows have independent ones, and add to the variance of differences.
+    With `ids`, systems may have different rows, in any order. The values of a system are those of all its rows. Common
+    rows have the same weights in all replicates. Other rows have independent weights, which add to the variance of
+    differences.
 
     The scores, errors and metrics of selective prediction are those of `torchcalib.report`, except UNC (uncertainty),
     which depends only on outcomes.
@@ -120,10 +121,10 @@ def compare(
     from their confidences, with the dependence between the systems. The interval contains those of both. The bootstrap
     alone is not valid for rare outcomes, because a bin without events has no noise in the replicates.
 
-    The verdict is `"better"` or `"worse"` if p is at most 0.05, which is the case if and only if the interval excludes
-    0. Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of
-    the comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms.
-    Use `torchcalib.SequentialTest` for repeated looks at one system.
+    The verdict is `"better"` or `"worse"` if p is at most 0.05. The interval then excludes 0, and only then.
+    Sentences, diagrams and the table of systems use this verdict. Adjusted p-values account for all differences of the
+    comparison. All p-values hold for one look at the data: repeated looks at growing data give more false alarms. Use
+    `torchcalib.SequentialTest` for repeated looks at one system.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, more
     than 1,024 rows are assigned to 1,024 groups, which are resampled instead. For class-wise errors of 1,000 classes
@@ -138,8 +139,8 @@ def compare(
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
             `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Any array-like is accepted.
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
-            With `ids`, it may be a dict of targets by system name, as may `weights` and `clusters`. If all systems are
-            DataFrames with all columns, the name of the targets. `ids`, `weights` and `clusters` are then names too.
+            With `ids`, `target`, `weights` and `clusters` may be dicts by system name. If all systems are DataFrames
+            with all columns, `target`, `ids`, `weights` and `clusters` are names of columns.
         task: `"binary"`, `"multiclass"`, `"multilabel"` or `"confidence"`; see `torchcalib.report`. None infers it from
             the data and sets `task_is_inferred`.
         class_names: names of the classes or labels in the order of the class axis; the negative class first if binary.
@@ -158,8 +159,8 @@ def compare(
             `torchcalib.inference.Interval`.
         ids: id of each row `(N,)`, integers or text, as a dict by system name, or shared by all systems. Ids are
             distinct in a system. Equal ids of two systems are the same row, with the same target and cluster.
-            `Comparison.rows` has the numbers of common rows. These are exact for up to 100,000 rows of a system. Of
-            more rows, 100,000 random ids are compared, also to find repeated ids and different targets.
+            `Comparison.rows` has the numbers of common rows. They are exact for up to 100,000 rows of a system.
+            Above that, only 100,000 random ids are compared, also to find repeated ids and different targets.
 
     Returns:
         A `Comparison`. Print it, look up a line (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or
@@ -332,11 +333,11 @@ class ComparisonBuilder(Builder):
         """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
 
         Without `ids`, a batch has the same rows of all systems. With `ids`, it has any rows of one or more systems, in
-        any order, and the other arguments may be dicts by system name. Ids are compared on the host, so that `update`
+        any order. The other arguments may then be dicts by system name. Ids are compared on the host, so that `update`
         waits for the device. Pass ids with all batches or with none.
 
-        With the task `"confidence"`, `target` may contain whether each answer is correct by system name, because
-        systems can give different answers to a question. The other tasks have shared targets.
+        Without `ids`, targets are shared. For the task `"confidence"`, `target` may be a dict by system name of whether
+        each answer is correct: systems can give different answers to a question.
         """
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         check_in_all_batches("ids", self._has_ids, ids is not None)
@@ -373,7 +374,7 @@ class ComparisonBuilder(Builder):
         self._parts = self._parts or {uuid4().hex: ""}
 
     def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_Batch"]:
-        """Return the batch of each system."""
+        """Return the batch of each system, after a check of names, types and shapes."""
         is_subset = ids is not None and bool(preds) and set(preds) <= set(self._names)
         if set(preds) != set(self._names) and not is_subset:
             raise ValueError(
@@ -437,8 +438,8 @@ class ComparisonBuilder(Builder):
         the replicates, which are unknown in a part of the data.
 
         Raises:
-            ValueError: if the arguments differ, if there are no clusters and no ids, if a row is in both builders, or
-                if `other` was merged before. The builder is then unchanged.
+            ValueError: if the arguments differ, without clusters and ids, if a row is in both builders, or if `other`
+                was merged before. The builder is then unchanged.
         """
         mine, theirs = self.settings, other.settings
         if self._has_rows and other._has_rows:
@@ -583,9 +584,8 @@ class ComparisonBuilder(Builder):
         if only and not self._options.are_confidences:
             notes.insert(len(pairs) + has_clusters, f"All targets are {only}. Check that `target` is the right array.")
             sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
-        scores = [
-            x for each in replicates.values() if (x := each.bootstrap.get("brier")) is not None
-        ]  # [] for one group
+        # Empty for a single group, which has no replicates
+        scores = [x for each in replicates.values() if (x := each.bootstrap.get("brier")) is not None]
         if 1 in self._n_rows.values() or any(bool(x.isnan().any()) for x in scores):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         input_format = self._options.input_format
@@ -730,7 +730,7 @@ class _Batch(NamedTuple):
 
     @property
     def with_weight(self) -> Tensor:
-        """Which rows have a positive weight, bool `(n_rows,)`."""
+        """Whether rows have a positive weight, bool `(n_rows,)`."""
         assert self.weights is not None
         return (self.weights != 0).unsqueeze(-1).flatten(1).any(-1)
 

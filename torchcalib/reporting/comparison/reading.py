@@ -60,9 +60,10 @@ def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, 
 
 
 def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
-    """Return the rows of the first system, after a check that all systems have the same targets, weights and clusters.
+    """Return the rows of the first system. `row` is the number of the first row, from 1.
 
-    `row` is the number of the first row, from 1.
+    Raises:
+        ValueError: If systems have different targets, weights or clusters.
     """
     (first, rows), *others = parts.items()
     for name, other in others:
@@ -90,6 +91,7 @@ def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
 
 
 def _text_of(values: Tensor) -> str:
+    """Return the first six values as text."""
     flat = values.flatten()
     shown = ", ".join(f"{value:g}" if values.is_floating_point() else f"{value}" for value in flat[:6].tolist())
     return f"{shown}, ..." if len(flat) > 6 else shown

@@ -1,8 +1,8 @@
 """Rows of the systems of a comparison by id: the number of common rows, repeated ids, and different targets.
 
-`RowIds` stores a hash of the id of each row of a system, up to 100,000 rows. Of more rows, it stores those with the
-smallest hashes (bottom-k sketch). They are a random sample of the ids, with the same ids in all systems. A hash of the
-target and the cluster of each of these rows shows whether they are equal in all systems.
+`RowIds` stores a hash of the id of each row of a system. Above 100,000 rows, it stores only those with the smallest
+hashes (bottom-k sketch). They are a random sample of the ids, with the same ids in all systems. It also stores a hash
+of their target and cluster, which must be equal in all systems.
 
 Reference:
     Cohen, Kaplan: Summarizing data using bottom-k sketches (ACM Symposium on Principles of Distributed Computing,
@@ -22,12 +22,12 @@ from torchcalib.io.errors import shown
 from torchcalib.ops.counter_rng import random_words
 
 MAX_ROWS = 100_000
-"""Largest number of rows of a system that are all stored. Of more rows, those with the smallest hashes are stored."""
+"""Largest number of stored rows of a system. Above it, those with the smallest hashes are stored."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowIds:
-    """Hashes of the ids of the rows of a system, and of what common rows share, on the CPU."""
+    """Hashes of the ids of the rows of a system, and of the columns that common rows share, on the CPU."""
 
     n: int  # number of all rows
     hashes: Tensor  # the smallest hashes of ids, ascending, int64 (k,)
@@ -50,27 +50,27 @@ class RowIds:
         return len(self.hashes) == self.n
 
     def place_of(self, hashes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the rows with these hashes are stored, bool `(n,)`, and their places among the stored."""
+        """Return whether rows with these hashes are stored, bool `(n,)`, and their places among the stored rows."""
         if not len(self.hashes):
             return torch.zeros_like(hashes, dtype=torch.bool), torch.zeros_like(hashes)
         place = torch.searchsorted(self.hashes, hashes).clamp(max=len(self.hashes) - 1)
         return self.hashes[place] == hashes, place
 
     def contains(self, hashes: Tensor) -> Tensor:
-        """Return which of the rows with these hashes are stored, bool `(n,)`."""
+        """Return whether rows with these hashes are stored, bool `(n,)`."""
         return self.place_of(hashes)[0]
 
     def differs_from(self, hashes: Tensor, contents: Tensor) -> Tensor:
-        """Return which of the rows with these hashes are stored with other contents, bool `(n,)`."""
+        """Return whether rows with these hashes are stored with other contents, bool `(n,)`."""
         is_stored, place = self.place_of(hashes)
         return is_stored & (self.contents[place] != contents) if len(self.hashes) else is_stored
 
     def n_common(self, other: "RowIds") -> int:
         """Return the number of rows of both systems, an estimate unless all rows are stored.
 
-        Up to the smaller one of the largest hashes, all rows of both systems are known. The share of the common ones
-        among them is that of all rows. The number of common rows, divided by that of distinct rows, has a standard
-        error of at most 0.2%.
+        Both systems store all rows up to the smaller one of their largest hashes. The share of common rows among them
+        estimates that among all rows. The number of common rows, divided by that of distinct rows, has a standard error
+        of at most 0.2%.
         """
         last = [each.hashes[-1] for each in (self, other) if not each.are_all_stored]
         mine, theirs = (each.hashes[each.hashes <= min(last)] if last else each.hashes for each in (self, other))
@@ -98,7 +98,7 @@ NO_ROWS = RowIds(0, *torch.zeros(2, 0, dtype=torch.int64, device="cpu"))
 
 
 def hashes_of_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two hashes of each id `(n,)`: in [0, 2^63), by which rows are identified, and its last 31 bits."""
+    """Return two hashes of each id `(n,)`. The first identifies rows, in [0, 2^63). The second is its last 31 bits."""
     first, second = random_words(0, torch.arange(2, device=ids.device), ids)
     return (first << 31) | (second >> 1), second >> 1
 
@@ -114,8 +114,10 @@ def with_rows(
 ) -> dict[str, RowIds]:
     """Return the rows of all systems with a batch of the system `name`. `ids` are as given, for errors.
 
-    Rows for which `counts` is False are left out. Repeated ids, and common rows with different contents, raise
-    ValueError.
+    Rows for which `counts` `(n,)` is False are omitted.
+
+    Raises:
+        ValueError: For repeated ids, and for common rows with different contents.
     """
 
     def check(wrong: Tensor, rule: str, found: str, remedy: str) -> None:
@@ -159,7 +161,7 @@ def check_type_of_ids(are_texts: Set[bool]) -> None:
 
 
 def _repeated(hashes: Tensor, counts: Tensor) -> Tensor:
-    """Return which rows that count have the hash of an earlier one, bool `(n,)`."""
+    """Return whether rows that count have the hash of an earlier one, bool `(n,)`."""
     places = counts.nonzero().squeeze(-1)
     order = places[hashes[places].argsort(stable=True)]
     found = torch.zeros_like(counts)

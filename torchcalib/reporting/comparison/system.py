@@ -1,17 +1,17 @@
 """Accumulated statistics of one system of a comparison, and their replicates, in bounded memory.
 
-Each row is assigned to a group by a hash of its number, and each replicate weights the groups by Poisson variables of
+Each row is assigned to a group by a hash of its number or id. Each replicate weights the groups by Poisson variables of
 mean 1. Up to 1,024 rows have a group each, which is the bootstrap of single rows. Groups of several rows estimate the
 same variance, with a relative standard error of 1 / sqrt(2 G) for the width of an interval: 2% for 1,024 groups. Each
 replicate is computed from the weighted sum of the group sums.
 
-Groups depend only on the number or the id of the row, and weights on the seed and the group, not on the batch size. All
-systems therefore have the same replicates, and common errors cancel in their differences. Systems may have different
-rows with ids. Rows of a single system are in random groups, so that they add to its variance, but not to covariances.
+Groups depend only on the number or the id of the row, and weights on the seed and the group. The batch size has no
+effect. All systems therefore have the same replicates, and common errors cancel in their differences. With ids, systems
+may have different rows. Rows of a single system are in random groups. They add to its variance, but not to covariances.
 
 Null replicates are the errors of each system if it were calibrated, with the dependence between the systems.
-The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
-variance (consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
+A sum of outcomes is distributed as for the noise floor: as a sum of independent trials with known mean and variance
+(consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
 
 - Bins: the level of bin k in replicate r is the rank of its residual (outcomes minus confidences) in bootstrap
   replicate r. The sums therefore have the rank correlations of the bootstrap (Iman and Conover 1982), and all systems
@@ -21,7 +21,7 @@ variance (consistency resampling, Broecker and Smith 2007). Its quantile levels 
   For the top label, if only one of two predictions is correct, the correlation is negative.
 
 For clusters of dependent rows, a second null distribution multiplies the residuals of each cluster by a random sign,
-which all systems share (wild bootstrap, Cameron, Gelbach and Miller 2008).
+which all systems share. This is the wild bootstrap of Cameron, Gelbach and Miller (2008).
 
 Reference:
     Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007). Iman, Conover:
@@ -78,7 +78,10 @@ _STEP = 0x9E3779B1  # odd, so that multiples are distinct modulo 2^31; the golde
 
 
 def keys_of(groups: Tensor, rows: Tensor | int) -> Tensor:
-    """Return the keys of rows, from hashes of rows or clusters in [0, 2^32) and, with ids, of ids in [0, 2^31)."""
+    """Return the keys of rows. `groups` are hashes of rows or clusters in [0, 2^32), `rows` hashes of ids in [0, 2^31).
+
+    Without ids, `rows` is 0.
+    """
     return (groups << _ROW_BITS) | rows
 
 
@@ -123,8 +126,8 @@ class Draws:
 class SystemBuilder(ReportBuilder):
     """The data of one system: sums of random groups of rows, bins of all rows with their noise, and ranked samples.
 
-    The `clusters` of `update` are `keys_of` rows.
-    Samples are dropped for fractional weights, and above `MAX_KEPT`.
+    The `clusters` of `update` are `keys_of` rows. Ranked samples are dropped for fractional weights, and above
+    `MAX_KEPT`.
     """
 
     def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
@@ -282,8 +285,8 @@ def null_bins(part: Partition[Any], bins: BinStats, draws: Draws, flips: bool) -
 def null_samples(part: SampledPartition, draws: Draws, flips: bool, has_ids: bool) -> Iterator[RankedSample]:
     """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
 
-    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row. Its
-    id determines the random numbers of a row, or its place among all rows without ids.
+    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row. The
+    random numbers of a row depend on its id, or without ids on its place among all rows.
     """
     order = order_of(part.whole.score)
     ordered = OrderedSample.from_sample(part.whole)  # the same stable order
