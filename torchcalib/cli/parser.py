@@ -51,9 +51,9 @@ The condition compares numbers, keys of a report such as ece, nll and ece/classw
 floor(key) (noise floor), low(key) and high(key) (95% interval). Comparisons are joined by and, or, not, ( and )."""
 
 _WATCH_EXAMPLES = """examples:
-  torchcalib watch predictions.csv --state watch.safetensors
-  torchcalib watch batches/ --state watch.safetensors --follow --prometheus /var/lib/node_exporter/torchcalib.prom
-  torchcalib watch 'batches/*.parquet' --state watch.safetensors --restart --level 0.001 --json
+  torchcalib watch predictions.csv --state watch.state
+  torchcalib watch batches/ --state watch.state --follow --prometheus /var/lib/node_exporter/torchcalib.prom
+  torchcalib watch 'batches/*.parquet' --state watch.state --restart --level 0.001 --json
 
 .csv, .tsv and .jsonl files may grow by complete lines. Files of other formats are read once. New files of a folder or
 pattern are read in the order of their names. Rows must be in the order in which outcomes became known."""

@@ -24,7 +24,7 @@ def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto
     """
     values = columns.values
     uses_triton = choose("rows", values.device.type, values.numel(), backend) == "triton"
-    source = import_module(f"{__name__}.{'triton' if uses_triton else 'torch'}")
+    source = import_module(f"{__name__}.{'triton' if uses_triton else 'plain'}")
     target, of_rows = columns.target, None
     if not uses_triton:
         target = target.long()
