@@ -171,3 +171,60 @@ def test_an_invalid_row_is_named_and_changes_nothing(run, tmp_path):
     assert (tmp_path / STATE).read_bytes() == before
     path.write_text(good + "0.5,1\n")
     assert run("p.csv", "--state", STATE)[1][0]["n"] == 51
+
+
+QUOTES = {
+    "quote within a cell": ("prob,label,text\n", lambda k: '5" disk' if k == 4 else "x"),
+    "line breaks within quotes": ("prob,label,text\n", lambda k: f'"a ""{k}"",\n b"'),
+    "names with a line break": ('prob,label,"a\nb"\n', lambda k: "1"),
+    "comments": ("# made by x\n\nprob,label,text\n", lambda k: "x"),
+}
+
+
+@pytest.mark.parametrize("name", QUOTES)
+def test_rows_end_where_readers_of_tables_end_them(name, run, tmp_path):
+    header, text = QUOTES[name]
+    p, y = rows(20)
+    lines = [f"{a!r},{b},{text(k)}\n" for k, (a, b) in enumerate(zip(p.tolist(), y.tolist(), strict=True))]
+    for end in (10, 20):
+        (tmp_path / "p.csv").write_text(header + "".join(lines[:end]) + '0.5,1,"not the e')
+        _, found, errors = run("p.csv", "--state", STATE)
+        assert (found[-1]["n"], errors) == (end, "")
+    test = tc.SequentialTest(task="binary")
+    test.update(p[:10], y[:10])
+    test.update(p[10:], y[10:])
+    assert found[-1]["log_e"] == pytest.approx(float(test.compute()), rel=1e-12)
+
+
+def test_quotes_in_lines_of_json_are_no_quotes_of_a_table(run, tmp_path):
+    values = [{"prob": 0.5, "label": 1, "text": '5" x' if k == 19 else "x"} for k in range(20)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(each) + "\n" for each in values))
+    assert run("p.jsonl")[1][-1]["n"] == 20
+
+
+@pytest.mark.filterwarnings("ignore:.*contains percentages")
+@pytest.mark.parametrize(("first", "more"), [("0.2,0\n0.9,1\n", "1,1\n"), ("20,0\n90,1\n", "1,0\n0,0\n")])
+def test_whole_numbers_are_read_as_earlier_predictions(first, more, run, tmp_path):
+    (tmp_path / "p.csv").write_text("prob,label\n" + first)
+    run("p.csv", "--state", STATE)
+    (tmp_path / "p.csv").write_text("prob,label\n" + first + more)
+    code, found, errors = run("p.csv", "--state", STATE)
+    assert (code, found[-1]["n"]) == (0, 2 + more.count("\n"))
+    assert str(tmp_path) not in errors
+    test = tc.SequentialTest(task="binary")
+    test.update(torch.tensor([0.2, 0.9], dtype=torch.float64), torch.tensor([0, 1]))
+    later = torch.tensor([1.0] if "0.2" in first else [0.01, 0.0], dtype=torch.float64)
+    test.update(later, torch.tensor([1] if "0.2" in first else [0, 0]))
+    assert found[-1]["log_e"] == pytest.approx(float(test.compute()), rel=1e-12)
+
+
+def test_lines_that_end_with_cr_are_refused(run, tmp_path):
+    (tmp_path / "p.csv").write_bytes(b"prob,label\r0.2,0\r0.9,1\r")
+    assert "must have lines that end with LF" in run("p.csv")[2]
+
+
+def test_an_outcome_of_probability_0_has_no_direction():
+    test = tc.SequentialTest(task="binary")
+    test.update(torch.tensor([1.0]), torch.tensor([0]))
+    assert test.result().direction == "none"
+    assert "an outcome of probability 0 occurred" in str(test.result())

@@ -3,11 +3,12 @@
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 from torchcalib.cli.files import check_logits
 from torchcalib.cli.inputs import opening
@@ -21,6 +22,7 @@ from torchcalib.io.errors import InputError
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles, open_predictions
 from torchcalib.io.paths import expanded, format_of
 from torchcalib.io.source import Source
+from torchcalib.io.tables import TextLayout, text_layout
 from torchcalib.io.writing import write_whole
 
 _KIND = "watch state"
@@ -142,7 +144,7 @@ class _Watched:
         """Add the rows of a file."""
         known: dict[str, Any] = {"is_part": True}
         if self.source is not None:
-            known |= {"task": self.task, "from_logits": self.source.from_logits}
+            known |= {"earlier": self.source, "task": self.task, "from_logits": self.source.from_logits}
             known |= {"class_names": self.source.class_names or None}
         files: PredictionFiles = open_predictions([path], **{**opening(self.arguments), **known})
         if self.source is None:
@@ -204,21 +206,23 @@ class _Watched:
 
 
 def _write_lines(path: Path, start: int, part: Path) -> int:
-    """Copy the header and the complete lines after byte `start` of a table to the file `part`.
+    """Copy the header and the complete rows after byte `start` of a table to the file `part`.
 
-    Return the position of the next line in bytes, or `start` without new lines. Raise InputError for a longer line.
+    Return the position of the next row in bytes, or `start` without new rows. Raise InputError for a longer row.
     """
+    layout = None if path.suffix.lower() == ".jsonl" else text_layout(path)
     with path.open("rb") as file:
-        header = b"" if path.suffix.lower() == ".jsonl" else file.readline()
+        header = b"" if layout is None else _header_of(file, path, layout)
+        if layout is not None and not header.endswith(b"\n"):
+            return start
         begin = max(start, len(header))
         file.seek(begin)
         block = file.read(_MOST_BYTES)
-    end = block.rfind(b"\n") + 1
-    while block.count(b'"', 0, end) % 2:  # a line break within quotes
-        end = block.rfind(b"\n", 0, end - 1) + 1
+    end = block.rfind(b"\n") + 1 if layout is None else _end_of_rows(block, layout.separator.encode())
     if end == 0 and len(block) == _MOST_BYTES:
         raise InputError(
-            f"`{path}` must have lines of at most {_MOST_BYTES:,} bytes, got a longer one. Check the file."
+            f"`{path}` must have rows of at most {_MOST_BYTES:,} bytes, got a longer one. Check the file for a quote "
+            "without its end."
         )
     if not block[:end].strip():
         return start
@@ -226,11 +230,65 @@ def _write_lines(path: Path, start: int, part: Path) -> int:
     return begin + end
 
 
+def _header_of(file: BinaryIO, path: Path, layout: TextLayout) -> bytes:
+    """Read the lines up to the column names of a table. A line break within quotes does not end the names."""
+    header = b"".join(file.readline() for _ in range(layout.skipped))
+    is_open, is_first = False, True
+    while is_open or is_first:
+        line, is_first = file.readline(_MOST_BYTES), False
+        if b"\r" in line.rstrip(b"\r\n"):
+            raise InputError(f"`{path}` must have lines that end with LF, got lines that end with CR. Write LF.")
+        is_open = bool(line) and _ends_in_quotes(line, layout.separator.encode(), is_open)
+        header += line
+    return header
+
+
+def _end_of_rows(block: bytes, separator: bytes) -> int:
+    """Return the number of bytes of the complete rows at the begin of a block.
+
+    A line break within quotes does not end a row. Quotes begin at the begin of a cell only.
+    """
+    end = place = 0
+    is_quoted = False
+    for line in block.split(b"\n")[:-1]:
+        place += len(line) + 1
+        if is_quoted or b'"' in line:
+            is_quoted = _ends_in_quotes(line, separator, is_quoted)
+        end = end if is_quoted else place
+    return end
+
+
+def _ends_in_quotes(line: bytes, separator: bytes, is_quoted: bool) -> bool:
+    """Return whether a quoted cell continues after a line; `is_quoted` is whether it continues from the line before."""
+    at = 0
+    while at <= len(line):
+        if not is_quoted and line[at : at + 1] == b'"':
+            is_quoted, at = True, at + 1
+        if is_quoted:
+            at = line.find(b'"', at)
+            if at < 0:
+                return True
+            if line[at + 1 : at + 2] == b'"':  # a quote within quotes
+                at += 2
+                continue
+            is_quoted = False
+        following = line.find(separator, at)
+        if following < 0:
+            return False
+        at = following + 1
+    return is_quoted
+
+
 @contextmanager
 def _named(path: Path, folder: str, start: int) -> Iterator[None]:
-    """Replace the name of the copy of new lines in `folder` by that of their file in errors."""
-    try:
-        yield
-    except ValueError as error:
-        where = f"after {start:,} bytes: " if start else ""
-        raise InputError(where + str(error).replace(str(Path(folder, path.name)), str(path))) from error
+    """Replace the name of the copy of new rows in `folder` by that of their file in errors and warnings."""
+    copy = str(Path(folder, path.name))
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except ValueError as error:
+            where = f"after {start:,} bytes: " if start else ""
+            raise InputError(where + str(error).replace(copy, str(path))) from error
+    for each in given:
+        warnings.warn(str(each.message).replace(copy, str(path)), each.category, stacklevel=2)

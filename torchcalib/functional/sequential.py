@@ -68,8 +68,9 @@ class SequentialEvidence(NamedTuple):
         """Kind of miscalibration: the direction of the components with the most evidence.
 
         `"too low"` or `"too high"`: the probability of the event. `"over-confident"`: probabilities are too near to 0
-        and 1. `"under-confident"`: they are too near to 1/2. `"none"` without evidence. For the top label, `"too high"`
-        is over-confident, and `"too low"` under-confident. A nested list of texts for tensors with axes.
+        and 1. `"under-confident"`: they are too near to 1/2. `"none"` without evidence, or if it is infinite. For the
+        top label, `"too high"` is over-confident, and `"too low"` under-confident. A nested list of texts for tensors
+        with axes.
         """
         return _named(self.direction_index.tolist())
 
@@ -114,7 +115,8 @@ class SequentialEvidence(NamedTuple):
             return "\n".join(f"[{k}] {part}".replace("\n", "\n    ") for k, part in enumerate(parts))
         words, alarm = "", "no alarm"
         if self.since > 0:
-            words, alarm = f"{self.direction}: ", f"alarm since look {int(self.since):,}"
+            kind = self.direction if self.log_e < math.inf else "an outcome of probability 0 occurred"
+            words, alarm = f"{kind}: ", f"alarm since look {int(self.since):,}"
         p_value = "" if self.p_value.isnan() else f", p {p_words(float(self.p_value), equals='= ')}"
         return f"{words}log e {float(self.log_e):.3g} after {int(self.n):,} rows{p_value}, {alarm}"
 

@@ -21,8 +21,8 @@ from torchcalib.io.limits import check_samples
 from torchcalib.io.names import PROBS, Task, are_logits_by_values, outcome_names
 from torchcalib.io.paths import TABLES, check_paths, format_of
 from torchcalib.io.reader import TEXT, Reader
-from torchcalib.io.roles import ROLES, find_preds, find_roles, source_of
-from torchcalib.io.source import Conversion
+from torchcalib.io.roles import ROLES, find_preds, find_roles, set_kind_of_predictions, source_of
+from torchcalib.io.source import Conversion, Source
 
 if TYPE_CHECKING:
     from torchcalib.io.rows import Rows
@@ -113,6 +113,7 @@ def open_predictions(
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,
     is_part: bool = False,
+    earlier: Source | None = None,
 ) -> PredictionFiles:
     """Open prediction files: find the arrays by name, and check their shapes and dtypes.
 
@@ -149,6 +150,7 @@ def open_predictions(
         normalize: divide rounded multi-class probabilities by their sum.
         is_part: whether other rows of the data set are read elsewhere. Targets that are always the choice of the model
             then raise no error.
+        earlier: source of earlier rows of a data set that grows. Whole numbers are then read as its predictions were.
 
     Returns:
         The opened files. Before `chunks` is called, rows are only read to check targets of tables. Samples are on the
@@ -175,6 +177,9 @@ def open_predictions(
     names = None if class_names is None else tuple(str(name).strip() for name in class_names)
     readers = _readers_of(check_paths(paths)) if frame is None else [_reader_of_frame(frame)]
     named = [reader for reader in readers if reader.arrays or "json" not in reader.format]  # without rows, no keys
+    if earlier is not None:
+        for reader in named:
+            set_kind_of_predictions(reader, earlier)
     roles_of = {reader: find_roles(reader, given, task, from_logits, names or ()) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
     if not filled:

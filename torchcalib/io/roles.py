@@ -394,6 +394,14 @@ def source_of(
     return source, task, from_logits
 
 
+def set_kind_of_predictions(reader: Reader, earlier: Source) -> None:
+    """Read whole numbers as probabilities or logits, or as percentages, if the predictions of earlier rows were."""
+    array = reader.arrays.get(earlier.preds)
+    if array is not None and array.dtype in WHOLE | FLOATS and not array.stored:
+        stored = array.dtype if earlier.are_percentages else ""
+        reader.arrays[earlier.preds] = replace(array, dtype=earlier.dtype, stored=stored)
+
+
 def _mark_percentages(reader: Reader, array: Array, is_confidence: bool) -> None:
     """Mark predictions as percentages if the whole column shows it.
 
