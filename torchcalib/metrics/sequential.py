@@ -18,13 +18,8 @@ class SequentialTest(CalibrationMetric[SequentialSums], function=sequential_test
     Each update is a look. `compute` returns the logarithm of the e-value E. `p_value` is the anytime-valid p-value, and
     `direction` the kind of miscalibration. `since` is the number of the first update with E >= 1 / `level`. For a
     calibrated model, P(alarm at any look) <= `level`. The state has constant size: the weight, 16 sums, the largest E,
-    `since` and the number of updates. `update` does not synchronise a GPU.
-
-        test = torchcalib.SequentialTest(task="binary", level=0.01)
-        for preds, target in batches:  # in the order in which outcomes became known
-            test.update(preds, target)
-            if test.alarm():
-                print(test.direction, test.since)
+    `since` and the number of updates. `update` does not synchronise a GPU. Add batches in the order in which outcomes
+    became known, and call `alarm` after each.
 
     `merge_state` is one look at all rows of the other state. The likelihood ratios of each component multiply, so that
     `compute` is that of one stream. The looks of the other state do not count: its largest E is not a result of the
