@@ -1,6 +1,7 @@
 """Maximum likelihood fits of softmax(a * s + b) to batches, of which only sums are stored."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -96,9 +97,9 @@ class BatchFitMixin(Calibrator):
         fitted.positive_classes = None
         return self.adopt(fitted)
 
+    @abstractmethod
     def buffers_of(self, a: Tensor, b: Tensor, absent: Tensor) -> dict[str, Tensor]:
         """Return the parameters by name, from scales and biases `(..., C)`; `absent` are classes without samples."""
-        raise NotImplementedError
 
     def _fitted_to(self, source: "_Batches") -> dict[str, Tensor]:
         with_scale, by_class, with_bias = self.free

@@ -85,7 +85,7 @@ _Place = tuple[int, int, slice]
 """Place of a piece: first and last item, and the slice of their rows."""
 
 
-class Rows(NamedTuple):
+class LabelledRows(NamedTuple):
     """Rows of a batch, from `rows_of`. An item is an entry of the first axis, such as a row or an image."""
 
     input_format: "InputFormat"
@@ -174,7 +174,7 @@ def rows_of(
     target: Tensor,
     weights: Tensor | None = None,
     parts: Parts | None = None,
-) -> Rows | None:
+) -> LabelledRows | None:
     """Return the rows of a batch; None if its form or its first values need `InputFormat.read`."""
     if preds.is_nested:  # without a shape
         return None
@@ -212,7 +212,7 @@ def rows_of(
     of_rows: Any = weights if weights is None or weights.dtype in _NARROW else weights.numpy()
     values: Any = preds.detach() if preds.requires_grad else preds
     values = values if dtype in _NARROW else values.numpy()
-    rows = Rows(input_format, dtype, values, target.numpy(), of_rows, copies, parts, axis, n_classes)
+    rows = LabelledRows(input_format, dtype, values, target.numpy(), of_rows, copies, parts, axis, n_classes)
     if len(shape) > 2 or dtype in _NARROW or (axis is None and len(shape) > 1):
         values = rows._columns((0, 1, _FIRST))[0]
     return None if _may_be_mistaken(input_format, values if axis is None else values[0]) else rows
@@ -223,7 +223,7 @@ def is_divisible(accumulator: Any) -> bool:
     return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
 
 
-def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
 
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
@@ -245,7 +245,12 @@ def add_rows(rows: Rows, detail: Detail, adders: Sequence[Any], totals: Sequence
 
 
 def _add_chunks(
-    rows: Rows, places: list[_Place], detail: Detail, adders: Sequence[Any], totals: Sequence[Any], n_chunks: int
+    rows: LabelledRows,
+    places: list[_Place],
+    detail: Detail,
+    adders: Sequence[Any],
+    totals: Sequence[Any],
+    n_chunks: int,
 ) -> bool:
     """Add chunks of consecutive pieces in several threads: the first to the totals, others to sums of their own."""
     found = [totals, *([np.zeros_like(total) for total in totals] for _ in range(n_chunks - 1))]

@@ -40,7 +40,10 @@ class Stream(Generic[S]):
         """Replace the state by saved parts. Raise ValueError if they are not those of a state."""
         state = self._kind.check(parts, self._kind.empty())
         if state is None:
-            raise ValueError("`state` must have the shapes and dtypes of this stream, got others")
+            shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+            raise ValueError(
+                f"`state` must have the shapes and dtypes of this stream, got {shapes}. Load a state of equal options."
+            )
         self._state = state
 
     def statistic(self) -> S:

@@ -1,5 +1,6 @@
 """Streaming metrics per group of rows."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,13 +46,13 @@ class RowsInGroups(WrappedMetric[Any]):
         self.num_groups = num_groups
         super().__init__(metric, **kwargs)
 
+    @abstractmethod
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
         """Return the key of the part of each sample, with the shape `samples`, from the argument of `update`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _numbers(self) -> Callable[[Any], Any]:
         """Return the function from keys to numbers of parts for `core.pieces.Parts`."""
-        raise NotImplementedError
 
     def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:
         if list(named) != [self._column] or named[self._column] is None:

@@ -19,7 +19,7 @@ from torchmetrics.metric import Metric
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.batch import has_sums_of_batch, states_after
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.pieces import Rows, add_rows, detail_of, rows_of
+from torchcalib.core.pieces import LabelledRows, add_rows, detail_of, rows_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import contains_state, content_of, loading, saved_bytes
 from torchcalib.core.tasks import as_tensors
@@ -434,7 +434,7 @@ class _JoinedStates:
         states = self._states
         return all(vars(metric)[name] is states[k] for metric, name, k in self._metrics)
 
-    def changes_after(self, rows: Rows, detail: Detail) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+    def changes_after(self, rows: LabelledRows, detail: Detail) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
         """Return the attributes of each metric with their changes by a batch; None if the batch is invalid."""
         sums = self._sums.copy()
         parts = [sums[part] for part in self._parts]

@@ -203,7 +203,10 @@ class Cases(Tabular):
         """
         places = {name: k for k, name in enumerate(other.names)}
         if set(places) != set(self.names) or self.labels != other.labels:
-            raise ValueError("`other` must have the same images and classes, got others. Pass equal names as `case`.")
+            found = f"{len(set(other.names) - set(self.names))} other images and classes {shown(other.labels)}"
+            raise ValueError(
+                f"`other` must have the same images and classes, got {found}. Pass equal names as `case` in `update`."
+            )
         theirs = other.value[[places[name] for name in self.names]]
         return self._interval(self.value - theirs, clusters, level, n_replicates, seed)
 

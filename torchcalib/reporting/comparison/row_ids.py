@@ -89,7 +89,8 @@ class RowIds:
         contents = saved_tensor(state, "contents", torch.int64, tuple(hashes.shape))
         if len(hashes) != min(n, MAX_ROWS) or not bool((hashes[1:] > hashes[:-1]).all()):
             raise ValueError(
-                f"`hashes` must be {min(n, MAX_ROWS):,} ascending numbers, got others. The file is corrupt."
+                f"`hashes` must be {min(n, MAX_ROWS):,} ascending numbers, got {len(hashes):,} numbers. The file is "
+                "corrupt. Save the comparison again."
             )
         return cls(n, hashes, contents)
 
