@@ -307,9 +307,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 class SequentialMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
     """Add the rows of each `trainer.test` to a sequential test of a deployed model, and log its evidence.
 
+    Test the model on the rows of each week::
+
         monitor = SequentialMonitor(torchcalib.SequentialTest(num_classes=10, from_logits=True))
         trainer = Trainer(callbacks=[monitor])
-        for loader in new_data:  # each week
+        for loader in new_data:
             trainer.test(model, loader)  # logs test/log_e, test/p_value, test/alarm and test/since
             if monitor.test.alarm():
                 break
