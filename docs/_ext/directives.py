@@ -2,6 +2,7 @@
 
 - `cli-options`: description, arguments and options of one command, from its parser.
 - `cli-names`: names of arrays and columns that are found without options.
+- `file-layouts`: the files in `layouts.toml`, and what is found in each.
 - `source-terms`: table of the terms of one source in `sources.toml`, with their values.
 """
 
@@ -9,6 +10,7 @@ import argparse
 import base64
 import math
 import re
+import tempfile
 import tomllib
 import warnings
 from functools import cache
@@ -26,10 +28,13 @@ import torchcalib.cli.options
 import torchcalib.cli.parser
 import torchcalib.io.names as io_names
 from torchcalib.inference import Interval
+from torchcalib.io.opening import open_predictions
 
 SOURCES = Path(__file__).parents[1] / "sources.toml"
+LAYOUTS = SOURCES.with_name("layouts.toml")
 FILES = (
     SOURCES,
+    LAYOUTS,
     torchcalib.__file__,
     torchcalib.cli.options.__file__,
     torchcalib.cli.parser.__file__,
@@ -44,6 +49,7 @@ ROLES = {
     "correctness (1 or 0)": io_names.CORRECT,
     "weights": io_names.WEIGHTS,
 }
+FOUND = ("task", "predictions", "targets", "predicted labels", "weights", "classes", "not used")
 
 
 def options_of(command: str) -> str:
@@ -80,6 +86,23 @@ def table_of_names() -> str:
     """Return a table of the names of arrays and columns by role."""
     rows = [f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in ROLES.items()]
     return "\n".join(["| content | names |", "|---|---|", *rows])
+
+
+def layouts() -> str:
+    """Return the files in `layouts.toml`, and what is found in each."""
+    parts = []
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # percentages are divided, and rows left out
+        for title, name, text in tomllib.loads(LAYOUTS.read_text(encoding="utf-8"))["layouts"]:
+            path = Path(folder, name)
+            path.write_text(text.lstrip(), encoding="utf-8")
+            files = open_predictions([path])
+            found = {"task": files.task_of_report, **files.source.in_words()}
+            said = {key: found[key] for key in FOUND if found.get(key) not in (None, [], "none")}
+            listed = {key: ", ".join(value) if isinstance(value, list) else value for key, value in said.items()}
+            words = "; ".join(f"{key}: {value}" for key, value in listed.items())
+            parts.append(f"**{title}** (`{name}`)\n\n```text\n{text.strip()}\n```\n\n{words}.")
+    return "\n\n".join(parts)
 
 
 class Term(NamedTuple):
@@ -149,7 +172,12 @@ def table_of_terms(name: str) -> str:
     return "\n".join([f"{source['authors']}: {title}.", "", *head, *rows])
 
 
-TEXTS = {"cli-options": options_of, "cli-names": table_of_names, "source-terms": table_of_terms}
+TEXTS = {
+    "cli-options": options_of,
+    "cli-names": table_of_names,
+    "file-layouts": layouts,
+    "source-terms": table_of_terms,
+}
 """Function that returns the text of each directive."""
 
 
