@@ -352,10 +352,9 @@ def _named_calibrator(name: str) -> str:
     by_name = {_letters(each): each for each in known} | _IN_REPORTS
     if found := by_name.get(_letters(name)):
         return found
-    similar = [each for each in known if _letters(name) and _letters(each).startswith(_letters(name))][:1]
-    close = nearest(name, known, NAMES, 0.6)
-    similar = [close] if NAMES.get(name) == close else similar or [close]
-    advice = f"Did you mean `{similar[0]}`?" if similar else f"Calibrators are {', '.join(known)}."
+    starts = (each for each in known if _letters(name) and _letters(each).startswith(_letters(name)))
+    similar = NAMES[name] if NAMES.get(name) in known else next(starts, nearest(name, known, {}, 0.6))
+    advice = f"Did you mean `{similar}`?" if similar else f"Calibrators are {', '.join(known)}."
     raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
 
 

@@ -39,7 +39,8 @@ def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
 
 def restored(kind: Any, value: Any) -> Any:
     """Return the value of an annotated type from its plain value. Raise an error if it has another type."""
-    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    origin: Any = get_origin(kind) or kind
+    arguments = get_args(kind)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -62,7 +63,7 @@ def restored(kind: Any, value: Any) -> Any:
     if is_dataclass(origin):
         types = get_type_hints(origin)
         known = [each.name for each in fields(origin) if each.name in value]  # an older file may lack new fields
-        return origin(**{name: restored(types[name], value[name]) for name in known})
+        return kind(**{name: restored(types[name], value[name]) for name in known})
     if issubclass(origin, Mapping):
         return {key: restored(arguments[1], item) for key, item in value.items()}
     if issubclass(origin, tuple) and arguments[-1] is not Ellipsis:
