@@ -116,14 +116,19 @@ ARGUMENTS = _by_other(
         "n_replicates": "n_bootstrap n_bootstraps n_resamples",
         "level": "ci conf_level confidence_level return_ci",
         "seed": "random_state",
-        # of commands
-        "calibrator": "method",
-        "fail_if": "fail_under max_ece threshold",
-        "json": "format",
-        "out": "html o outdir output output_dir",
     }
 )
-"""Arguments and options of commands, by the equivalent name of another package."""
+"""Arguments of functions and classes, and options of commands, by the equivalent name of another package."""
+
+OPTIONS = _by_other(
+    {
+        "calibrator": "method",
+        "fail_if": "fail_under max_ece",
+        "out": "html o outdir output output_dir",
+        "--json prints the result as JSON. The ending of --out selects other formats.": "format",
+    }
+)
+"""Further options of commands by another name, or a sentence that contains options."""
 
 _ATTRIBUTES = (
     ("p_value", "", "p p_val pval pvalue"),
@@ -145,6 +150,10 @@ _ATTRIBUTES = (
 """Attribute of an object that has the meaning, a sentence about it (or ""), and names in other packages."""
 
 
+SHORTEST = 6
+"""Smallest length of a name of a metric that is compared with similar ones: ECE and ENCE are different quantities."""
+
+
 def nearest(
     word: str, known: Collection[str], table: Mapping[str, str], cutoff: float = 0.8, shortest: int = 0
 ) -> str | None:
@@ -155,8 +164,7 @@ def nearest(
         known: names that exist.
         table: names by the equivalent name of another package.
         cutoff: smallest similarity, in [0, 1].
-        shortest: smallest length of a word that is compared. Short names of metrics that differ in one letter are other
-            quantities, such as ECE and ENCE.
+        shortest: smallest length of a word that is compared; `SHORTEST` for names of metrics.
     """
     if table.get(word) in known:
         return table[word]

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchcalib._bridges import NAMES, nearest
+from torchcalib._bridges import NAMES, SHORTEST, nearest
 
 
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
@@ -38,9 +38,6 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
 
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations", "sklearn")
 
-_SHORTEST = 6
-"""Smallest length of a name that is compared with similar names: ECE and ENCE are different quantities."""
-
 
 def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
     """Return the error for an unknown attribute of a module, with a suggestion. Call it in the module's `__getattr__`.
@@ -54,7 +51,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
     found = NAMES.get(name) or next(_locations(name), None)
-    if found is None and (close := nearest(name, known, {}, shortest=_SHORTEST)):
+    if found is None and (close := nearest(name, known, {}, shortest=SHORTEST)):
         found = f"{module}.{close}".removeprefix("torchcalib.")
     if found is None:
         return AttributeError(message)

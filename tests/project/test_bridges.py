@@ -76,6 +76,7 @@ tc.bootstrap_ci                          `torchcalib.bootstrap`
 test.pvalue                              `p_value`
 test.confidence_interval()               `low` and `high`
 tc.ece(p, y, ci=0.95)                    torchcalib.inference.bootstrap
+tc.ece(p, y, threshold=0.5)              Calibration metrics have no threshold.
 tc.ece(p, y, num_bins=5)                 Did you mean `n_bins`?
 tc.bootstrap(tc.ece, p, y, n_resamples=99)         Did you mean `n_replicates`?
 tc.bootstrap(tc.ece, p, y, confidence_level=0.9)   Did you mean `level`?
@@ -117,7 +118,8 @@ check a.npz --fail_if 'ece > 1'          --fail-if
 check a.npz --max-ece 0.05               --fail-if
 report a.npz --fail-if 'ece > 0.05'      --fail-if is an option of torchcalib check
 report a.npz --jsn                       --json
-report a.npz --format json               --json
+report a.npz --format json               --json prints the result as JSON
+report a.npz --ci 0.9                    See `torchcalib report --help`
 report a.npz --html a.html               --out
 report a.npz --output-dir a              --out
 report a.npz -o a                        --out

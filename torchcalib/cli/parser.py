@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torchcalib
-from torchcalib._bridges import ARGUMENTS, NAMES, nearest
+from torchcalib._bridges import ARGUMENTS, NAMES, OPTIONS, SHORTEST, nearest
 from torchcalib._lazy import public_names
 from torchcalib._version import __version__
 from torchcalib.cli import inputs, options
@@ -277,7 +277,7 @@ def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
     name = metric_named(arguments.name)
     if name is None:
         known = metrics()
-        similar = nearest(arguments.name.lower(), known, {}, shortest=_SHORTEST)
+        similar = nearest(arguments.name.lower(), known, {}, shortest=SHORTEST)
         advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
         raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
     arguments.name = name
@@ -397,10 +397,6 @@ def metric_named(word: str) -> str | None:
     name = word.lower().replace("-", "_")
     by_class = {kind.lower(): function for function, kind in known.items()}
     return next((each for each in (name, by_class.get(name), NAMES.get(name)) if each in known), None)
-
-
-_SHORTEST = 6
-"""Smallest length of a name that is compared with those of metrics: ECE and ENCE are different quantities."""
 
 
 def _no_predictions(*_: Any) -> None:
@@ -570,18 +566,24 @@ def _options_of(command: str) -> list[str]:
     return [*declared, "--json", "--help", "-h"]
 
 
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _unknown_option(option: str, command: str) -> str:
     """Return the error for an unknown option, with the option that a person means by it, also of other commands."""
     word = option.lstrip("-").lower().replace("-", "_")
-    own = ARGUMENTS.get(word, word)
-    meant = f"--{own.replace('_', '-')}"
-    known = _options_of(command)
-    if similar := meant if meant in known else nearest(f"--{word.replace('_', '-')}", known, {}):
+    own = OPTIONS.get(word, word)
+    known, name = _options_of(command), _dashed(own)
+    meant = _dashed(ARGUMENTS.get(word, own))
+    if " " in own:
+        advice = own
+    elif similar := meant if meant in known else nearest(_dashed(word), known, {}):
         advice = f"Did you mean {similar}?"
-    elif others := [each for each in COMMANDS if meant in _options_of(each)]:
-        advice = f"{meant} is an option of torchcalib {listed(others)}."
-    elif named := nearest(word, COMMANDS, _SYNONYMS, 1.0):
-        advice = f"`torchcalib {named}` is a command."
+    elif others := [each for each in COMMANDS if name in _options_of(each)]:
+        advice = f"{name} is an option of torchcalib {listed(others)}."
+    elif word in COMMANDS:
+        advice = f"`torchcalib {word}` is a command."
     else:
         advice = f"See `torchcalib {command} --help`."
     return f"`{short_name(option, 60)}` must be an option of `torchcalib {command}`, got an unknown one. {advice}"
@@ -591,7 +593,7 @@ def _unknown_command(word: str) -> str:
     """Return the error for an unknown command, with the command that a person means by it."""
     name = word.lower()
     similar = nearest(name, COMMANDS, _SYNONYMS, 0.7)
-    if metric := metric_named(word) or nearest(name, metrics(), {}, shortest=_SHORTEST):
+    if metric := metric_named(word) or nearest(name, metrics(), {}, shortest=SHORTEST):
         similar = f"metric {metric}"
     elif format_of(Path(word)) is not None or Path(word).exists():
         similar = f"report {short_name(word, 100)}"
