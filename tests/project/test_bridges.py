@@ -80,6 +80,7 @@ tc.ece(p, y, threshold=0.5)              Calibration metrics have no threshold.
 tc.ece(p, y, num_bins=5)                 Did you mean `n_bins`?
 tc.bootstrap(tc.ece, p, y, n_resamples=99)         Did you mean `n_replicates`?
 tc.bootstrap(tc.ece, p, y, confidence_level=0.9)   Did you mean `level`?
+tc.bootstrap((p, y), tc.ece)             Call bootstrap(metric, preds, target).
 tc.bootstrap('ece', p, y)                must be a function such as torchcalib.functional.ece
 tc.report(p, y, label=y)                 Did you mean `target`?
 tc.report(p, y, by=y)                    Did you mean `groups`?

@@ -187,10 +187,10 @@ def with_own_names(options: Mapping[str, Any]) -> dict[str, Any]:
 def task_by_position(function: F) -> F:
     """Return a function of data that accepts no other option than `task` by position, and names of scikit-learn.
 
-    Python would only count the positional arguments in its error.
+    Its errors for missing and for further arguments state their order.
     """
-    parameters = signature(function).parameters.values()
-    most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+    positional = [p for p in signature(function).parameters.values() if p.kind == Parameter.POSITIONAL_OR_KEYWORD]
+    most, required = len(positional), [p.name for p in positional if p.default is Parameter.empty]
 
     @wraps(function)
     def call(*data: Any, **options: Any) -> Any:
@@ -198,6 +198,9 @@ def task_by_position(function: F) -> F:
             raise only_task_by_position(data[most])
         if any(name in options for name in SCIKIT_LEARN_NAMES):
             options = with_own_names(options)
+        if missing := [name for name in required[len(data) :] if name not in options]:
+            order = ", ".join(name for name in required if name not in ("cls", "self"))
+            raise TypeError(f"`{missing[0]}` must be given, got no such argument. Call {function.__name__}({order}).")
         return function(*data, **options)
 
     vars(call)["__signature__"] = with_input_options(signature(function))
