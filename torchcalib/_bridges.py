@@ -132,6 +132,7 @@ OPTIONS = _by_other(
 
 _ATTRIBUTES = (
     ("p_value", "", "p p_val pval pvalue"),
+    ("p_value", "Its attributes are vars(test).", "as_dict to_dict"),
     ("low", "The attributes `low` and `high` are the ends of the interval.",
      "ci conf_int confidence_interval interval"),
     ("to_pandas", "", "dataframe df to_dataframe to_df to_frame"),
@@ -145,7 +146,7 @@ _ATTRIBUTES = (
     ("test", "Call test() for the interval, noise floor and p-value of a calibration error, or "
      "torchcalib.Bootstrapped(metric) for an interval of any metric.",
      "ci confidence_interval interval noise_floor p_value pvalue"),
-    ("update", "Call the metric with predictions and targets, or its methods update and compute.", "measure score"),
+    ("update", "Call the metric with predictions and targets, or its methods update and compute.", "measure result score"),
 )  # fmt: skip
 """Attribute of an object that has the meaning, a sentence about it (or ""), and names in other packages."""
 

@@ -75,6 +75,10 @@ tc.kuiper                                `torchcalib.ks` with norm='range'
 tc.bootstrap_ci                          `torchcalib.bootstrap`
 test.pvalue                              `p_value`
 test.confidence_interval()               `low` and `high`
+test.to_dict()                           vars(test)
+tc.report()                              Call Report.from_predictions(preds).
+tc.Report.load('a.html')                 load report.json
+tc.Report.load('a.csv')                  Report.from_files reads predictions.
 tc.ece(p, y, ci=0.95)                    torchcalib.inference.bootstrap
 tc.ece(p, y, threshold=0.5)              Calibration metrics have no threshold.
 tc.ece(p, y, num_bins=5)                 Did you mean `n_bins`?

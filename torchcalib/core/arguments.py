@@ -200,7 +200,9 @@ def task_by_position(function: F) -> F:
             options = with_own_names(options)
         if missing := [name for name in required[len(data) :] if name not in options]:
             order = ", ".join(name for name in required if name not in ("cls", "self"))
-            raise TypeError(f"`{missing[0]}` must be given, got no such argument. Call {function.__name__}({order}).")
+            raise TypeError(
+                f"`{missing[0]}` must be given, got no such argument. Call {function.__qualname__}({order})."
+            )
         return function(*data, **options)
 
     vars(call)["__signature__"] = with_input_options(signature(function))

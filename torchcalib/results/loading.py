@@ -14,6 +14,7 @@ from torchcalib.calibration.saving import CLASSES
 from torchcalib.core.bins import BinTable
 from torchcalib.core.saved import check_is_file, loading
 from torchcalib.io.errors import shown
+from torchcalib.io.paths import format_of
 from torchcalib.results.history import History
 
 T = TypeVar("T")
@@ -24,10 +25,10 @@ def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
     place = Path(path)
     file = place / name if place.is_dir() else place
     if file.suffix.lower() != ".json":
-        raise ValueError(
-            f"`path` must be a folder or a .json file, got {shown(str(path))}. Pages and tables contain rounded "
-            f"numbers: save {name} as well."
-        )
+        advice = f"Pages and tables contain rounded numbers: load {name}."
+        if format_of(file) is not None:
+            advice = "Report.from_files reads predictions."
+        raise ValueError(f"`path` must be a folder or a .json file, got {shown(str(path))}. {advice}")
     with loading(kind.__name__, str(path), "the method `save`"):
         check_is_file(file)
         saved = json.loads(file.read_text(encoding="utf-8"))
