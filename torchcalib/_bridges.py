@@ -146,7 +146,8 @@ _ATTRIBUTES = (
     ("test", "Call test() for the interval, noise floor and p-value of a calibration error, or "
      "torchcalib.Bootstrapped(metric) for an interval of any metric.",
      "ci confidence_interval interval noise_floor p_value pvalue"),
-    ("update", "Call the metric with predictions and targets, or its methods update and compute.", "measure result score"),
+    ("update", "Call the metric with predictions and targets, or its methods update and compute.",
+     "measure result score"),
 )  # fmt: skip
 """Attribute of an object that has the meaning, a sentence about it (or ""), and names in other packages."""
 
