@@ -1,6 +1,7 @@
 """Write the tables of performance from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
 The README gets four lines, chosen by a rule: the best, median and worst everyday job, and the worst one without numba.
+Sentences on each GPU follow: the range of ratios to torchmetrics, and the goals that were missed.
 `benchmarks/results/README.md` gets all results with their goals. Goals, and reasons for missed goals, are defined by
 the jobs. Jobs without results are "not yet measured".
 """
@@ -65,6 +66,25 @@ def short(content: dict[str, Any]) -> str:
         f"at least as fast in {counts}. Measured on {machine['cpu']}, {machine['cores']} cores, with {versions}."
     )
     return "\n".join((table(SHORT_HEAD, starmap(short_row, chosen.items())), "", *wrap(note, 120)))
+
+
+def on_gpu(content: dict[str, Any]) -> str:
+    """Return sentences on a GPU: the range of ratios to torchmetrics, and the goals that were missed."""
+    records = content["families"][DEVICE]
+    ratios = [found.ratio for found in compared(records, numba=True) if found.peer.startswith("torchmetrics")]
+    by_name = {record["job"]: record["peers"] for record in records}
+    goals = [
+        (found["ratio"] / peer.goal, job.name, f"{figure(found['ratio'])} times {peer.name}, goal {peer.goal:g}")
+        for job in jobs_of(DEVICE)
+        for peer in job.peers
+        if peer.goal and (found := by_name.get(job.name, {}).get(peer.name)) and found["ratio"] is not None
+    ]
+    n_missed, (_, job, what) = sum(excess > 1 for excess, *_ in goals), max(goals)
+    text = (
+        f"On {name(content['machine'])}, ECE takes {figure(ratios[0])} to {figure(ratios[-1])} times as long as the "
+        f"calibration error of torchmetrics. {n_missed} of {len(goals)} goals are missed. Worst: {job}, {what}."
+    )
+    return "\n".join(wrap(text, 120))
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> str:
@@ -151,7 +171,8 @@ def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     if not (begin and end):
         raise ValueError(f"`{README.name}` must have the lines {BEGIN!r} and {END!r}, got one without. Put them back.")
     content = next(content for content in files if not is_gpu(content["machine"]))
-    return f"{before}{BEGIN}\n\n{short(content)}\n\n{END}{after}"
+    parts = [short(content), *(on_gpu(each) for each in files if is_gpu(each["machine"]))]
+    return "\n\n".join((f"{before}{BEGIN}", *parts, f"{END}{after}"))
 
 
 def main() -> int:

@@ -46,7 +46,9 @@ def _object(cls: Any, definitions: Definitions) -> dict[str, Any]:
     """Return the schema of a data class, as `plain` writes it."""
     if issubclass(cls, BinTable):  # columns
         column = {"type": "array", "items": _SIMPLE[float]}
-        properties = {each.name: column for each in fields(cls) if each.name != "quantiles"}
+        properties = {each.name: column for each in fields(cls)}
+        if "quantiles" in properties:
+            properties["quantiles"] = {"type": "array", "items": column}
     else:
         types_of = get_type_hints(cls)
         properties = {each.name: _schema(types_of[each.name], definitions) for each in fields(cls)}

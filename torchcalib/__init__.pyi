@@ -4,6 +4,7 @@ from torchcalib import inference as inference
 from torchcalib import integrations as integrations
 from torchcalib import io as io
 from torchcalib import losses as losses
+from torchcalib import metrics as metrics
 from torchcalib import plots as plots
 from torchcalib import sklearn as sklearn
 from torchcalib import special as special

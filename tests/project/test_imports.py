@@ -5,7 +5,6 @@ import sys
 import tomllib
 
 import numpy as np
-import pytest
 from processes import ROOT, run_python
 
 import torchcalib as tc
@@ -76,14 +75,6 @@ def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_
     assert (code, output.count("\n")) == (2, 1)
     assert output.startswith("torchcalib: error: ")
     assert "torchcalib[report]" in output
-
-
-@pytest.mark.parametrize("name", ["ENCE", "AUROC", "EEC", "_ece", "unrelated"])
-def test_error_for_an_unknown_name_suggests_no_other_quantity(name):
-    with pytest.raises(AttributeError) as caught:
-        getattr(tc, name)
-    assert "Did you mean" not in str(caught.value)
-    assert not hasattr(tc, name)
 
 
 def test_flat_names_are_the_objects_of_the_namespaces():

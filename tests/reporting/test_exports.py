@@ -205,6 +205,38 @@ def test_suffix_of_a_path_selects_the_format(tmp_path):
             result.save(folder / "r.pdf")
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_saved_results_are_loaded(task, tmp_path):
+    """The page of a loaded report has the same diagrams, and thus the same tables of bins."""
+    report = replace(full_report(task), history=HISTORY)
+    for result, file in ((report, "report.json"), (compared(task), "compare.json")):
+        result.save(tmp_path / file)
+        for path in (tmp_path / file, str(tmp_path)):
+            again = type(result).load(path)
+            assert again.to_dict() == result.to_dict()
+            assert str(again) == str(result)
+    assert render(tc.Report.load(tmp_path)) == render(report)
+
+
+def test_other_files_are_no_reports(tmp_path):
+    saved = quick_report("binary").to_dict()
+    wrong = {
+        "version": {**saved, "schema_version": 99},
+        "kind": {**saved, "task": "regression"},
+        "type": {**saved, "num_classes": "two"},
+        "missing": {name: value for name, value in saved.items() if name != "lines"},
+        "list": [],
+    }
+    for name, content in wrong.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"must be a complete Report, got .* Create it with the method `save`\."):
+            tc.Report.load(tmp_path / f"{name}.json")
+    with pytest.raises(ValueError, match=r"`path` must be a folder or a \.json file, got 'r\.html'"):
+        tc.Report.load("r.html")
+    with pytest.raises(FileNotFoundError):
+        tc.Report.load(tmp_path)
+
+
 def names_by_error(report):
     """Return the class names in descending order of the class errors minus their noise floors."""
     order = sorted(range(12), key=lambda k: report.class_lines[k].noise_floor - report.per_class[k])

@@ -5,12 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, check_flag, is_int, task_of, with_own_names
+from torchcalib._bridges import unknown_attribute
+from torchcalib.core.arguments import Task, check_flag, is_int, task_of, unknown_argument, with_own_names
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
@@ -99,6 +101,13 @@ class Calibrator(nn.Module, ABC):
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             cls.name = cls.__name__
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Return an empty calibrator. Raise TypeError for an unknown argument of the constructor."""
+        known = signature(cls).parameters if options else ()
+        if unknown := [name for name in options if name not in known]:
+            raise unknown_argument(unknown[0], known, cls.__name__)
+        return super().__new__(cls)
 
     def __init__(self, *, from_logits: bool | None = None) -> None:
         super().__init__()
@@ -441,13 +450,11 @@ class Calibrator(nn.Module, ABC):
         return ""
 
     def __getattr__(self, name: str) -> Tensor:
-        """Return a parameter. Advise on methods of scikit-learn, for which `hasattr` is False."""
-        if name in ("transform", "fit_transform", "predict"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}. "
-                "Call the fitted calibrator with predictions, or its method predict_proba."
-            )
-        return super().__getattr__(name)  # type: ignore[return-value]  # a calibrator has no modules
+        """Return a parameter. Advise on names of other packages, for which `hasattr` is False."""
+        try:
+            return super().__getattr__(name)  # type: ignore[return-value]  # a calibrator has no modules
+        except AttributeError:
+            raise unknown_attribute(self, name) from None
 
     # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
 

@@ -19,7 +19,8 @@ CHECKPOINT_KEY = "torchcalib_calibrator"
 
 _KIND = "calibrator"  # of the saved form
 
-_CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
+CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in (*CALIBRATORS, *ON_REQUEST)}
+"""Calibrators that can be saved, by the name of their class."""
 
 
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
@@ -92,7 +93,7 @@ def load_calibrator(path: str | Path) -> Calibrator:
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
     """Create a fitted calibrator from its `state_dict`."""
-    calibrator = _CLASSES[state["_extra_state"]["kind"]]()
+    calibrator = CLASSES[state["_extra_state"]["kind"]]()
     owned = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > value.untyped_storage().nbytes():

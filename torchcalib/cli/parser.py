@@ -8,20 +8,19 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torchcalib
-from torchcalib._lazy import SYNONYMS as SYNONYMS_OF_NAMES
+from torchcalib._bridges import ARGUMENTS, NAMES, OPTIONS, SHORTEST, nearest
 from torchcalib._lazy import public_names
 from torchcalib._version import __version__
 from torchcalib.cli import inputs, options
 from torchcalib.cli.options import Option
 from torchcalib.cli.systems import systems_of
+from torchcalib.display.words import listed
 from torchcalib.io.errors import limited, quoted, short_name, shown
-from torchcalib.io.names import SYNONYMS
 from torchcalib.io.paths import check_paths, expanded, format_of
 from torchcalib.results.conditions import DEFAULT, Condition
 
@@ -275,14 +274,13 @@ def _found_parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
-    known = metrics()
-    arguments.name = arguments.name.lower().replace("-", "_")
-    if arguments.name not in known:
-        arguments.name = next((name for name, kind in known.items() if kind.lower() == arguments.name), arguments.name)
-    if arguments.name not in known:
-        similar = _similar_metric(arguments.name)
+    name = metric_named(arguments.name)
+    if name is None:
+        known = metrics()
+        similar = nearest(arguments.name.lower(), known, {}, shortest=SHORTEST)
         advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
         raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
+    arguments.name = name
     return options.found_files(arguments)
 
 
@@ -354,10 +352,9 @@ def _named_calibrator(name: str) -> str:
     by_name = {_letters(each): each for each in known} | _IN_REPORTS
     if found := by_name.get(_letters(name)):
         return found
-    similar = [each for each in known if _letters(name) and _letters(each).startswith(_letters(name))][:1]
-    similar = [SYNONYMS_OF_NAMES[name]] if SYNONYMS_OF_NAMES.get(name) in known else similar
-    similar = similar or get_close_matches(name, known, 1, 0.6)
-    advice = f"Did you mean `{similar[0]}`?" if similar else f"Calibrators are {', '.join(known)}."
+    starts = (each for each in known if _letters(name) and _letters(each).startswith(_letters(name)))
+    similar = NAMES[name] if NAMES.get(name) in known else next(starts, nearest(name, known, {}, 0.6))
+    advice = f"Did you mean `{similar}`?" if similar else f"Calibrators are {', '.join(known)}."
     raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
 
 
@@ -394,14 +391,12 @@ def metrics() -> dict[str, str]:
     return {name: classes[of_class] for name, of_class in joined.items() if of_class in classes}
 
 
-def _similar_metric(name: str) -> str | None:
-    """Return the name of the metric that a person means by `name`; None if there is none."""
+def metric_named(word: str) -> str | None:
+    """Return the function of a metric by its name, that of its class, or that in another package; or None."""
     known = metrics()
-    name = name.lower().replace("-", "_")
-    synonym = SYNONYMS_OF_NAMES.get(name, name)
-    # Short names that differ in one letter are other quantities, such as ECE and ENCE.
-    close = get_close_matches(name, known, 1, 0.8) if len(name) > 5 else []
-    return next((each for each in (synonym, *close) if each in known), None)
+    name = word.lower().replace("-", "_")
+    by_class = {kind.lower(): function for function, kind in known.items()}
+    return next((each for each in (name, by_class.get(name), NAMES.get(name)) if each in known), None)
 
 
 def _no_predictions(*_: Any) -> None:
@@ -541,24 +536,23 @@ class _Parser(argparse.ArgumentParser):
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command line, or exit with an error."""
+        """Parse the command line, or exit with an error that shows the usage of the command."""
         given = list(sys.argv[1:] if args is None else args)
-        words = [word for word in given if not word.startswith("-")]
+        words = [word for word in given if word == "-" or not word.startswith("-")]
         if words and words[0] not in self.commands:
-            if words[1:] and words[0] in metrics():  # `torchcalib ece FILE`
-                given.insert(given.index(words[0]), "metric")
-            else:
+            if not words[1:] or metric_named(words[0]) is None:
                 self.error(_unknown_command(words[0]))
+            given.insert(given.index(words[0]), "metric")  # `torchcalib ece FILE`
+            words.insert(0, "metric")
+        for word in given[given.index(words[0]) :] if words else ():
+            option = word.partition("=")[0]
+            if option == "--":
+                break
+            if re.match("-[-a-z]", option, re.IGNORECASE) and option not in _options_of(words[0]):
+                self.commands[words[0]].error(_unknown_option(option, words[0]))
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
-            option = unknown[0].partition("=")[0].replace("_", "-")
-            synonym = SYNONYMS.get(option.lstrip("-").replace("-", "_"), "")
-            known = re.findall(r"--[a-z][a-z-]+", self.commands.get(parsed.command, self).format_help())
-            similar: str | None = f"--{synonym.replace('_', '-')}"
-            if similar not in known:
-                similar = next(iter(get_close_matches(option, known, 1, 0.8)), None)
-            advice = f" Did you mean {similar}?" if similar else ""
-            self.error(f"unrecognized arguments: {short_name(' '.join(unknown), 200)}.{advice}")
+            self.commands.get(parsed.command, self).error(f"unrecognized arguments: {quoted(unknown)}.")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -566,11 +560,40 @@ class _Parser(argparse.ArgumentParser):
         super().error(limited(message))
 
 
+def _options_of(command: str) -> list[str]:
+    """Return the options of a command."""
+    declared = [option.name for option in COMMANDS[command].arguments if option.name.startswith("-")]
+    return [*declared, "--json", "--help", "-h"]
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _unknown_option(option: str, command: str) -> str:
+    """Return the error for an unknown option, with the option that a person means by it, also of other commands."""
+    word = option.lstrip("-").lower().replace("-", "_")
+    own = OPTIONS.get(word, word)
+    known, name = _options_of(command), _dashed(own)
+    meant = _dashed(ARGUMENTS.get(word, own))
+    if " " in own:
+        advice = own
+    elif similar := meant if meant in known else nearest(_dashed(word), known, {}):
+        advice = f"Did you mean {similar}?"
+    elif others := [each for each in COMMANDS if name in _options_of(each)]:
+        advice = f"{name} is an option of torchcalib {listed(others)}."
+    elif word in COMMANDS:
+        advice = f"`torchcalib {word}` is a command."
+    else:
+        advice = f"See `torchcalib {command} --help`."
+    return f"`{short_name(option, 60)}` must be an option of `torchcalib {command}`, got an unknown one. {advice}"
+
+
 def _unknown_command(word: str) -> str:
     """Return the error for an unknown command, with the command that a person means by it."""
     name = word.lower()
-    similar = _SYNONYMS.get(name) or next(iter(get_close_matches(name, COMMANDS, 1, 0.7)), None)
-    if metric := _similar_metric(name):
+    similar = nearest(name, COMMANDS, _SYNONYMS, 0.7)
+    if metric := metric_named(word) or nearest(name, metrics(), {}, shortest=SHORTEST):
         similar = f"metric {metric}"
     elif format_of(Path(word)) is not None or Path(word).exists():
         similar = f"report {short_name(word, 100)}"

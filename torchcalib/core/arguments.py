@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from numbers import Integral
@@ -10,8 +9,9 @@ from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast
 
 from torch import Tensor
 
+from torchcalib._bridges import ARGUMENTS, nearest
 from torchcalib.io.errors import short_name, shown
-from torchcalib.io.names import SYNONYMS, TASKS
+from torchcalib.io.names import TASKS
 from torchcalib.io.names import Task as Task
 from torchcalib.io.names import task_of as task_of
 
@@ -125,7 +125,7 @@ _ADVICE = {
     "strategy": "Use ace for bins of equal mass.",
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
     "per_class": "Pass mode='classwise' and average=None.",
-    "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
+    "level": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
     "groups": "Pass them to by_group(function, preds, target, groups), report or ByGroup.",
     "weights": "Pass weights=... in the call, with each batch.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
@@ -134,10 +134,9 @@ _ADVICE = {
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
     """Return the error for an argument that `where` does not accept, with a suggestion from its `known` arguments."""
-    similar = SYNONYMS.get(name)
-    if similar not in known:
-        similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
-    advice = _ADVICE.get("weights" if SYNONYMS.get(name) == "weights" != similar else name)
+    similar = nearest(name, known, ARGUMENTS, 0.7)
+    meant = ARGUMENTS.get(name, name)
+    advice = None if meant == similar else _ADVICE.get(meant)
     if name in ("top_k", "per_class") and "mode" not in known:
         advice = None
     if name == "strategy" and "bins" in known:
@@ -188,10 +187,10 @@ def with_own_names(options: Mapping[str, Any]) -> dict[str, Any]:
 def task_by_position(function: F) -> F:
     """Return a function of data that accepts no other option than `task` by position, and names of scikit-learn.
 
-    Python would only count the positional arguments in its error.
+    Its errors for missing and for further arguments state their order.
     """
-    parameters = signature(function).parameters.values()
-    most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+    positional = [p for p in signature(function).parameters.values() if p.kind == Parameter.POSITIONAL_OR_KEYWORD]
+    most, required = len(positional), [p.name for p in positional if p.default is Parameter.empty]
 
     @wraps(function)
     def call(*data: Any, **options: Any) -> Any:
@@ -199,6 +198,11 @@ def task_by_position(function: F) -> F:
             raise only_task_by_position(data[most])
         if any(name in options for name in SCIKIT_LEARN_NAMES):
             options = with_own_names(options)
+        if missing := [name for name in required[len(data) :] if name not in options]:
+            order = ", ".join(name for name in required if name not in ("cls", "self"))
+            raise TypeError(
+                f"`{missing[0]}` must be given, got no such argument. Call {function.__qualname__}({order})."
+            )
         return function(*data, **options)
 
     vars(call)["__signature__"] = with_input_options(signature(function))
@@ -233,6 +237,10 @@ def with_resolved_task(task: Task | None, options: Options) -> tuple[Task, Optio
 
 def check_task(task: object) -> None:
     """Raise ValueError unless `task` is "binary", "multiclass" or "multilabel"."""
+    if is_int(task):
+        raise ValueError(
+            f"`task` must be one of {', '.join(map(repr, TASKS))}, got {task}. Pass n_bins={task} by name."
+        )
     check_choice("task", task, TASKS)
 
 

@@ -13,6 +13,7 @@ from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Literal, Self
 
+from torchcalib._bridges import Advising
 from torchcalib.display.words import decimals, p_words, printable_lines, significant
 
 
@@ -83,7 +84,7 @@ class Section:
     rows: Sequence[Row]
 
 
-class Tabular(ABC):
+class Tabular(Advising, ABC):
     """Base class of objects that can be exported as a table, and that notebooks display as a table."""
 
     @abstractmethod

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, Unpack, get_args, get_origin
 import torch
 from torch import Tensor
 
+from torchcalib._bridges import Advising
 from torchcalib.core.arguments import (
     InputOptions,
     Task,
@@ -127,7 +128,7 @@ def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> t
 
 
 @dataclass(frozen=True, eq=False)
-class Interval:
+class Interval(Advising):
     """Value of a metric with its percentile bootstrap interval.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchcalib._bridges import Advising
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.clusters import MAX_DISTINCT
 from torchcalib.core.partition import AnyPartition
@@ -37,7 +38,7 @@ _IN_CACHE = 2**16  # number of simulated values that are processed at a time, wh
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CalibrationTest:
+class CalibrationTest(Advising):
     """Calibration error with its expected value under perfect calibration, p-value and confidence interval.
 
     Attributes:

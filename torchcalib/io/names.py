@@ -69,29 +69,6 @@ OUTCOMES = (
 INDEX = ("", "index", "id", "idx", "unnamed:_0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
-SYNONYMS = {
-    other: name
-    for name, others in {
-        "n_bins": "bins nbins num_bins",
-        "target": "label labels targets y_true",
-        "preds": "probs y_pred y_prob y_proba y_score",
-        "from_logits": "logits",
-        "weights": "weight sample_weight sample_weights",
-        "clusters": "cluster",
-        "groups": "group model",
-        "class_names": "names",
-        "num_classes": "n_classes",
-        "num_labels": "n_labels",
-        "positive_classes": "pos_label",
-        "ignore_index": "ignore_idx",
-        "n_replicates": "n_bootstrap n_resamples",
-        "seed": "random_state",
-        "out": "o output",
-    }.items()
-    for other in others.split()
-}
-"""Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
-
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PERCENT = re.compile(r"\s*(\d{1,3}(?:\.\d{1,20})?)\s*%\s*")
 _MAX_DIGITS = 9  # longer numbers are identifiers

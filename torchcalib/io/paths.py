@@ -66,6 +66,8 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
         with reading(str(path), format_of(path) or "known"):
             if not path.is_file():  # opening a pipe may block, and a device may be endless
                 found = "a path that does not exist. Check the path."
+                if str(path) == "-":
+                    found = "standard input, which is not read. Save it in a file, such as rows.csv."
                 if path.exists():
                     found = "a pipe or device. Save its content in a file."
                 if path.is_dir():

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torchmetrics.metric import Metric
 
+from torchcalib._bridges import unknown_attribute
 from torchcalib.core.arguments import (
     INPUT_DEFAULTS,
     Task,
@@ -55,9 +56,6 @@ S = TypeVar("S")
 
 RULED_OUT = Evidence(None, None)
 """Evidence after a batch that rules out all mistakes. It is never modified: see `_read`."""
-
-_NAMES_OF_EVIDENCE = ("confidence_interval", "interval", "ci", "p_value", "pvalue", "noise_floor")
-"""Names by which a person may look for the result of `test`."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -439,16 +437,11 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         return ", ".join(f"{name}={_named(value)}" for name, value in shown.items() if value is not None)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError for an unknown attribute, with the method that computes an interval or a p-value."""
+        """Raise AttributeError for an unknown attribute, with the one that a person means."""
         try:
             return super().__getattr__(name)
-        except AttributeError as error:
-            if name not in _NAMES_OF_EVIDENCE:
-                raise
-            raise AttributeError(
-                f"{error}. Call test() for the interval, noise floor and p-value of a calibration error, or "
-                "torchcalib.Bootstrapped(metric) for an interval of any metric."
-            ) from None
+        except AttributeError:
+            raise unknown_attribute(self, name) from None
 
     def test(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CalibrationTest:
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.

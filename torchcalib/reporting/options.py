@@ -81,7 +81,7 @@ class ReportOptions:
             check_positive("safe_threshold", own["safe_threshold"])
         class_names = checked_names(own.pop("class_names", None) or ())
         unknown = {name: value for name, value in options.items() if name not in known}
-        check_option_names(unknown, ("task", *known, *_ROLES), where)
+        check_option_names(unknown, ("preds", "target", "task", *known, *_ROLES), where)
         if of_input.get("batch_dims"):
             raise TypeError(
                 f"`batch_dims` must be 0 for {where}, got {shown(of_input['batch_dims'])}. "

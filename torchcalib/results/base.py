@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
+from torchcalib._bridges import NAMES
 from torchcalib._version import __version__
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task
@@ -109,6 +110,9 @@ class Results(Exported, Mapping[str, V], Tabular):
         task_is_inferred: whether the task was inferred from the shapes.
     """
 
+    file_name: ClassVar[str]
+    """Name of the JSON file in the folder of `save`."""
+
     task: Task
     n: float
     num_classes: int
@@ -151,10 +155,15 @@ class Results(Exported, Mapping[str, V], Tabular):
         return self._entry(line)
 
     def line(self, key: str) -> Any:
-        """Return the `Line` or `ComparedLine` with a key, as for `self[key]`; None if there is none."""
-        # Errors of the main mode precede those of other modes.
-        exact = [line for line in self.lines if line.key == key]
-        return next(iter(exact or [line for line in self.lines if line.key.startswith(f"{key}/")]), None)
+        """Return the `Line` or `ComparedLine` with a key, as for `self[key]`; None if there is none.
+
+        The name in a key may also be that of the metric function, or of the score in scikit-learn: `"brier"`,
+        `"brier_score"` and `"brier_score_loss"` are the same key.
+        """
+        wanted = _with_own_name(key)
+        lines = {_with_own_name(line.key): line for line in self.lines}
+        # Without an exact key, the first one with a mode: errors of the main mode precede those of other modes.
+        return lines.get(wanted) or next((line for own, line in lines.items() if own.startswith(f"{wanted}/")), None)
 
     def __iter__(self) -> Iterator[str]:
         return (line.key for line in self.lines)
@@ -165,11 +174,42 @@ class Results(Exported, Mapping[str, V], Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; a table is a dict of columns.
 
-        Quantiles of bins are omitted. NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
+        NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
         has no such numbers.
         """
         values = {each.name: plain(getattr(self, each.name)) for each in fields(self)}
         return {"schema_version": SCHEMA_VERSION, **values}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Load a result from the JSON file or the folder that `save` wrote.
+
+        The calibrator in `calibration` is not fitted. Everything else is equal to the saved object. A page or a table
+        (`.html`, `.md`, `.tex`) contains rounded numbers only, and cannot be loaded. A state of
+        `torchcalib report --save-state` is loaded by `torchcalib.ReportBuilder.load`.
+
+        Args:
+            path: a `.json` file, or a folder with `report.json` (for a comparison, `compare.json`). No code in it is
+                executed.
+
+        Returns:
+            The report or comparison.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if it is no such file, is damaged, or has another version of the format.
+
+        Example:
+            >>> import tempfile, torch, torchcalib
+            >>> r = torchcalib.report(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), with_intervals=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = r.save(f"{folder}/r.json")
+            ...     again = torchcalib.Report.load(f"{folder}/r.json")
+            >>> again["ece"] == r["ece"]
+            True
+        """
+        found: Self = above("torchcalib.results.loading:load")(cls, path, cls.file_name, SCHEMA_VERSION)
+        return found
 
     def save(self, path: str | Path, *, diagrams: bool = False) -> tuple[Path, ...]:
         """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
@@ -200,12 +240,18 @@ class Results(Exported, Mapping[str, V], Tabular):
         )
 
 
+def _with_own_name(key: str) -> str:
+    """Return a key with the name of the function instead of another name of the metric: `nll` for `log_loss`."""
+    name, slash, mode = key.partition("/")
+    return f"{NAMES.get(name, name)}{slash}{mode}"
+
+
 def plain(value: Any) -> Any:
     """Convert data classes, tables and containers to values that strict JSON can represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BinTable):
-        return {name: plain(column.tolist()) for name, column in value.to_dict().items() if name != "quantiles"}
+        return {name: plain(column.tolist()) for name, column in value.to_dict().items()}
     if isinstance(value, History):
         return plain(value.to_dict())
     if isinstance(value, Calibrator):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
 from torchcalib.display.words import ONE_LOOK, ends, listed, p_words, printable, printable_lines, significant
@@ -69,6 +69,8 @@ class Comparison(Results[ComparedLine]):
         sources: origin of the predictions, such as files, by system name.
         rows: numbers of common rows with the baseline, by name of each other system; empty without ids.
     """
+
+    file_name: ClassVar[str] = "compare.json"
 
     lines: tuple[ComparedLine, ...]
     systems: tuple[str, ...]

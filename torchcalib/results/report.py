@@ -7,7 +7,7 @@ from functools import cached_property
 from html import escape
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
@@ -70,6 +70,8 @@ class Report(Results[float]):
             label, which is found for all of them (Bonferroni). See `torchcalib.minimum_detectable_error`.
         warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
+
+    file_name: ClassVar[str] = "report.json"
 
     lines: tuple[Line, ...]
     priors: tuple[float, ...]

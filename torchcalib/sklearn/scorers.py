@@ -1,6 +1,6 @@
 """Calibration error and scorers in the conventions of scikit-learn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, signature
@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, make_scorer
 from torch import Tensor
 
 import torchcalib.functional
+from torchcalib._bridges import NAMES
 from torchcalib.core.arguments import check_choice, check_flag
 from torchcalib.functional.binned import ace, ece, mce, rmsce
 from torchcalib.functional.estimator import declaration_of, factory_of, is_metric, options_of
@@ -178,12 +179,23 @@ def get_scorer(scoring: str, **options: Any) -> Scorer:
     """
     known = _scorers()
     if scoring not in known:
+        similar = _meant(str(scoring), known)
+        advice = (
+            f"Did you mean {similar!r}?" if similar else "For scores of scikit-learn use sklearn.metrics.get_scorer."
+        )
         raise ValueError(
             f"`scoring` must be one of get_scorer_names(), such as 'neg_nll' or 'neg_l1_calibration_error', got "
-            f"{shown(scoring)}. For scores of scikit-learn use sklearn.metrics.get_scorer."
+            f"{shown(scoring)}. {advice}"
         )
     function, sign, own = known[scoring]
     return Scorer(function, sign, {**own, **options}, "predict_proba")
+
+
+def _meant(name: str, known: Collection[str]) -> str | None:
+    """Return the scorer of a metric without the prefix of scorers, or with its name in another package; or None."""
+    stem = name.lower().removeprefix("neg_").removeprefix("abs_").removesuffix("_scorer")
+    own = NAMES.get(stem, stem)
+    return next((each for each in (f"neg_{own}", f"neg_abs_{own}", own) if each in known), None)
 
 
 def get_scorer_names() -> list[str]:
