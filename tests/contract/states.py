@@ -630,12 +630,22 @@ KINDS += (sequential_tests, images, collections, reports, comparisons, monitors,
 STATES = [state for kind in KINDS for state in kind()]
 
 
-def states(where=lambda _: True, each_class=False):
+def states(where=lambda _: True, each_class=False, law=0):
     """Return a parameter for each state that meets a condition.
 
-    Metrics have one state per path. With `each_class`, the long run has one per class and path.
+    Metrics have one state per path. With `each_class`, the long run has one per class and path. The normal run of a law
+    has a quarter of the states, which differs between the numbers of laws, and the first state of each kind.
     """
-    found = [state for state in STATES if where(state)]
-    if not each_class:
-        found = [state for state in found if not (state.marks and state.name.startswith("metric "))]
-    return [pytest.param(state, id=str(state), marks=[pytest.mark.long] * bool(state.marks)) for state in found]
+    found, kinds = [], set()
+    for k, state in enumerate(STATES):
+        is_left_out = not each_class and state.marks and state.name.startswith("metric ")
+        if not where(state) or is_left_out:
+            continue
+        kind = state.name.split()[0]
+        marks = [pytest.mark.extended] * ((k + law) % 4 > 0 and kind in kinds)
+        if state.marks:
+            marks = [pytest.mark.long]
+        else:
+            kinds.add(kind)
+        found.append(pytest.param(state, id=str(state), marks=marks))
+    return found

@@ -222,6 +222,10 @@ def test_records_of_other_jobs_and_their_versions_are_kept(monkeypatch, tmp_path
 def test_every_operation_has_a_limit_and_every_reason_a_kernel():
     assert {op for op, *_ in kernels.KERNELS} == set(get_args(Op))
     assert REASONS["kernels"].keys() <= {job.name for job in kernels.JOBS}
+
+
+@pytest.mark.extended
+def test_every_kernel_is_called_by_its_job():
     for job in kernels.JOBS:
         for call in job.calls(n=2_000).values():
             call()

@@ -274,7 +274,7 @@ for k, metric in enumerate([*metrics, *metrics[:2], *clustered]):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory is that of Linux")
-@pytest.mark.parametrize("loops", ["always", "never"])
+@pytest.mark.parametrize("loops", ["never", pytest.param("always", marks=pytest.mark.extended)])
 def test_memory_of_an_update_is_that_of_a_piece(loops):
     environment = {**os.environ, "TORCHCALIB_NUMBA": loops}
     command = [sys.executable, "-c", MEGABYTES]
