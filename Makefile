@@ -58,8 +58,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+EXTENDED ?=  # options of pytest
 extended: $(VENV)/.dev
-	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
+	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long" $(EXTENDED)
 
 # Kernels without numba; and compiled loops for input of any size, with another instruction set and another number of
 # threads. `lowest` runs without vector instructions.
