@@ -5,6 +5,7 @@ A new kind of state is tested by a row: see `STATES`, and the laws in test_laws_
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -630,19 +631,27 @@ KINDS += (sequential_tests, images, collections, reports, comparisons, monitors,
 STATES = [state for kind in KINDS for state in kind()]
 
 
-def states(where=lambda _: True, each_class=False, law=0):
+def states(where=lambda _: True, each_class=False, asked=None):
     """Return a parameter for each state that meets a condition.
 
-    Metrics have one state per path. With `each_class`, the long run has one per class and path. The normal run of a law
-    has a quarter of the states, which differs between the numbers of laws, and the first state of each kind.
+    Metrics have one state per path. With `each_class`, the long run has one per class and path. The normal run has a
+    part of the states, and the first one of each kind.
+
+    Args:
+        where: condition.
+        each_class: whether metrics have one state per class and path.
+        asked: number of earlier laws by state, which is increased. The normal run has every fourth law of a state;
+            every second law of one that an addition replaces, because few laws hold for it.
     """
+    asked = Counter() if asked is None else asked
     found, kinds = [], set()
     for k, state in enumerate(STATES):
         is_left_out = not each_class and state.marks and state.name.startswith("metric ")
         if not where(state) or is_left_out:
             continue
-        kind = state.name.split()[0]
-        marks = [pytest.mark.extended] * ((k + law) % 4 > 0 and kind in kinds)
+        kind, is_in_turn = state.name.split()[0], (k + asked[state.name]) % (4 if state.order else 2) == 0
+        asked[state.name] += 1
+        marks = [pytest.mark.extended] * (not is_in_turn and kind in kinds)
         if state.marks:
             marks = [pytest.mark.long]
         else:

@@ -6,7 +6,8 @@ They run once per row of states.py. A new kind of state is tested once it has a 
 import copy
 import pickle
 import sys
-from itertools import count, pairwise
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -55,11 +56,11 @@ def examples(state):
     return settings(max_examples=state.examples, suppress_health_check=list(HealthCheck))
 
 
-NUMBERS = count()
+ASKED = Counter()
 
 
 def law(where=lambda state: True, **which):
-    return pytest.mark.parametrize("state", states(where, law=next(NUMBERS), **which))
+    return pytest.mark.parametrize("state", states(where, asked=ASKED, **which))
 
 
 def divided(random, state):
