@@ -33,7 +33,7 @@ Simulation = Callable[[torch.Generator, int], Data]
 
 def decided(task: Task, data: Data) -> Decision:
     """Return the decision of a report without intervals, which do not change the cause."""
-    options = {"task": task, "from_logits": True, "with_intervals": False, "with_classes": False}
+    options: dict[str, Any] = {"task": task, "from_logits": True, "with_intervals": False, "with_classes": False}
     return tc.report(data.logits, data.labels, groups=data.groups, **options).decision
 
 

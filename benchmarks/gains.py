@@ -123,6 +123,7 @@ def outcome(num_classes: int, n: int, law: str, seed: int) -> Outcome:
     given: dict[str, Any] = {"task": "multiclass" if num_classes > 2 else "binary", "from_logits": True}
     values, labels = drawn(n, num_classes, law, seed)
     report = tc.report(values, labels, **given, with_intervals=False, with_classes=False)
+    assert report.calibration is not None
     decision, recommended = report.decision, report.calibration.recommendation
     fresh, q = fresh_of(num_classes, law, seed)
 
