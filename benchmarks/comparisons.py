@@ -168,7 +168,12 @@ def outcomes(name: str, n_sets: int) -> dict[str, dict[str, float]]:
     law, found = KINDS[name], defaultdict[str, list[tuple[float, ...]]](list)
     for seed in range(n_sets):
         preds, target, clusters = law.draw(law.n, torch.Generator().manual_seed(seed))
-        given: dict[str, Any] = {"task": law.task, "from_logits": False, "clusters": clusters, "n_replicates": N_REPLICATES}
+        given: dict[str, Any] = {
+            "task": law.task,
+            "from_logits": False,
+            "clusters": clusters,
+            "n_replicates": N_REPLICATES,
+        }
         for line in tc.compare(preds, target, **given).lines:
             difference = line.differences["b"]
             if difference.interval is not None:
