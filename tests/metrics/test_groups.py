@@ -68,7 +68,7 @@ def test_values_by_group_equal_a_loop(case):
     close(metric.n(), groups[kept].bincount(weights[kept], minlength=6))
 
 
-@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {formula_of(case)})))
+@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)}, formula_of)))
 def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
     preds, target = case.data(n=40)
     groups = random_groups(40)
