@@ -73,7 +73,7 @@ def rows_and_ways():
             yield pytest.param(row, way, id=f"{row[3][:50]}-{way}", marks=marks)
 
 
-@pytest.mark.parametrize(("row", "way"), rows_and_ways())
+@pytest.mark.parametrize(("row", "way"), list(rows_and_ways()))
 @pytest.mark.filterwarnings("ignore:.*(has no samples of class|gives probability 0|divided by 100)")
 def test_wrong_input_raises_the_same_error_in_every_way_and_the_advised_input_is_right(row, way):
     preds, target, options, text, *rest = row

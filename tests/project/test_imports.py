@@ -6,6 +6,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from helpers.prediction_files import write_parquet
 from processes import ROOT, run_python
 
 import torchcalib as tc
@@ -135,13 +136,32 @@ def test_all_but_classes_and_pages_need_no_other_package_than_torch(tmp_path):
 PAGES = ("jinja2", "matplotlib", "torchcalib.plots", "torchcalib.reporting.render.html")
 NO_TORCH = ("torch", "torchcalib.core", "numpy", "pyarrow", "numba", "rich", *PAGES)
 COMPUTED = ("pandas", "sklearn", "torch._dynamo", "torch._inductor", "sympy", *PAGES)
+AT_ONCE = ("report missing.csv", "merge missing.pt", "compare a=missing.csv missing.npy", "apply missing.pt x.npz")
+OF_HEADERS = (
+    "report x.csv --target no",
+    "report x.csv --n-bins 0",
+    "report x.npz --preds no",
+    "report x.jsonl --weights no",
+    "report x.parquet --clusters no",
+    "report x.npz --task multiclass",
+    "report x.npz --save-calibrator no/c.pt",
+    "metric no x.npz",
+    "metric ece x.npz --mode no",
+    "check x.npz --fail-if ece>>1",
+    "plot x.npz --out x.gif",
+    "compare x.npz x.csv --preds no",
+    "calibrate x.npz --out c.pt --calibrator no",
+    "apply x.npz x.csv --preds no --out c.csv",
+)
+NO_PACKAGE = (*NO_TORCH, "torchmetrics", "pandas", "scipy", "sklearn", "transformers")
 NEEDLESS = [  # a command, its exit code, and modules that it must not import; commands that need fewer modules first
-    ("--help", 0, NO_TORCH),
+    *((words, 0, NO_PACKAGE) for words in ("--help", "report --help", "compare --help", "--version", "")),
     ("reprot x.csv", 2, NO_TORCH),
     ("report x.csv --max-ece 1", 2, NO_TORCH),
-    ("report missing.csv", 2, NO_TORCH),
+    *((words, 2, NO_PACKAGE) for words in AT_ONCE),
     ("audit missing.jsonl", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
     ("report unknown.csv", 2, ("torch", "torchcalib.core", "numba", *PAGES)),
+    *((words, 2, [name for name in NO_PACKAGE if name not in ("numpy", "pyarrow")]) for words in OF_HEADERS),
     ("metric ece x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting", "torchcalib.calibration")),
     ("watch x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting", "torchcalib.calibration")),
     ("check x.csv", 0, (*COMPUTED, "rich", "torchcalib.reporting.render")),
@@ -180,6 +200,10 @@ def test_commands_import_only_what_they_need(tmp_path):
     rows = [f"{q},{int(rng.uniform() < q)}" for q in p]
     (tmp_path / "x.csv").write_text("\n".join(["prob,label", *rows]))
     (tmp_path / "unknown.csv").write_text("colour,size\nred,3\n")
+    columns = {"prob": p[:3], "label": np.arange(3) % 2}
+    np.savez(tmp_path / "x.npz", **columns)
+    write_parquet(tmp_path / "x.parquet", columns)
+    (tmp_path / "x.jsonl").write_text('{"prob": 0.2, "label": 0}\n')
     lines = [{"item_id": k, "gold": "yes", "probs": {"yes": q, "no": 1 - q}} for k, q in enumerate(p.tolist())]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     done = run_python("-c", RUN, json.dumps(NEEDLESS), tmp_path)
