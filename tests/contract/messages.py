@@ -458,6 +458,12 @@ def by_group(metric, preds=P[:3], target=Y[:3]):
     return metric
 
 
+def of_two_metrics():
+    metrics = tc.CalibrationCollection([NLL.clone(), tc.KS(task="binary")])
+    metrics.update(P2, Y2)
+    return metrics
+
+
 def of_names(names):
     return tc.ByGroup(tc.ECE(task="binary"), group_names=list(names))
 
@@ -477,6 +483,9 @@ STATES = [
         ({"num_groups": None}, "must be", TypeError),
         ({"num_groups": None, "group_names": "ab"}, "must be", TypeError),
         ({"num_groups": 3, "group_names": ["a", "b"]}, "must be", TypeError)),
+    (lambda: tc.CalibrationCollection([NLL.clone()]).from_bytes(of_two_metrics().state_bytes()),
+     "must contain the states of this collection only, got `KS`", ValueError,
+     lambda: of_two_metrics().from_bytes(of_two_metrics().state_bytes())),
     (lambda: of_names("ab").merge_state(of_names("ba")), "must have the configuration ... group_names", ValueError,
      lambda: of_names("ab").merge_state(of_names("ab"))),
     (lambda: tc.Bootstrapped(by_group(NLL)), "`metric` must have sums as its state"),

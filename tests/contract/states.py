@@ -641,7 +641,7 @@ def states(where=lambda _: True, each_class=False, asked=None):
         where: condition.
         each_class: whether metrics have one state per class and path.
         asked: number of earlier laws by state, which is increased. The normal run has every fourth law of a state;
-            every second law of one that an addition replaces, because few laws hold for it.
+            every second law if an addition replaces earlier rows, because few laws hold for such a state.
     """
     asked = Counter() if asked is None else asked
     found, kinds = [], set()

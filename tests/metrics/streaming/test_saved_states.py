@@ -134,19 +134,6 @@ def damaged(state):
     yield "got {'sums': 3}", {"sums": 3}
 
 
-@pytest.mark.parametrize(
-    "metric", [tc.ECE(**BINARY), tc.CalibrationCollection([tc.NLL(**BINARY), tc.KS(**BINARY)], prefix="v/")]
-)
-def test_bytes_of_other_metrics_raise_errors(metric):
-    content = updated(metric.clone()).state_bytes()
-    if isinstance(metric, tc.CalibrationCollection):
-        with pytest.raises(ValueError, match="must contain the states of this collection only, got `KS`"):
-            tc.CalibrationCollection([tc.NLL(**BINARY)]).from_bytes(content)
-    for other in (tc.ECE(**BINARY, n_bins=7), tc.CalibrationCollection([tc.ECE(**BINARY)])):
-        with pytest.raises(ValueError, match=r"must (have the configuration of this metric|contain|be of this kind)"):
-            other.from_bytes(content)
-
-
 def test_damaged_newer_older_and_undescribed_states_raise_errors():
     metric = updated(tc.ECE(task="binary", persistent=True))
     metric.compute()
