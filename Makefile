@@ -26,9 +26,10 @@ PIP_INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
-# Tests of numerical code; messages, states and surfaces do not depend on the instruction set
-NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming --ignore tests/contract/test_messages.py \
-    --ignore tests/contract/test_laws_of_states.py --ignore tests/contract/test_laws_of_surfaces.py
+# Tests of numerical code; messages, options, states, surfaces and layouts do not depend on the instruction set
+NUMERICAL := tests/ops tests/special tests/metrics/streaming tests/contract \
+    $(addprefix --ignore tests/contract/test_,messages.py options.py laws_of_states.py saved_form.py laws_of_surfaces.py \
+    layouts.py)
 # Tests of code that calls other packages than torch
 DEPENDENT := tests/cli tests/display tests/io tests/ops tests/plots tests/project tests/reporting \
     tests/contract/test_oracles.py tests/contract/test_recorded.py tests/integrations/test_ignite.py \
@@ -58,8 +59,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+EXTENDED ?=  # options of pytest
 extended: $(VENV)/.dev
-	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
+	TORCHCALIB_NUMBA=always $(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long" $(EXTENDED)
 
 # Kernels without numba; and compiled loops for input of any size, with another instruction set and another number of
 # threads. `lowest` runs without vector instructions.

@@ -1,8 +1,4 @@
-"""Frequency of right decisions in simulations: `python -m benchmarks.diagnosis`.
-
-The decision is computed as in a report, with 199 simulated replicates for the p-value of ECE. Intervals, affine scaling
-and the cross-validation of calibrators are omitted, because they do not change the cause.
-"""
+"""Frequency of right decisions of reports in simulations: `python -m benchmarks.diagnosis`, in several hours."""
 
 import math
 from collections import Counter
@@ -13,27 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import torchcalib as tc
 from benchmarks import study
 from benchmarks.laws import normal, random
 from benchmarks.study import Found, Part, Row, Study
-from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
-from torchcalib.core.events import modes_of
-from torchcalib.core.partition import NamedPartState
-from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats
-from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
-from torchcalib.inference.testing import ErrorTest, run_error_test
-from torchcalib.reporting.calibration import FittedCalibrators, fitted
-from torchcalib.reporting.catalogue import BY_CLASS, bins_of, catalogue_of
-from torchcalib.reporting.findings import Findings, decide
-from torchcalib.reporting.lines import Data as ReportData
 from torchcalib.results.decision import Decision
-from torchcalib.results.lines import Line
 
 SIZES = (300, 1000, 5000)
 NULL_SIZES = (100, 1000, 5000, 20_000)
-N_REPLICATES = 199
 
 
 class Data(NamedTuple):
@@ -47,72 +31,10 @@ class Data(NamedTuple):
 Simulation = Callable[[torch.Generator, int], Data]
 
 
-def _line(name: str, value: float, naive: float = 0.0, floor: float | None = None, p: float | None = None) -> Line:
-    given: dict[str, Any] = dict.fromkeys(("key", "name", "group", "unit", "question", "source"), name)
-    return Line(**given, perfect=0.0, value=value, naive=naive, noise_floor=floor, p_value=p)
-
-
 def decided(task: Task, data: Data) -> Decision:
-    """Return the decision for simulated data, without advice on calibrators."""
-    p = TemperatureScaling().read(data.logits, data.labels, task=task, options={"from_logits": True})
-    fits: dict[type[Calibrator], Calibrator] = {
-        each: fitted(each(), p) for each in (TemperatureScaling, BiasCorrection)
-    }
-    nll = {kind: p.with_values(fit.calibrated(p.values, True).to(p.dtype)).cross_entropy for kind, fit in fits.items()}
-    return decide(found_in(task, p, data, fits, nll), None)
-
-
-def found_in(
-    task: Task,
-    p: Predictions,
-    data: Data,
-    fits: dict[type[Calibrator], Calibrator],
-    nll: dict[type[Calibrator], Tensor],
-) -> Findings:
-    """Return the findings for simulated data and calibrators that are fitted to it."""
-    catalogue = catalogue_of(task)
-    modes = modes_of(task)
-    statistics = {name: catalogue.accumulators[name].from_predictions(p) for name in (BY_CLASS, *map(bins_of, modes))}
-    accumulator = catalogue.accumulators[bins_of(modes[0])]
-    groups = None
-    if data.groups is not None:
-        kind = NamedPartState(accumulator, accumulator.shape(task, p.num_classes))
-        of_groups = kind.from_groups(p, data.groups, None)
-        groups = of_groups.names, kind.statistic(of_groups)
-    reported = ReportData(catalogue, statistics, predictions=p, groups=groups)
-    bins, average = statistics[bins_of(modes[0])], task == "multilabel"
-    tested = run_error_test(ErrorTest(ece_from_bins), bins, average=average, n_replicates=N_REPLICATES)
-    frequency = _frequencies(p)
-    naive = -float(torch.xlogy(frequency, frequency).sum(-1).mean())
-    lines = {
-        f"ece/{modes[0]}": _line(
-            "ECE", *(float(x) for x in (tested.statistic, 0.0, tested.noise_floor, tested.p_value))
-        ),
-        "nll": _line("NLL", float(p.cross_entropy.mean()), naive),
-        "brier": _line("Brier score", float(p.squared_error.mean()), 1.0),
-    }
-    for mode in modes:
-        over_classes = mode == "classwise"
-        lines[f"rmsce_debiased/{mode}"] = _line("RMSCE", _rmsce(statistics[bins_of(mode)], over_classes))
-    of_labels = run_error_test(ErrorTest(ece_from_bins), bins, n_replicates=N_REPLICATES) if average else None
-    return Findings(
-        data=reported,
-        lines=lines,
-        fits=FittedCalibrators(fits, nll),
-        label_p_values=None if of_labels is None else of_labels.p_value,
-    )
-
-
-def _rmsce(bins: BinStats, average: bool) -> float:
-    values = rmsce_from_bins(bins, debiased=True)
-    return float(values.mean() if average else values)
-
-
-def _frequencies(p: Predictions) -> Tensor:
-    if p.task == "multiclass":
-        return torch.bincount(p.target, minlength=p.num_classes).double() / p.target.numel()
-    share = p.target.mean(-1)
-    return torch.stack((1 - share, share), -1)
+    """Return the decision of a report without intervals, which do not change the cause."""
+    options: dict[str, Any] = {"task": task, "from_logits": True, "with_intervals": False, "with_classes": False}
+    return tc.report(data.logits, data.labels, groups=data.groups, **options).decision
 
 
 def _outcomes(g: torch.Generator, log_odds: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Advice on calibrators against the truth: `python -m benchmarks.gains`.
 
 A data set has N samples with logits N(0, 2^2) for each of C classes (two classes: log-odds are N(0, 2^2)), and labels
-from a law. Calibrators are cross-validated as in a report, for many data sets at once. The true gain is that
-of the fit to all samples, from the conditional risk on fresh logits, whose class probabilities are known. The verdict
-is that of `benchmarks.diagnosis`. A gain of any size is worthwhile unless the verdict says otherwise.
+from a law. Gains, advice and verdict are those of a report. The true gain is that of the fit to all samples, from the
+conditional risk on fresh logits, whose class probabilities are known. A gain of any size is worthwhile unless the
+verdict says otherwise.
 """
 
 import math
@@ -16,32 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from benchmarks.diagnosis import Data, found_in
+import torchcalib as tc
 from benchmarks.study import Cell, Found, Part, Row, Study, main
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
-from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import calibrated_by_fold, weights_of_training_parts
-from torchcalib.calibration.folds import folds_of
-from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
-from torchcalib.calibration.selection import (
-    Candidate,
-    candidate_of,
-    chi_squared_tail,
-    contributions,
-    likelihood_ratio,
-    row_scores,
-)
+from torchcalib.calibration.recommendation import CALIBRATORS, Recommendation
+from torchcalib.calibration.selection import chi_squared_tail, likelihood_ratio, row_scores
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions
-from torchcalib.reporting.calibration import FOLDS
-from torchcalib.reporting.findings import Findings, decide
-from torchcalib.results.calibration import CalibrationStage, CalibratorLine
 from torchcalib.results.decision import Decision
 
 N_FRESH = {2: 10_000, 10: 4_000}
 N_DETAILED = 200  # number of data sets for the true gains of all calibrators
-AT_ONCE = 2**15
-"""Number of samples of data sets that are evaluated together."""
 
 LAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "calibrated": lambda z: z,
@@ -84,14 +69,13 @@ class Outcome(NamedTuple):
     every: dict[str, tuple[float, float, float, float]]  # gain, interval and true gain of each calibrator
 
 
-def drawn(n_sets: int, n: int, num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-odds or logits of the model, class probabilities and labels of data sets, `(B, N, ...)`."""
+def drawn(n: int, num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Return log-odds or logits of the model, and labels."""
     generator = torch.Generator().manual_seed(seed)
-    z = normal_logits(n_sets, n, num_classes, generator)
-    q = z.softmax(-1)
-    labels = torch.multinomial(q.flatten(0, 1), 1, generator=generator).reshape(n_sets, n)
+    z = normal_logits(1, n, num_classes, generator)[0]
+    labels = torch.multinomial(z.softmax(-1), 1, generator=generator).squeeze(-1)
     shown = LAWS[law](z)
-    return (shown if num_classes > 2 else shown[..., 1] - shown[..., 0]), q, labels
+    return (shown if num_classes > 2 else shown[:, 1] - shown[:, 0]), labels
 
 
 def normal_logits(n_sets: int, n: int, num_classes: int, generator: torch.Generator) -> Tensor:
@@ -106,13 +90,6 @@ def log_probs(values: Tensor, num_classes: int) -> Tensor:
 
 
 CAUSES = ("over-confidence", "under-confidence", "spread", "class bias")
-
-
-def decision_of(found: Findings, recommended: Recommendation) -> Decision:
-    """Return the decision of a report, in which the accuracy after calibration is not known."""
-    lines = tuple(CalibratorLine(name, 0.0, 0.0, 0.0, 0.0) for name in ("none", *recommended.rcl))
-    empty: Any = None
-    return decide(found, CalibrationStage(recommended, lines, empty, empty, 5, 1, 0))
 
 
 def fresh_of(num_classes: int, law: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -141,71 +118,40 @@ def contradicts(decision: Decision, recommended: Recommendation) -> bool:
     return bool(decision.calibrator and contains_0 and "This gain is uncertain" not in decision.action)
 
 
-def outcomes(num_classes: int, n: int, law: str, n_sets: int, seed: int) -> list[Outcome]:
-    """Return the outcomes of several data sets."""
-    task = "multiclass" if num_classes > 2 else "binary"
-    values, _, labels = drawn(n_sets, n, num_classes, law, seed)
-    options = {"from_logits": True}
-    p = read_input(task, values, labels, {**options, "batch_dims": 1})
-    one = [read_input(task, values[b], labels[b], options) for b in range(n_sets)]
-    splits, n_folds = folds_of(p, FOLDS)
-    weights = weights_of_training_parts(p, splits, n_folds)
+def outcome(num_classes: int, n: int, law: str, seed: int) -> Outcome:
+    """Return the outcome of a data set."""
+    given: dict[str, Any] = {"task": "multiclass" if num_classes > 2 else "binary", "from_logits": True}
+    values, labels = drawn(n, num_classes, law, seed)
+    report = tc.report(values, labels, **given, with_intervals=False, with_classes=False)
+    assert report.calibration is not None
+    decision, recommended = report.decision, report.calibration.recommendation
     fresh, q = fresh_of(num_classes, law, seed)
 
-    def risk(fit: Calibrator | None) -> float:
-        after = log_probs(fresh if fit is None else fit.calibrated(fresh, True), num_classes)
-        return -float((q * after).masked_fill(q == 0, 0).sum(-1).mean())
+    def risk(predictions: Tensor) -> float:
+        return -float((q * log_probs(predictions, num_classes)).masked_fill(q == 0, 0).sum(-1).mean())
 
-    before, raw_risk = row_scores("nll", p, p.values), risk(None)
-    candidates: list[dict[str, Candidate]] = [{} for _ in one]
-    whole: dict[str, Calibrator] = {}
-    after: dict[type[Calibrator], Tensor] = {}
-    for calibrator in applicable(one[0])[0]:
-        if not is_advisable(calibrator, "nll"):
-            continue
-        fits = calibrator.fit_to(p, weights)
-        each = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
-        held_out = torch.stack([row_scores("nll", p, x) for x in each]).mean(0)
-        fit = whole[calibrator.name] = calibrator.fit_to(p)
-        in_sample = after[type(calibrator)] = row_scores("nll", p, fit.calibrated(p.values, True))
-        for b, of_set in enumerate(one):
-            parts, of_fit = (contributions(x[b], of_set) for x in (held_out, in_sample))
-            nll = before[b], in_sample[b]
-            candidates[b][calibrator.name] = candidate_of(calibrator, of_set, parts, of_fit, nll, is_advisable=True)
-    found_outcomes = []
-    for b, of_set in enumerate(one):
-        fits_of_set = {type(fit): fit.part(b) for fit in whole.values()}
-        found = found_in(task, of_set, Data(values[b], labels[b]), fits_of_set, {k: x[b] for k, x in after.items()})
-        parts = contributions(before[b], of_set)
-        recommended = recommendation_of("nll", parts, candidates[b])
-        recommended = recommended.advised(found.worthwhile, is_faulty=found.is_faulty)
-        of_size = recommended.advised(0.0)
-        decision = decision_of(found, recommended)
-        is_detailed = seed * n_sets <= N_DETAILED
-        names = recommended.advisable if is_detailed else (recommended.preferred,)
-        true = {name: 100 * (1 - risk(whole[name].part(b)) / raw_risk) for name in names}
-        every = {name: (recommended.rcl[name], *recommended.intervals[name], true[name]) for name in names}
-        low, high = of_size.interval or (math.nan, math.nan)
-        found_outcomes.append(
-            Outcome(
-                recommended.p_value is not None and recommended.p_value < 0.01,
-                of_size.best is not None,
-                of_size.gain,
-                low,
-                high,
-                true[of_size.preferred],
-                contradicts(decision, recommended),
-                decision.kind in CAUSES and decision.degree in ("clearly", "badly") and not decision.calibrator,
-                every,
-            )
-        )
-    return found_outcomes
+    def true_gain(name: str) -> float:
+        kind = next(kind for kind in CALIBRATORS if kind.name == name)
+        return 100 * (1 - risk(kind().fit(values, labels, **given)(fresh)) / risk(fresh))
+
+    names = recommended.advisable if seed <= N_DETAILED else (recommended.preferred,)
+    every = {name: (recommended.rcl[name], *recommended.intervals[name], true_gain(name)) for name in names}
+    of_size = recommended.advised(0.0)
+    return Outcome(
+        recommended.p_value is not None and recommended.p_value < 0.01,
+        of_size.best is not None,
+        of_size.gain,
+        *(of_size.interval or (math.nan, math.nan)),
+        every[of_size.preferred][-1],
+        contradicts(decision, recommended),
+        decision.kind in CAUSES and decision.degree in ("clearly", "badly") and not decision.calibrator,
+        every,
+    )
 
 
 def gains_of(num_classes: int, n: int, law: str, n_sets: int) -> dict[str, Any]:
     """Return the row of a cell, and the rows of its calibrators."""
-    size = max(1, min(n_sets, AT_ONCE // (n * num_classes)))
-    found = [x for seed in range(1, 1 + -(-n_sets // size)) for x in outcomes(num_classes, n, law, size, seed)]
+    found = [outcome(num_classes, n, law, seed) for seed in range(1, 1 + n_sets)]
     columns = [torch.tensor(x, dtype=torch.float64) for x in zip(*(each[:-1] for each in found), strict=True)]
     evidence, advised, gain, low, high, true, contradicted, lacking = columns
     is_advised, covered = advised > 0, ((low <= true) & (true <= high)).double()

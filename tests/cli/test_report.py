@@ -1,6 +1,5 @@
 """`torchcalib report`: its output, its files, and one-line errors."""
 
-import json
 import subprocess
 import sys
 
@@ -74,73 +73,6 @@ def test_nothing_is_left_at_exit_and_stderr_is_empty(tmp_path):
     done = run_python("-c", AT_EXIT, "report", tmp_path / "a.npz", *QUICK_COMMAND)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("collected")
-
-
-CALLS = """
-import json, sys
-from torchcalib.cli import main
-codes = []
-for arguments in json.loads(sys.argv[1]):
-    try:
-        codes.append(main(arguments))
-    except SystemExit as left:
-        codes.append(left.code)
-print(*codes)
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
-"""
-HELP = [["report", "--help"], ["compare", "--help"], ["--help"], ["--version"], []]
-WRONG_PATHS = [["report", "no.npz"], ["merge", "no.pt"], ["compare", "a=no.csv", "no.npy"], ["apply", "no.pt", "a.npz"]]
-WRONG_OPTIONS = [
-    ["report", "a.csv", "--target", "no"],
-    ["report", "a.csv", "--n-bins", "0"],
-    ["report", "a.npz", "--preds", "no"],
-    ["report", "a.jsonl", "--weights", "no"],
-    ["report", "a.parquet", "--clusters", "no"],
-    ["report", "a.npz", "--task", "multiclass"],
-    ["report", "a.npz", "--save-calibrator", "no/c.pt"],
-    ["metric", "no", "a.npz"],
-    ["metric", "ece", "a.npz", "--mode", "no"],
-    ["check", "a.npz", "--fail-if", "ece >> 1"],
-    ["plot", "a.npz", "--out", "a.gif"],
-    ["compare", "a.npz", "a.csv", "--preds", "no"],
-    ["calibrate", "a.npz", "--out", "c.pt", "--calibrator", "no"],
-    ["apply", "a.npz", "a.csv", "--preds", "no", "--out", "c.csv"],
-]
-
-
-# torchmetrics imports scipy and matplotlib, and pyarrow 18 imports pandas, if they are installed.
-METRIC = {"numpy", "pyarrow", "torch", "torchmetrics", "scipy", "matplotlib", "pandas"}
-
-
-@pytest.mark.parametrize(
-    ("calls", "code", "imported"),
-    [
-        (HELP, 0, set()),
-        (WRONG_PATHS, 2, set()),
-        (WRONG_OPTIONS, 2, {"numpy", "pyarrow"}),
-        ([["metric", "ece", "a.csv"]], 0, METRIC),
-    ],
-)
-def test_commands_import_only_the_packages_that_they_need(calls, code, imported, tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import csv, parquet
-
-    probs, labels = [0.2, 0.7, 0.9], [0, 1, 1]
-    np.savez(tmp_path / "a.npz", probs=probs, labels=labels)
-    table = pa.table({"probs": probs, "labels": labels})
-    csv.write_csv(table, tmp_path / "a.csv")
-    parquet.write_table(table, tmp_path / "a.parquet")
-    (tmp_path / "a.jsonl").write_text('{"probs": 0.2, "labels": 0}\n')
-    command = [sys.executable, "-c", CALLS, json.dumps(calls)]
-    done = subprocess.run(command, cwd=tmp_path, env=quick_environment(), capture_output=True, text=True, check=True)
-    *shown, codes, modules = done.stdout.splitlines()
-    assert codes.split() == [str(code)] * len(calls), done.stderr
-    large = {"numpy", "pyarrow", "torch", "torchmetrics", "numba", "rich", "matplotlib", "pandas", "scipy", "jinja2"}
-    assert set(modules.split()) & (large | {"transformers", "sklearn"}) <= imported
-    if calls is HELP:
-        assert "names that are found without options" in "".join(shown)
-    if code:
-        assert done.stderr.count(": error: ") == len(calls)
 
 
 def test_bad_value_gives_an_error_with_its_rows_and_file(tmp_path, capsys, monkeypatch):

@@ -457,6 +457,16 @@ def by_group(metric, preds=P[:3], target=Y[:3]):
     return metric
 
 
+def of_two_metrics():
+    metrics = tc.CalibrationCollection([NLL.clone(), tc.KS(task="binary")])
+    metrics.update(P2, Y2)
+    return metrics
+
+
+def of_names(names):
+    return tc.ByGroup(tc.ECE(task="binary"), group_names=list(names))
+
+
 def unsplittable():
     metric = tc.NLL(task="binary")
     object.__setattr__(metric.kind, "accumulator", object())
@@ -468,10 +478,19 @@ STATES = [
         ({"metric": unsplittable()}, "must store samples, or sums that can be split by group"),
         ({"metric": F.ece}, "be a torchcalib metric, got function", TypeError),
         ({"metric": tc.Bootstrapped(NLL)}, "must be a metric that is not a wrapper"),
-        ({"num_groups": 0}, "num_groups"), ({"num_groups": 2**31}, "num_groups")),
+        ({"num_groups": 0}, "num_groups"), ({"num_groups": 2**31}, "num_groups"),
+        ({"num_groups": None}, "must be", TypeError),
+        ({"num_groups": None, "group_names": "ab"}, "must be", TypeError),
+        ({"num_groups": 3, "group_names": ["a", "b"]}, "must be", TypeError)),
+    (lambda: tc.CalibrationCollection([NLL.clone()]).from_bytes(of_two_metrics().state_bytes()),
+     "must contain the states of this collection only, got `KS`", ValueError,
+     lambda: of_two_metrics().from_bytes(of_two_metrics().state_bytes())),
+    (lambda: of_names("ab").merge_state(of_names("ba")), "must have the configuration ... group_names", ValueError,
+     lambda: of_names("ab").merge_state(of_names("ab"))),
     (lambda: tc.Bootstrapped(by_group(NLL)), "`metric` must have sums as its state"),
     *wrong(partial(by_group(tc.ECE(task="binary")).update, **OF_2_GROUPS),
         ({"groups": P[:3]}, "`groups` must be a tensor of integers, got dtype torch.float64", TypeError),
+        ({"groups": t(0, 5, 1)}, "`groups` must be in [0, 1] ... got 5 (1 of 3 rows)"),
         ({"groups": t(0, 1)}, "`groups` must have one number per sample, shape (3,), got (2,)"),
         ({"groups": t(0, 1, 1)[:, None]}, "`groups` must have one number per sample"),
         ({"groups": t(0, 1, 1).to("meta")}, "`groups` must be on the device of `preds`")),
@@ -540,6 +559,13 @@ STATES = [
         ({"metric": tc.SequentialTest(**BINARY)}, "one bet for each cluster. Pass clusters to its `update`"),
         ({"metric": tc.Bootstrapped(NLL)}, "not a wrapper"),
         ({"metric": "ece"}, "must be a torchcalib metric", TypeError)),
+    *wrong(partial(tc.Clustered(tc.ECE(task="binary")).update, P[:3], Y[:3], clusters=t(0, 1, 1)),
+        ({"clusters": P[:3]}, "`clusters` must be integers or text, got dtype torch.float64", TypeError),
+        ({"clusters": P[:3] > 0}, "got dtype torch.bool", TypeError),
+        ({"clusters": ["a", None, "b"]}, "must name the cluster of each row, got a missing value"),
+        ({"clusters": None}, "`clusters` must be passed to every update"),
+        ({"clusters": t(0, 1)}, "one identifier per sample, shape (3,)"),
+        ({"clusters": t(0, 1, 1)[:, None].expand(3, 2)}, "got (3, 2)")),
 ]  # fmt: skip
 
 # Values per image

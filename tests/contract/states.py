@@ -5,6 +5,7 @@ A new kind of state is tested by a row: see `STATES`, and the laws in test_laws_
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -630,12 +631,30 @@ KINDS += (sequential_tests, images, collections, reports, comparisons, monitors,
 STATES = [state for kind in KINDS for state in kind()]
 
 
-def states(where=lambda _: True, each_class=False):
+def states(where=lambda _: True, each_class=False, asked=None):
     """Return a parameter for each state that meets a condition.
 
-    Metrics have one state per path. With `each_class`, the long run has one per class and path.
+    Metrics have one state per path. With `each_class`, the long run has one per class and path. The normal run has a
+    part of the states, and the first one of each kind.
+
+    Args:
+        where: condition.
+        each_class: whether metrics have one state per class and path.
+        asked: number of earlier laws by state, which is increased. The normal run has every fourth law of a state;
+            every second law if an addition replaces earlier rows, because few laws hold for such a state.
     """
-    found = [state for state in STATES if where(state)]
-    if not each_class:
-        found = [state for state in found if not (state.marks and state.name.startswith("metric "))]
-    return [pytest.param(state, id=str(state), marks=[pytest.mark.long] * bool(state.marks)) for state in found]
+    asked = Counter() if asked is None else asked
+    found, kinds = [], set()
+    for k, state in enumerate(STATES):
+        is_left_out = not each_class and state.marks and state.name.startswith("metric ")
+        if not where(state) or is_left_out:
+            continue
+        kind, is_in_turn = state.name.split()[0], (k + asked[state.name]) % (4 if state.order else 2) == 0
+        asked[state.name] += 1
+        marks = [pytest.mark.extended] * (not is_in_turn and kind in kinds)
+        if state.marks:
+            marks = [pytest.mark.long]
+        else:
+            kinds.add(kind)
+        found.append(pytest.param(state, id=str(state), marks=marks))
+    return found

@@ -6,13 +6,14 @@ They run once per row of states.py. A new kind of state is tested once it has a 
 import copy
 import pickle
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from contract.states import n_rows, rows_of, states
+from contract.states import STATES, n_rows, rows_of, states
 from helpers.ranks import connected, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``compute`` method of metric
 
 @pytest.fixture(autouse=True)
 def _patched(request, monkeypatch):
-    for name, value in request.node.callspec.params["state"].patches.items():
+    given = getattr(request.node, "callspec", None)  # of a law
+    for name, value in given.params["state"].patches.items() if given else ():
         monkeypatch.setattr(name, value)
 
 
@@ -54,8 +56,11 @@ def examples(state):
     return settings(max_examples=state.examples, suppress_health_check=list(HealthCheck))
 
 
+ASKED = Counter()
+
+
 def law(where=lambda state: True, **which):
-    return pytest.mark.parametrize("state", states(where, **which))
+    return pytest.mark.parametrize("state", states(where, asked=ASKED, **which))
 
 
 def divided(random, state):
@@ -342,3 +347,11 @@ def test_law_ranks_have_the_value_of_all_rows(state):
     for values in on_ranks(3, work):
         for value in values:
             same(value, expected, state.rtol)
+
+
+def test_every_state_is_in_the_normal_run():
+    """Each state is in the laws of the normal run that `pytest.mark.parametrize` has recorded."""
+    laws = [value for name, value in globals().items() if name.startswith("test_law_")]
+    params = [param for each in laws for mark in each.pytestmark for param in mark.args[1]]
+    normal = {param.id for param in params if not param.marks}
+    assert {state.name for state in STATES if not state.marks} == normal

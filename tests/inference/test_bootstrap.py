@@ -158,6 +158,7 @@ def test_replicates_of_calibration_loss_equal_resampled_data_with_copies_in_one_
         close(found.replicates[r], expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.extended
 def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_sets():
     """Over-confident log-odds: twice the true log-odds."""
     generator = torch.Generator().manual_seed(0)

@@ -289,16 +289,6 @@ def test_distinct_identifiers_on_a_gpu_are_those_on_the_cpu(monkeypatch):
         assert core.number_of(whole) == min(len(torch.unique(torch.cat(ids))), limit + 1)
 
 
-def test_damaged_identifiers_are_refused():
-    batch = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
-    metric = updated(tc.Clustered(tc.ECE(task="binary"), persistent=True), batch, clusters=torch.tensor([5, 9]))
-    state = metric.state_dict()
-    for wrong in ([state["identifiers"][0].double()], [state["identifiers"][0][None]], state["identifiers"][0]):
-        with pytest.raises(ValueError, match="is damaged"):
-            metric.load_state_dict({**state, "identifiers": wrong})
-    assert metric.test(n_replicates=1).n_clusters == 2
-
-
 @pytest.mark.parametrize(
     ("target", "clusters", "expected"),
     [
@@ -393,27 +383,6 @@ def test_the_class_axis_is_inferred_as_without_clusters_and_groups():
         )
         values.append([*(metric.compute() for metric in (*images, pixels)), report["ece"]])
     torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("clusters", "error", "words"),
-    [
-        (torch.rand(4), TypeError, "`clusters` must be integers or text, got dtype torch.float32"),
-        (torch.tensor([True, False, True, False]), TypeError, "got dtype torch.bool"),
-        (["a", None, "b", "c"], ValueError, "must name the cluster of each row, got a missing value"),
-        (None, ValueError, "`clusters` must be passed to every update"),
-        (torch.arange(3), ValueError, "one identifier per sample, shape (4,)"),
-        (torch.zeros(4, 2, dtype=torch.int64), ValueError, "got (4, 2)"),
-    ],
-)
-def test_invalid_clusters_raise_and_leave_the_state_unchanged(clusters, error, words):
-    preds, target = torch.tensor([0.2, 0.7, 0.9, 0.1]), torch.tensor([0, 1, 1, 0])
-    metric = updated(tc.Clustered(tc.ECE(task="binary")), (preds, target), clusters=torch.arange(4))
-    before = metric.compute()
-    with pytest.raises(error, match=words.replace("(", r"\(").replace(")", r"\)")):
-        metric.update(preds, target, clusters=clusters)
-    assert float(metric.compute()) == float(before)
-    assert metric.test(n_replicates=9).n_clusters == 4
 
 
 def test_intervals_of_too_few_clusters_are_missing():

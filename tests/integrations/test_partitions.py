@@ -4,7 +4,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from helpers.engines import CASES, QUICK, assert_equal, pieces, report_of, table_of
+from helpers.engines import QUICK, assert_equal, pieces, report_of, table_of
 
 pa = pytest.importorskip("pyarrow")
 dataset = pytest.importorskip("pyarrow.dataset")
@@ -15,16 +15,6 @@ Partitions = partitions_module.Partitions
 
 def states_of(partitions, table):
     return [partitions.state(number, [piece]) for number, piece in enumerate(pieces(table))]
-
-
-@pytest.mark.parametrize("case", ["lists", "text targets", "class columns", "multilabel"])
-def test_states_in_a_tree_give_the_report_of_one_process(case):
-    arguments, options = CASES[case]
-    table, partitions = table_of(*arguments), Partitions.of_report(**options, **QUICK)
-    states = states_of(partitions, table)
-    assert states[0] is states[2] is None  # empty partitions
-    merged = [partitions.merged(states[:3]), partitions.merged(states[3:])]
-    assert_equal(partitions.report(merged), report_of(table, **options, **QUICK))
 
 
 def test_a_partition_is_counted_once_and_must_not_change():

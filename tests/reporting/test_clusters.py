@@ -1,12 +1,11 @@
 """Clusters of dependent rows in reports, comparisons, files, saved states and `evaluate`."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
+from helpers.reports import MODES, QUICK, TASKS, predictions
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -135,25 +134,6 @@ def test_a_note_says_that_clusters_determine_the_label():
     for clusters, expected in ((y, True), (torch.arange(60) // 3, True), (torch.arange(60) % 20, False)):
         report = tc.report(p, y, clusters=clusters, **GIVEN)
         assert any(words in note for note in report.notes) is expected
-
-
-def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    p, y, names = data()
-    rows = [(float(a), int(b), names[k // 20]) for k, (a, b) in enumerate(zip(p.flatten(), y.flatten(), strict=True))]
-    for file, part in (("a.csv", rows[:250]), ("b.csv", rows[250:])):  # an image is in both files
-        lines = [("prob", "label", "image"), *part]
-        (tmp_path / file).write_text("\n".join(",".join(map(str, line)) for line in lines))
-    assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", "--all", *QUICK_COMMAND]) == 0
-    assert "There are 30 independent clusters of rows" in " ".join(capsys.readouterr().out.split())
-    content = json.loads((tmp_path / "out" / "report.json").read_text())
-    expected = tc.report(p.flatten(), y.flatten(), clusters=np.repeat(names, 20), task="binary", **QUICK)
-    found = {line["key"]: line for line in content["lines"]}
-    for line in expected.lines:
-        assert found[line.key]["value"] == pytest.approx(line.value, rel=1e-9)
-        if line.p_value is not None:
-            assert min(line.p_value, found[line.key]["p_value"]) > 0.02, "without clusters, p is below 0.01"
-    assert content["source"]["clusters"] == "image"
 
 
 @pytest.mark.extended

@@ -12,6 +12,7 @@ import scipy.sparse
 import sklearn
 import torch
 from helpers.foreign_arrays import OnDevice
+from helpers.products import each_value
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
@@ -192,14 +193,12 @@ OF_FOLDS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("y", OF_FOLDS.values(), ids=list(OF_FOLDS))
-@pytest.mark.parametrize("cv", [KFold(5), PredefinedSplit(SITE)], ids=["rows", "sites"])
-@pytest.mark.parametrize("ensemble", [True, False])
+OF_CLASSES = [name for name, kind in NAMES.items() if "multiclass" in kind.tasks]
+
+
+@each_value(name=OF_CLASSES, y=OF_FOLDS, cv={"rows": KFold(5), "sites": PredefinedSplit(SITE)}, ensemble=[True, False])
 @pytest.mark.filterwarnings("ignore")
 def test_folds_that_lack_a_class_give_probabilities(ensemble, cv, y, name):
-    if "multiclass" not in NAMES[name].tasks:
-        return
     model = DecisionTreeClassifier(max_depth=3, random_state=0)
     found = CalibratedClassifier(model, name, cv=cv, ensemble=ensemble).fit(X[:200], y).predict_proba(X[:200])
     assert np.isfinite(found).all()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from helpers.products import each_value
 
 import torchcalib as tc
 from torchcalib.core import pieces as core_pieces
@@ -105,11 +106,7 @@ def test_states_equal_those_of_converted_batches(task, from_logits, dtype, conve
         torch.testing.assert_close(here[name].compute(), metric.compute(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", COLUMNS)
-@pytest.mark.parametrize(
-    "case", ["binary", "binary logits", "last axis", "first axis", "classwise", "classwise logits"]
-)
+@each_value(case=CASES, kind=COLUMNS, shape=list(SHAPES))
 def test_states_with_columns_equal_those_of_converted_batches(case, kind, shape, pieces, converted):
     task, samples = "binary" if "binary" in case else "multiclass", SHAPES[shape]
     n = torch.Size(samples).numel()
@@ -134,9 +131,7 @@ def test_states_with_columns_equal_those_of_converted_batches(case, kind, shape,
         torch.testing.assert_close(together[str(k)].state, metric.state, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("keys", ["rows", "runs", "items", "none", "large"])
-@pytest.mark.parametrize("kind", COLUMNS)
-@pytest.mark.parametrize("case", ["binary", "top label", "classwise"])
+@each_value(case=["binary", "top label", "classwise"], kind=COLUMNS, keys=["rows", "runs", "items", "none", "large"])
 def test_states_of_parts_equal_those_of_converted_batches(case, kind, keys, pieces, converted):
     task = "binary" if case == "binary" else "multiclass"
     preds, target = batch(task, False, torch.float64, 72)
@@ -274,7 +269,7 @@ for k, metric in enumerate([*metrics, *metrics[:2], *clustered]):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory is that of Linux")
-@pytest.mark.parametrize("loops", ["always", "never"])
+@pytest.mark.parametrize("loops", ["never", pytest.param("always", marks=pytest.mark.extended)])
 def test_memory_of_an_update_is_that_of_a_piece(loops):
     environment = {**os.environ, "TORCHCALIB_NUMBA": loops}
     command = [sys.executable, "-c", MEGABYTES]

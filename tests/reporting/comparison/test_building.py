@@ -262,12 +262,10 @@ def test_damaged_states_of_a_comparison_raise_an_error():
     assert ComparisonBuilder.from_bytes(content).comparison().n == len(target)
 
 
-@pytest.mark.parametrize("with_clusters", [False, True])
-def test_empty_batches_and_empty_builders_change_nothing(with_clusters):
+def test_empty_batches_and_empty_builders_change_nothing_without_clusters():
     logits, target = systems("binary")
     how = {"task": "binary", "from_logits": True, **FEW}
-    more = {"clusters": torch.arange(len(target)) // 2} if with_clusters else {}
-    more["weights"] = torch.ones(len(target))
+    more = {"weights": torch.ones(len(target))}
     builder, empty = (ComparisonBuilder(tuple(logits), **how) for _ in range(2))
     for rows in (slice(0, 0), slice(None)):
         batch = {name: each[rows] for name, each in logits.items()}

@@ -57,28 +57,6 @@ def test_values_are_those_of_all_rows_of_a_system_and_common_rows_are_counted():
     assert compared.notes[0] in str(compared)
 
 
-def test_batches_in_any_order_and_of_any_size_have_the_replicates_of_one_batch():
-    logits, target, ids = with_own_rows()
-    expected = tc.compare(logits, target, task="binary", from_logits=True, ids=ids, **FEW)
-    builders = [builder_of(logits, target, ids, sizes) for sizes in ((80, 7, 31), (3, 80, 40))]
-    halves = [
-        builder_of(*({name: x[k::2] for name, x in each.items()} for each in (logits, target, ids)), (40, 40, 11))
-        for k in range(2)
-    ]
-    halves[1].merge(ComparisonBuilder.from_bytes(halves[0].state_bytes()))
-    for builder in (*builders, halves[1]):
-        found = builder.comparison()
-        assert found.rows == expected.rows
-        for key, line in expected.items():
-            for name, difference in line.differences.items():
-                other = found[key].differences[name]
-                assert other.value == pytest.approx(difference.value, abs=1e-12), key
-                assert other.p_value == difference.p_value, key
-                if difference.interval is not None:
-                    ends = [difference.interval.low, difference.interval.high]
-                    assert [other.interval.low, other.interval.high] == pytest.approx(ends, abs=1e-12), key
-
-
 def test_intervals_of_independent_rows_equal_those_of_explicit_weights():
     """Without common rows, the interval of a difference of means follows from independent Poisson weights."""
     logits, target, ids = with_own_rows()
