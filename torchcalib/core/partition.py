@@ -327,7 +327,7 @@ class SumsByPart(Generic[S]):
         if piece.only_group is not None:
             return bool(accumulator.add_piece(piece, sums[piece.only_group]))
         if sums.ndim > 3:  # with an axis of classes
-            return False
+            return all(accumulator.add_piece(part, sums[part.only_group]) for part in piece.by_group())
         n_parts, n_sums, n_cells = sums.shape
         of_piece = np.zeros((n_sums, n_parts * n_cells))
         is_added = bool(accumulator.add_piece(piece, of_piece))

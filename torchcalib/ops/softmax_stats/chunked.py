@@ -43,19 +43,21 @@ def labelled_rows(
     """Return confidences, outcomes, top classes and totals of rows; None if a row or a label is invalid.
 
     All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, n), or None for n = 1.
-    Outcomes are whether the top class is the label, uint8. Totals `(5, n)` are sums of the first four statistics of
-    `Rows` and of the outcomes in each group. Those beyond `detail` are undefined.
+    Outcomes are whether the top class is the label, uint8. Totals `(6, n)` are sums of the first four statistics of
+    `Rows`, of the outcomes and of the weights in each group. Statistics beyond `detail` are undefined.
     """
     scores, top = cpu.of_array(values, target, from_logits, tolerance, detail)
     outcomes = (top == target).view(np.uint8)
     if groups is not None:
         rows = [*scores, outcomes]
-        totals = np.stack([np.bincount(groups, x if weights is None else x * weights, n) for x in rows])
+        columns = [*(rows if weights is None else [x * weights for x in rows]), weights]
+        totals = np.stack([np.bincount(groups, x, n) for x in columns])
     elif weights is not None:
         # Not matrix products, whose threads wait for each other while other programs run
-        totals = np.append(np.einsum("kn,n->k", scores, weights), np.einsum("n,n->", outcomes, weights))[:, None]
+        of_outcomes = np.einsum("n,n->", outcomes, weights)
+        totals = np.append(np.einsum("kn,n->k", scores, weights), (of_outcomes, weights.sum()))[:, None]
     else:
-        totals = np.append(scores.sum(-1), np.count_nonzero(outcomes))[:, None]
+        totals = np.append(scores.sum(-1), (np.count_nonzero(outcomes), len(outcomes)))[:, None]
     return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
 
 

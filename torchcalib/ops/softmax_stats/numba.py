@@ -171,6 +171,45 @@ def _forward_logits(values, target, scores, tops):
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
+@lanes
+def _sum_of_exps(x, largest, top):
+    """Return the sum of exp(x - largest) over a block, without the entry `top`."""
+    zero = x.dtype.type(0)
+    total = zero
+    for k in range(x.size):
+        e = exp(clipped(x[k] - largest))
+        total += zero if np.int32(k) == top else e
+    return total
+
+
+@compiled_loop
+def _forward_many_labels(values, target, scores, tops):
+    """Fill `tops`, log-probabilities and confidences like `_forward_logits`, and other scores with 0 or NaN.
+
+    They need the sum R only, which is computed without arrays for a block.
+    """
+    values = borrowed(values)
+    n_rows, n_classes = values.shape
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row)
+        largest = row[top]
+        if largest == INF:
+            _forward_logits(values[i : i + 1], target[i : i + 1], scores[:, i : i + 1], tops[i : i + 1])
+            continue
+        rest = 0.0
+        for start in range(0, n_classes, BLOCK):
+            rest += _sum_of_exps(row[start : start + BLOCK], largest, np.int32(top - start))
+        tops[i] = top
+        scores[1, i] = scores[2, i] = 0.0
+        scores[3, i] = 1 / (1 + rest)
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
+        scores[0, i] = shift - math.log1p(rest)
+
+
 @compiled_loop
 def _fill_sums(values, _, sums, tops, alpha, __):
     """Fill `sums` `(4, R)` and `tops` with the sums R, S, P and Q of `alpha` times the logits of every row.
@@ -557,17 +596,12 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-# Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed
-_LOOPS: dict[tuple[bool, bool, bool], Callable[..., None]] = {
-    (True, False, False): _forward_logits,
-    (True, False, True): _forward_logits,
-    (True, True, False): _forward_few_logits,
-    (True, True, True): _forward_few_labels,
-    (False, False, False): _forward_probabilities,
-    (False, False, True): _forward_probabilities,
-    (False, True, False): _forward_few_probabilities,
-    (False, True, True): _forward_few_probabilities,
-}
+def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Callable[..., None]:
+    if not from_logits:
+        return _forward_few_probabilities if n_classes <= FEW_CLASSES else _forward_probabilities
+    if n_classes <= FEW_CLASSES:
+        return _forward_few_labels if detail == "label" else _forward_few_logits
+    return _forward_logits if detail in ("squares", "entropy") else _forward_many_labels
 
 
 def forward(
@@ -576,7 +610,7 @@ def forward(
     """Return the statistics of every row as `chunked.forward` does."""
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
-    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    loop = _loop_for(from_logits, n_classes, detail)
     columns = [x.numpy() for x in (target.contiguous(), scores, top)]
     by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
     return scores, top
@@ -607,6 +641,7 @@ def _fill_outcomes_and_totals(scores, tops, target, weights, groups, outcomes, t
         for k in range(4):
             totals[k, group] += w * scores[k, i]
         totals[4, group] += w * outcomes[i]
+        totals[5, group] += w
 
 
 def labelled_rows(
@@ -615,7 +650,7 @@ def labelled_rows(
     """Return confidences, outcomes, top classes and totals as `chunked.labelled_rows` does."""
     n_rows, n_classes = values.shape
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
-    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    loop = _loop_for(from_logits, n_classes, detail)
     options = () if from_logits else (tolerance, detail == "entropy")
     if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
         values = np.ascontiguousarray(values)
@@ -630,10 +665,10 @@ def labelled_rows(
     else:
         in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
     if detail == "label" and weights is None and groups is None:
-        totals = np.zeros((5, 1))
-        totals[0] = rows[0].sum()
+        totals = np.zeros((6, 1))
+        totals[0], totals[5] = rows[0].sum(), n_rows
         return None if math.isnan(totals[0, 0]) else (rows[3], tops, tops, totals)
-    outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((5, n))
+    outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((6, n))
     _fill_outcomes_and_totals(rows, tops, target, weights, groups, outcomes, totals)
     # The squared error is NaN for an invalid label, both for an invalid row.
     checked = totals[0].sum() if detail == "label" else totals[(1, 3), :].sum()
