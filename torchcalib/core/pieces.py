@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     confidence: Any
     outcome: Any
     top: Any  # top class of multi-class rows; None if binary
-    totals: Any  # sums of the statistics of multi-class rows `(6, G)`, see `softmax_stats.chunked.labelled_rows`
+    totals: Any  # sums of the statistics of multi-class rows `(6, G)`, see `softmax_stats.plain.labelled_rows`
     weights: Any  # positive, float64 `(n,)`; None for 1
     copies: bool  # whether weights count copies of a row
     groups: Any  # number of the part of each row in [0, G), int64 `(n,)`; None for G = 1
@@ -114,11 +114,6 @@ class LabelledRows(NamedTuple):
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
         return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
-
-    @property
-    def can_retry(self) -> bool:
-        """Whether ignored rows are invalid rows of a binary piece. Pieces without them then need no search for them."""
-        return self.axis is None and self.input_format.ignore_index not in (None, 0, 1)
 
     def piece(self, place: _Place, detail: Detail, removes_ignored: bool = True) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
@@ -255,17 +250,16 @@ def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: 
 
 def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
-    for removes_ignored in (False, True) if rows.can_retry else (True,):
+    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
+    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
+    for removes_ignored in (False, True) if tries_all else (True,):
         piece = rows.piece(place, detail, removes_ignored)
         if piece is None:
             continue
         if not len(piece.label):
             return True
-        n_added = 0
-        while n_added < len(adders) and adders[n_added].add_piece(piece, totals[n_added]):
-            n_added += 1
-        if n_added:  # all find the same rows to be valid
-            return n_added == len(adders)
+        if adders[0].add_piece(piece, totals[0]):
+            return all(adder.add_piece(piece, into) for adder, into in zip(adders[1:], totals[1:], strict=True))
     return False
 
 

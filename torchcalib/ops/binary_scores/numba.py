@@ -294,7 +294,7 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 def labelled_sums(
     values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
 ) -> Any:
-    """Return the weights and the sums of scores in each group as `chunked.labelled_sums` does."""
+    """Return the weights and the sums of scores in each group as `plain.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
     totals = np.zeros(1 if weights is None and groups is None else 8 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)

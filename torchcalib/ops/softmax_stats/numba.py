@@ -110,7 +110,7 @@ def _fill_scaled_exps(x, top, alpha, shifted, exps):
 
 @step
 def _logit_gradient(shifted, exps, scale, a, b, c, out):
-    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `chunked.backward` defines a, b and c."""
+    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `plain.backward` defines a, b and c."""
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
@@ -118,7 +118,7 @@ def _logit_gradient(shifted, exps, scale, a, b, c, out):
 
 @step
 def _probability_gradient(q, logs, b, c, out):
-    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `chunked.backward` defines b and c."""
+    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `plain.backward` defines b and c."""
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
@@ -126,7 +126,7 @@ def _probability_gradient(q, logs, b, c, out):
 
 @compiled_loop
 def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
     n_rows, n_classes = values.shape
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
@@ -413,7 +413,7 @@ def _count_negative(x):
 
 @compiled_loop
 def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
-    """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
+    """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, values.dtype)
@@ -527,7 +527,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
 
 @compiled_loop
 def _backward_logits(values, target, scores, tops, grads, out):
-    """Fill `out` with the gradient in logits; see `chunked.backward` for the formula."""
+    """Fill `out` with the gradient in logits; see `plain.backward` for the formula."""
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
@@ -541,7 +541,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
         if not 0 <= h < n_classes:
             out[i] = math.nan
             continue
-        # 1. Coefficients of the gradient q (a + b q + c d) with d = x - max x; `chunked.backward` has the formula.
+        # 1. Coefficients of the gradient q (a + b q + c d) with d = x - max x; `plain.backward` has the formula.
         q_h, q_top = math.exp(scores[0, i]), scores[3, i]
         mean_shift = scores[2, i] - math.log(q_top)
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
@@ -566,7 +566,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
 
 @compiled_loop
 def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
-    """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
+    """Fill `out` with the gradient in probabilities; see `plain.backward` for the formula."""
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
@@ -607,7 +607,7 @@ def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Callable[...
 def forward(
     values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
 ) -> tuple[Tensor, Tensor]:
-    """Return the statistics of every row as `chunked.forward` does."""
+    """Return the statistics of every row as `plain.forward` does."""
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
     loop = _loop_for(from_logits, n_classes, detail)
@@ -617,7 +617,7 @@ def forward(
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return sums and top classes of rows as `chunked.sums` does."""
+    """Return sums and top classes of rows as `plain.sums` does."""
     found, top = (
         torch.empty(4, len(logits), dtype=torch.float64, device="cpu"),
         torch.empty(len(logits), dtype=torch.int64, device="cpu"),
@@ -647,7 +647,7 @@ def _fill_outcomes_and_totals(scores, tops, target, weights, groups, outcomes, t
 def labelled_rows(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
 ) -> tuple[Any, Any, Any, Any] | None:
-    """Return confidences, outcomes, top classes and totals as `chunked.labelled_rows` does."""
+    """Return confidences, outcomes, top classes and totals as `plain.labelled_rows` does."""
     n_rows, n_classes = values.shape
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
     loop = _loop_for(from_logits, n_classes, detail)
@@ -678,6 +678,6 @@ def labelled_rows(
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `chunked.backward` does."""
+    """Fill `out` as `plain.backward` does."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)
