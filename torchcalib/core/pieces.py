@@ -29,7 +29,7 @@ from torchcalib.ops.threads import in_threads
 if TYPE_CHECKING:
     from torchcalib.core.inputs import InputFormat
 
-_ROWS, _VALUES = 2**16, 2**20  # largest numbers of rows and of predicted values of a piece
+_ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
 _LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
@@ -113,7 +113,9 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
+        # Weights and keys take as much of the cache as predictions and labels
+        n_rows = _ROWS if self.weights is keys is None else _ROWS // 2
+        return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: Detail, removes_ignored: bool = True) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
@@ -317,7 +319,7 @@ def split(
         return None
 
     def pieces() -> Iterator[Any]:
-        for place in _places(samples, n_classes, _CONVERTED, _ROWS):
+        for place in _places(samples, n_classes, _ROWS, _CONVERTED, _ROWS):
             of_target = _part(target, place, axis if has_shares else None)
             others = [None if x is None else _part(x, place) for x in (weights, keys)]
             yield input_format, _part(preds, place, axis), of_target, *others
@@ -325,13 +327,13 @@ def split(
     return pieces()
 
 
-def _places(samples: Sequence[int], n_classes: int, n_values: int, most_in_item: int) -> list[_Place]:
-    """Return places of pieces of at most `n_values` predicted values, for samples of this shape.
+def _places(samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int) -> list[_Place]:
+    """Return places of pieces of at most `n_rows` rows and `n_values` predicted values, for samples of this shape.
 
     Items with at least `most_in_item` rows are pieces of their own.
     """
-    n_items, n_rows = samples[0], math.prod(samples)
-    per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, n_values // n_classes))
+    n_items = samples[0]
+    per_item, per_piece = math.prod(samples) // n_items, max(1, min(n_rows, n_values // n_classes))
     if per_item < min(per_piece, most_in_item):
         return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
     ranges = _ranges(per_item, per_piece)

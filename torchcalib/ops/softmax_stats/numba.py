@@ -629,19 +629,28 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @compiled_loop
-def _fill_outcomes_and_totals(scores, tops, target, weights, groups, outcomes, totals):
-    """Fill whether the top class of each row is its label, and add the columns of `labelled_rows` to `totals`."""
-    w, group = 1.0, 0
+def _fill_outcomes_and_totals(scores, tops, target, weights, groups, only_labels, outcomes, totals):
+    """Fill `outcomes`, and add rows to `totals`, as for `labelled_rows`. Return False if a row or a label is invalid.
+
+    With `only_labels`, only log-probabilities are defined.
+    """
+    w, group, check = 1.0, 0, 0.0
     for i in range(tops.size):
         if weights is not None:
             w = weights[i]
         if groups is not None:
             group = groups[i]
-        outcomes[i] = tops[i] == target[i]
-        for k in range(4):
-            totals[k, group] += w * scores[k, i]
-        totals[4, group] += w * outcomes[i]
+        totals[0, group] += w * scores[0, i]
         totals[5, group] += w
+        if only_labels:
+            check += scores[0, i]
+            continue
+        for k in range(1, 4):
+            totals[k, group] += w * scores[k, i]
+        outcomes[i] = tops[i] == target[i]
+        totals[4, group] += w * outcomes[i]
+        check += scores[1, i] + scores[3, i]  # the squared error is NaN for an invalid label, both for an invalid row
+    return check == check
 
 
 def labelled_rows(
@@ -664,15 +673,10 @@ def labelled_rows(
         loop(values, target, rows, tops, *options)
     else:
         in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
-    if detail == "label" and weights is None and groups is None:
-        totals = np.zeros((6, 1))
-        totals[0], totals[5] = rows[0].sum(), n_rows
-        return None if math.isnan(totals[0, 0]) else (rows[3], tops, tops, totals)
     outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((6, n))
-    _fill_outcomes_and_totals(rows, tops, target, weights, groups, outcomes, totals)
-    # The squared error is NaN for an invalid label, both for an invalid row.
-    checked = totals[0].sum() if detail == "label" else totals[(1, 3), :].sum()
-    return None if math.isnan(checked) else (rows[3], outcomes, tops, totals)
+    columns = rows, tops, target, weights, groups
+    is_valid = _fill_outcomes_and_totals(*columns, detail == "label", outcomes, totals)
+    return (rows[3], outcomes, tops, totals) if is_valid else None
 
 
 def backward(
