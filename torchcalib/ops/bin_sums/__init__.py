@@ -103,7 +103,16 @@ def _event_sums(
     shape = 3 + N_NOISE * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
     source = source_of("events", confidence.device.type, confidence.dtype, confidence.numel(), backend)
     events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
-    sums: Tensor = source.event_sums(events, bins, shape)
+    n_series, strides = len(events.confidence), events.confidence.stride()
+    sums: Tensor
+    if confidence.is_cpu and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
+        # Columns of a matrix are read in the order of its memory, as groups
+        numbers = torch.arange(n_series, device="cpu").repeat(n)
+        columns = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
+        events = Events(*columns, None, None, numbers.view(1, -1))
+        sums = source.event_sums(events, bins._replace(n_groups=n_series), (shape[0], n_series * shape[1]))
+        return sums.view(shape[0], *lead, shape[1]).movedim(0, -2)
+    sums = source.event_sums(events, bins, shape)
     if groups is None:
         return sums.view(*lead, *shape)
     return sums.view(*lead, shape[0], bins.n_groups, bins.n_bins).movedim(-2, -3)

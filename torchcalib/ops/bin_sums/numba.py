@@ -387,9 +387,6 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     n_series, n = events.confidence.shape
     has_labels = bins.noise != "shares" and not events.outcome.is_floating_point()
     countable = has_labels and events.weights is None and events.ecd is None
-    is_transposed = n_series > 1 and events.confidence.stride() == events.outcome.stride() == (1, n_series)
-    if is_transposed and countable and events.groups is None:
-        return _sums_of_columns(events.confidence.T, events.outcome.T, options, shape)
     c, o, w, d, g = columns_of(*events)
 
     def add(element: int, block: slice, into: Any) -> None:
@@ -496,28 +493,6 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
     if weights is None:
         return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))
     return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
-
-
-def _sums_of_columns(confidence: Tensor, outcome: Tensor, options: Any, shape: tuple[int, int]) -> Tensor:
-    """Return the sums of every column of events `(N, L)` with labels, which are read in the order of their memory.
-
-    The columns are groups. Copies of the sums are not needed, because neighbouring events have different groups.
-    """
-    (n, n_series), (n_sums, n_bins) = confidence.shape, shape
-    n_rows = -(-max(_PIECE, _PER_CELL * n_series * n_bins, n * n_series // _PIECES) // n_series)
-    c, o = (x.reshape(-1) for x in columns_of(confidence, outcome))
-    groups = np.tile(np.arange(n_series), min(n_rows, n))
-    starts = range(0, n * n_series, n_rows * n_series)
-    pieces = np.zeros((len(starts), n_sums, n_series * n_bins))
-
-    def add_pieces(begin: int, end: int) -> None:
-        for piece in range(begin, end):
-            part = slice(starts[piece], starts[piece] + n_rows * n_series)
-            values = c[part]
-            add_labels(values, o[part], groups[: values.size], *options, pieces[piece])
-
-    in_threads(add_pieces, len(starts), c.size)
-    return torch.from_numpy(pieces.sum(0)).view(n_sums, n_series, n_bins).transpose(0, 1).contiguous()
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:

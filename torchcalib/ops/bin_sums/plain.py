@@ -54,24 +54,15 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
     size = max(_SAMPLES, n_cells)
-    if groups is weights is ecd is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
-        n_columns, of_columns = len(confidence), np.zeros((shape[0], len(confidence) * n_cells))
-        size = max(1, size // n_columns)
-        first = np.tile(np.arange(0, n_columns * n_cells, n_cells), min(size, confidence.shape[1]))
-        for start in range(0, confidence.shape[1], size):
-            p, y = (x[:, start : start + size].T.reshape(-1) for x in (confidence, outcome))
-            cell = _fast_bin_index(p, bins.n_bins, bins.right).numpy()
-            _add_to_cells(cell + first[: len(cell)], p, y, None, None, bins, of_columns)
-        return torch.from_numpy(of_columns.reshape(shape[0], n_columns, n_cells).swapaxes(0, 1))
     sums = np.zeros((len(confidence), *shape))
     for element, into in enumerate(sums):
         for p, y, w, more, group in _event_chunks(element, size, events):
             cell = _fast_bin_index(p, bins.n_bins, bins.right)
             cell = cell if group is None else cell.add_(group, alpha=bins.n_bins)
-            columns: Any = cell.numpy(), p, y, w, more
+            columns = [cell, *[None if x is None else x.double() for x in (p, y, w, more)]]
             if w is not None and not w.all():  # values of weight 0 may be NaN
-                columns = [None if x is None else x[w != 0] for x in (cell, p, y, w, more)]
-            _add_to_cells(*columns, bins, into)
+                columns = [None if x is None else x[w != 0] for x in columns]
+            _add_to_cells(*[None if x is None else x.numpy() for x in columns], bins, into)
     return torch.from_numpy(sums)
 
 
@@ -103,13 +94,12 @@ def _add_to_cells(cell: Any, confidence: Any, outcome: Any, weights: Any, ecd: A
             column = weights if column is None else weights * column
         return np.bincount(cell, column, sums.shape[1])
 
-    p, y, weights, ecd = (None if x is None else np.asarray(x, np.float64) for x in (confidence, outcome, weights, ecd))
     n = total(None)
     sums[0] += n
-    sums[1] += total(p)
-    sums[2] += total(y)
+    sums[1] += total(confidence)
+    sums[2] += total(outcome)
     if bins.noise != "none":
-        spread, residual = p * (1 - p), (y - p) ** 2
+        spread, residual = confidence * (1 - confidence), (outcome - confidence) ** 2
         of_spread, of_residual, squares = total(spread), total(residual), n
         of_variance = of_residual if bins.noise == "shares" else of_spread
         if weights is not None and not bins.copies:
