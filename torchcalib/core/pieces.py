@@ -68,9 +68,9 @@ class Piece(NamedTuple):
         for group, (begin, end) in enumerate(pairwise(begins.tolist())):
             rows = order[begin:end]
             if len(rows):
-                columns = [None if x is None else x[rows] for x in self[:5]]
-                weights = None if self.weights is None else self.weights[rows]
-                yield Piece(*columns, None, weights, self.copies, None, 1, group, self.from_logits, self.n_values)
+                names = ("values", "label", "confidence", "outcome", "top", "weights")
+                columns: Any = {name: x[rows] for name in names if (x := getattr(self, name)) is not None}
+                yield self._replace(**columns, totals=None, groups=None, n_groups=1, only_group=group)
 
     def weight_in_groups(self) -> Any:
         """Return the total weight of the rows of each part `(G,)`; a number without `groups`."""
@@ -142,7 +142,8 @@ class LabelledRows(NamedTuple):
                     return None
             w = w.astype(np.float64, copy=False)
         # 2. Number of the part of each row
-        groups, only_group, n_groups = None, None, 1
+        only_group, n_groups = None, 1
+        groups: Any = None
         if parts is not None and len(y):
             groups = parts.numbers(keys)
             is_known = groups.view(np.uint64).max() < parts.n  # negative numbers are large then

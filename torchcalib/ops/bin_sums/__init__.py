@@ -108,8 +108,8 @@ def _event_sums(
     if confidence.is_cpu and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
         # Columns of a matrix are read in the order of its memory, as groups
         numbers = torch.arange(n_series, device="cpu").repeat(n)
-        columns = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
-        events = Events(*columns, None, None, numbers.view(1, -1))
+        p, y = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
+        events = Events(p, y, None, None, numbers.view(1, -1))
         sums = source.event_sums(events, bins._replace(n_groups=n_series), (shape[0], n_series * shape[1]))
         return sums.view(shape[0], *lead, shape[1]).movedim(0, -2)
     sums = source.event_sums(events, bins, shape)

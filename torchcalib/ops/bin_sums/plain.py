@@ -62,7 +62,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
             columns = [cell, *[None if x is None else x.double() for x in (p, y, w, more)]]
             if w is not None and not w.all():  # values of weight 0 may be NaN
                 columns = [None if x is None else x[w != 0] for x in columns]
-            _add_to_cells(*[None if x is None else x.numpy() for x in columns], bins, into)
+            arrays: Any = [None if x is None else x.numpy() for x in columns]
+            _add_to_cells(bins, into, *arrays)
     return torch.from_numpy(sums)
 
 
@@ -82,11 +83,13 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_to_cells(cell, confidence, outcome, weights, None, bins, sums)
+    _add_to_cells(bins, sums, cell, confidence, outcome, weights)
     return True
 
 
-def _add_to_cells(cell: Any, confidence: Any, outcome: Any, weights: Any, ecd: Any, bins: Bins, sums: Any) -> None:
+def _add_to_cells(
+    bins: Bins, sums: Any, cell: Any, confidence: Any, outcome: Any, weights: Any, ecd: Any = None
+) -> None:
     """Add events to the sums `(F, K)` of their cells in place. Weights are positive, or None for 1."""
 
     def total(column: Any) -> Any:

@@ -7,7 +7,6 @@ float64 input. Every loop is compiled for both dtypes.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -596,7 +595,8 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Callable[..., None]:
+def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Any:
+    """Return the loop that fills scores and top classes of rows."""
     if not from_logits:
         return _forward_few_probabilities if n_classes <= FEW_CLASSES else _forward_probabilities
     if n_classes <= FEW_CLASSES:

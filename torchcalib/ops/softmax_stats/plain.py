@@ -70,7 +70,7 @@ def labelled_rows(
     elif weights is not None:
         # Not matrix products, whose threads wait for each other while other programs run
         of_outcomes = np.einsum("n,n->", outcomes, weights)
-        totals = np.append(np.einsum("kn,n->k", scores, weights), (of_outcomes, weights.sum()))[:, None]
+        totals = np.array([*np.einsum("kn,n->k", scores, weights), of_outcomes, weights.sum()])[:, None]
     else:
         totals = np.append(scores.sum(-1), (np.count_nonzero(outcomes), len(outcomes)))[:, None]
     return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
