@@ -72,7 +72,7 @@ def labelled_rows(
         of_outcomes = np.einsum("n,n->", outcomes, weights)
         totals = np.array([*np.einsum("kn,n->k", scores, weights), of_outcomes, weights.sum()])[:, None]
     else:
-        totals = np.append(scores.sum(-1), (np.count_nonzero(outcomes), len(outcomes)))[:, None]
+        totals = np.array([*scores.sum(-1), np.count_nonzero(outcomes), len(outcomes)])[:, None]
     return None if np.isnan(totals[0] + totals[3]).any() else (scores[3], outcomes, top, totals)
 
 
