@@ -45,6 +45,7 @@ MAX_PARTS = 2**31 - 1
 MAX_NAMED = 10_000
 """Maximum number of named parts. With more, no p-value would be significant after adjustment for multiple testing."""
 
+_MAX_CLASS_PARTS = 2**6  # largest number of parts for which sums of all classes are added part by part
 _MAX_SUMS = 2**27  # maximum number of float64 sums of named parts (1 GiB)
 
 
@@ -327,7 +328,9 @@ class SumsByPart(Generic[S]):
         if piece.only_group is not None:
             return bool(accumulator.add_piece(piece, sums[piece.only_group]))
         if sums.ndim > 3:  # with an axis of classes
-            return False
+            if piece.n_groups > _MAX_CLASS_PARTS:
+                return False
+            return all(accumulator.add_piece(part, sums[part.only_group]) for part in piece.by_group())
         n_parts, n_sums, n_cells = sums.shape
         of_piece = np.zeros((n_sums, n_parts * n_cells))
         is_added = bool(accumulator.add_piece(piece, of_piece))

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     confidence: Any
     outcome: Any
     top: Any  # top class of multi-class rows; None if binary
-    totals: Any  # sums of the statistics of multi-class rows `(5, G)`, see `softmax_stats.chunked.labelled_rows`
+    totals: Any  # sums of the statistics of multi-class rows `(6, G)`, see `softmax_stats.plain.labelled_rows`
     weights: Any  # positive, float64 `(n,)`; None for 1
     copies: bool  # whether weights count copies of a row
     groups: Any  # number of the part of each row in [0, G), int64 `(n,)`; None for G = 1
@@ -60,6 +60,17 @@ class Piece(NamedTuple):
     only_group: int | None  # number of the part of all rows, if they are in the same part and have `groups` None
     from_logits: bool
     n_values: int  # number of predicted values of the batch
+
+    def by_group(self) -> "Iterator[Piece]":
+        """Yield the rows of each part as a piece without totals."""
+        order = self.groups.argsort(kind="stable")
+        begins = np.searchsorted(self.groups[order], np.arange(self.n_groups + 1))
+        for group, (begin, end) in enumerate(pairwise(begins.tolist())):
+            rows = order[begin:end]
+            if len(rows):
+                names = ("values", "label", "confidence", "outcome", "top", "weights")
+                columns: Any = {name: x[rows] for name in names if (x := getattr(self, name)) is not None}
+                yield self._replace(**columns, totals=None, groups=None, n_groups=1, only_group=group)
 
     def weight_in_groups(self) -> Any:
         """Return the total weight of the rows of each part `(G,)`; a number without `groups`."""
@@ -102,9 +113,11 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        return _places(self.label.shape, self.n_classes, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
+        # Weights and keys take as much of the cache as predictions and labels
+        n_rows = _ROWS if self.weights is keys is None else _ROWS // 2
+        return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
-    def piece(self, place: _Place, detail: Detail) -> Piece | None:
+    def piece(self, place: _Place, detail: Detail, removes_ignored: bool = True) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
         Binary rows are not checked.
@@ -117,31 +130,32 @@ class LabelledRows(NamedTuple):
         if y.dtype != np.int64:
             y = y.astype(np.int64)
         # 1. Remove rows that are ignored or have weight 0, whose values may be invalid.
-        if input_format.ignore_index is not None:
+        if removes_ignored and input_format.ignore_index is not None:
             x, y, w, keys = _kept(y != input_format.ignore_index, x, y, w, keys)
         if w is not None and len(w):
-            w = w.astype(np.float64, copy=False)
-            least, greatest = w.min(), w.max()
+            least, greatest = w.min().item(), w.max().item()
             if not (least >= 0 and greatest <= MOST_WEIGHT):
                 return None
             if least < LEAST_WEIGHT:
                 x, y, w, keys = _kept(w != 0, x, y, w, keys)
-                if len(w) and w.min() < LEAST_WEIGHT:
+                if len(w) and w.min().item() < LEAST_WEIGHT:
                     return None
+            w = w.astype(np.float64, copy=False)
         # 2. Number of the part of each row
-        groups, only_group, n_groups = None, None, 1
+        only_group, n_groups = None, 1
+        groups: Any = None
         if parts is not None and len(y):
             groups = parts.numbers(keys)
-            least, greatest = int(groups.min()), int(groups.max())
-            if least < -1 or greatest >= parts.n:
+            is_known = groups.view(np.uint64).max() < parts.n  # negative numbers are large then
+            if not is_known and (groups.min() < -1 or groups.max() >= parts.n):
                 return None
-            if least == greatest:
-                groups, only_group = None, least
-                y = y if least >= 0 else y[:0]
+            if groups[0] == groups[-1] and (groups == groups[0]).all():
+                groups, only_group = None, int(groups[0])
+                y = y if only_group >= 0 else y[:0]
             elif parts.n > _MAX_PARTS:
                 return None
             else:
-                x, y, w, groups = _kept(groups >= 0, x, y, w, groups) if least < 0 else (x, y, w, groups)
+                x, y, w, groups = (x, y, w, groups) if is_known else _kept(groups >= 0, x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
         columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values
@@ -234,14 +248,22 @@ def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: 
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
         return _add_chunks(rows, places, detail, adders, totals, n_chunks)
-    for place in places:
-        piece = rows.piece(place, detail)
+    return all(_add_piece(rows, place, detail, adders, totals) for place in places)
+
+
+def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+    """Add a piece to the totals. Return False if it is invalid."""
+    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
+    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
+    for removes_ignored in (False, True) if tries_all else (True,):
+        piece = rows.piece(place, detail, removes_ignored)
         if piece is None:
-            return False
-        for adder, total in zip(adders, totals, strict=True):
-            if len(piece.label) and not adder.add_piece(piece, total):
-                return False
-    return True
+            continue
+        if not len(piece.label):
+            return True
+        if adders[0].add_piece(piece, totals[0]):
+            return all(adder.add_piece(piece, into) for adder, into in zip(adders[1:], totals[1:], strict=True))
+    return False
 
 
 def _add_chunks(
@@ -259,11 +281,7 @@ def _add_chunks(
     def add(begin: int, end: int) -> None:
         for k in range(begin, end):
             for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
-                piece = rows.piece(place, detail)
-                are_added[k] &= piece is not None
-                if piece is not None and len(piece.label):
-                    added = [adder.add_piece(piece, into) for adder, into in zip(adders, found[k], strict=True)]
-                    are_added[k] &= all(added)
+                are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
 
     in_threads(add, n_chunks, rows.label.size * rows.n_classes)
     for chunk in found[1:]:
@@ -302,7 +320,7 @@ def split(
         return None
 
     def pieces() -> Iterator[Any]:
-        for place in _places(samples, n_classes, _CONVERTED, _ROWS):
+        for place in _places(samples, n_classes, _ROWS, _CONVERTED, _ROWS):
             of_target = _part(target, place, axis if has_shares else None)
             others = [None if x is None else _part(x, place) for x in (weights, keys)]
             yield input_format, _part(preds, place, axis), of_target, *others
@@ -310,13 +328,13 @@ def split(
     return pieces()
 
 
-def _places(samples: Sequence[int], n_classes: int, n_values: int, most_in_item: int) -> list[_Place]:
-    """Return places of pieces of at most `n_values` predicted values, for samples of this shape.
+def _places(samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int) -> list[_Place]:
+    """Return places of pieces of at most `n_rows` rows and `n_values` predicted values, for samples of this shape.
 
     Items with at least `most_in_item` rows are pieces of their own.
     """
-    n_items, n_rows = samples[0], math.prod(samples)
-    per_item, per_piece = n_rows // n_items, max(1, min(_ROWS, n_values // n_classes))
+    n_items = samples[0]
+    per_item, per_piece = math.prod(samples) // n_items, max(1, min(n_rows, n_values // n_classes))
     if per_item < min(per_piece, most_in_item):
         return [(begin, end, _ALL) for begin, end in _ranges(n_items, per_piece // per_item)]
     ranges = _ranges(per_item, per_piece)

@@ -89,7 +89,11 @@ class SumState(Generic[S]):
         is_valid: bool = accumulator.add_piece(piece, total[self._offset :].reshape(self.shape))
         if is_valid and self._offset > N_IGNORED and not piece.copies:
             flags = total[N_IGNORED : self._offset].reshape(self.shape[:-2])
-            flags[... if piece.only_group is None else piece.only_group] += piece.weight_in_groups()
+            weight = piece.weight_in_groups()
+            if piece.groups is not None:
+                flags += weight.reshape(-1, *[1] * (flags.ndim - 1))
+            else:
+                flags[... if piece.only_group is None else piece.only_group] += weight
         return is_valid
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:

@@ -362,14 +362,14 @@ class ScoreAccumulator:
             assert self.kind is not None  # see `takes_pieces`
             source: Any = source_of("binary_scores", "cpu", torch.float64, piece.n_values, "auto")
             columns = piece.weights, piece.groups, piece.n_groups
-            score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
+            weight, score = source.labelled_sums(piece.values, piece.label, self.kind, piece.from_logits, *columns)
         else:
+            *statistics, weight = piece.totals
             # 0 times infinity is NaN
-            terms = [c * total for c, total in zip(self.of_statistics or (), piece.totals, strict=True) if c]
-            score = sum(terms)
+            score = sum([c * total for c, total in zip(self.of_statistics or (), statistics, strict=True) if c])
         if np.isnan(score).any():
             return False
-        sums[0] += piece.weight_in_groups()
+        sums[0] += weight
         sums[1] += score
         return True
 

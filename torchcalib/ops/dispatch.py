@@ -51,7 +51,7 @@ class _Choice:
     cpu: tuple[Backend, ...]  # backends on the CPU, in order of preference
     accelerator: tuple[Backend, ...]  # the same on other devices; "triton" only on CUDA
     saves: int  # nanoseconds that the compiled loop saves for each value on the CPU, in addition to `_PER_CALL`
-    plain: str = "chunked"  # its module with tensor operations or Python loops; "" for the subpackage itself
+    plain: str = "plain"  # its module with tensor operations or Python loops; "" for the subpackage itself
     float32: bool = False  # whether the numba loops compute in float32, not in the dtype of the input
     of_predictions: bool = True  # whether the values are predictions, not simulated or repeated ones; see `LARGE`
 

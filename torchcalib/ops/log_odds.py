@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
-from torchcalib.ops.softmax_stats import cpu, matrices
+from torchcalib.ops.softmax_stats import matrices, plain
 
 _BLOCK = 2**15  # number of logits computed at a time on the CPU; torch would split more among threads
 _BLOCK_OF_CLASSES = 2**16  # the same for the log-odds of one class, which need fewer passes
@@ -78,17 +78,17 @@ def _of_classes(values: Tensor, classes: Tensor) -> Tensor:
     n, n_classes = values.shape
     if n == 1:  # duplicate the row, because torch and numpy sum a single row in a different order
         return _of_classes(values.expand(2, -1), classes.expand(2))[:1]
-    axis, blocks = cpu.class_axis(n_classes), cpu.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
+    axis, blocks = plain.class_axis(n_classes), plain.blocks_of(n, n_classes, _BLOCK_OF_CLASSES)
     memory, out = np.empty(-(-n // len(blocks)) * n_classes + LANES), np.empty(n)
     with np.errstate(all="ignore"):
         for rows in blocks:
-            z = cpu.copied(cpu.array_of(values[rows]), memory, axis)
-            entries, at_class = z.reshape(-1), cpu.places(classes[rows].numpy(), z.shape, axis)
+            z = plain.copied(plain.array_of(values[rows]), memory, axis)
+            entries, at_class = z.reshape(-1), plain.places(classes[rows].numpy(), z.shape, axis)
             own, entries[at_class] = entries[at_class], -np.inf
             largest = torch.from_numpy(z).amax(axis, keepdim=True)
             torch.from_numpy(z).sub_(largest)
-            cpu.applied(torch.exp, memory, z.size)
-            out[rows] = own - largest.view(-1).numpy() - cpu.applied(torch.log, cpu.sum_of_rows(z, axis))
+            plain.applied(torch.exp, memory, z.size)
+            out[rows] = own - largest.view(-1).numpy() - plain.applied(torch.log, plain.sum_of_rows(z, axis))
     found = torch.from_numpy(out)
     if not math.isfinite(out.sum()):  # rare: infinite logits, or NaN
         rest = found.isfinite().logical_not_()

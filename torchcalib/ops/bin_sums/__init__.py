@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums import plain
 from torchcalib.ops.bin_sums.formula import N_NOISE, Bins, Noise, class_formula, event_formula
+from torchcalib.ops.bin_sums.plain import ClassRows, Events
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
@@ -101,10 +101,18 @@ def _event_sums(
         return event_formula(confidence, outcome, weights, ecd, groups, bins)
     *lead, n = confidence.shape
     shape = 3 + N_NOISE * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
-    countable = weights is None and ecd is None and bins.noise != "shares" and not outcome.is_floating_point()
     source = source_of("events", confidence.device.type, confidence.dtype, confidence.numel(), backend)
     events = Events(*flatten_batch(n, confidence, outcome, weights, ecd, groups))  # type: ignore[arg-type]
-    sums: Tensor = source.event_sums(events, bins, shape, countable)
+    n_series, strides = len(events.confidence), events.confidence.stride()
+    sums: Tensor
+    if confidence.is_cpu and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
+        # Columns of a matrix are read in the order of its memory, as groups
+        numbers = torch.arange(n_series, device="cpu").repeat(n)
+        p, y = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
+        events = Events(p, y, None, None, numbers.view(1, -1))
+        sums = source.event_sums(events, bins._replace(n_groups=n_series), (shape[0], n_series * shape[1]))
+        return sums.view(shape[0], *lead, shape[1]).movedim(0, -2)
+    sums = source.event_sums(events, bins, shape)
     if groups is None:
         return sums.view(*lead, *shape)
     return sums.view(*lead, shape[0], bins.n_groups, bins.n_bins).movedim(-2, -3)
@@ -179,7 +187,7 @@ def _class_gradient(
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = grads.unsqueeze(0).flatten(0, -4), out.unsqueeze(0).flatten(0, -3)
     for k, matrix, (labels, *columns) in _batch_elements(values, target, weights, top, confidence):
-        chunked.class_gradient(ClassRows(matrix, from_logits, *columns), labels, bins.right, upstream[k], filled[k])
+        plain.class_gradient(ClassRows(matrix, from_logits, *columns), labels, bins.right, upstream[k], filled[k])
     return [out]
 
 

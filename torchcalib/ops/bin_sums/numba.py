@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.chunked import ClassRows, Events, store
 from torchcalib.ops.bin_sums.formula import Bins
+from torchcalib.ops.bin_sums.plain import ClassRows, Events, store
 from torchcalib.ops.numba_math import (
     BLOCK,
     INF,
@@ -228,7 +228,7 @@ def _add_classes(values, target, weights, largest, confidence, from_logits, edge
     class. `largest` is the largest entry of each row, and `confidence` the probability of its top class.
 
     `sums` `(F, B, K)` is updated in place. It has w, w q and w y for weight w, probability q and outcome y. F > 3 adds
-    the other sums of `chunked.store`.
+    the other sums of `plain.store`.
     """
     # Partial results of a row are float32, because a row has few entries and twice as many fit into a vector. Sums over
     # rows are float64, because a class can have millions of rows.
@@ -309,7 +309,7 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
 
     Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
     a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
-    the one before. `counts` `(C * B,)` is zero. With `noise`, the sums after the third are as for `chunked.store`.
+    the one before. `counts` `(C * B,)` is zero. With `noise`, the sums after the third are as for `plain.store`.
     """
     n_rows, n_classes = values.shape
     n_bins = edges.size - 1
@@ -380,14 +380,13 @@ def _multiple(x, scale, out):
         out[k] = x[k] * scale
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
-    """Return the bin sums of events; arguments as for `chunked.event_sums`."""
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+    """Return the bin sums of events; arguments as for `plain.event_sums`."""
     squared = events.weights is not None and not bins.copies
     options = None if bins.noise == "none" else (bins.noise == "shares", squared), _edges(bins.n_bins), bins.right
     n_series, n = events.confidence.shape
-    is_transposed = n_series > 1 and events.confidence.stride() == events.outcome.stride() == (1, n_series)
-    if is_transposed and countable and events.groups is None:
-        return _sums_of_columns(events.confidence.T, events.outcome.T, options, shape)
+    has_labels = bins.noise != "shares" and not events.outcome.is_floating_point()
+    countable = has_labels and events.weights is None and events.ecd is None
     c, o, w, d, g = columns_of(*events)
 
     def add(element: int, block: slice, into: Any) -> None:
@@ -488,34 +487,12 @@ def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, rig
 
 
 def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
-    """Add events with labels to `sums` `(F, G * B)` in place, as `chunked.add_labelled` does."""
+    """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
     events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome)
     options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
     if weights is None:
         return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))
     return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
-
-
-def _sums_of_columns(confidence: Tensor, outcome: Tensor, options: Any, shape: tuple[int, int]) -> Tensor:
-    """Return the sums of every column of events `(N, L)` with labels, which are read in the order of their memory.
-
-    The columns are groups. Copies of the sums are not needed, because neighbouring events have different groups.
-    """
-    (n, n_series), (n_sums, n_bins) = confidence.shape, shape
-    n_rows = -(-max(_PIECE, _PER_CELL * n_series * n_bins, n * n_series // _PIECES) // n_series)
-    c, o = (x.reshape(-1) for x in columns_of(confidence, outcome))
-    groups = np.tile(np.arange(n_series), min(n_rows, n))
-    starts = range(0, n * n_series, n_rows * n_series)
-    pieces = np.zeros((len(starts), n_sums, n_series * n_bins))
-
-    def add_pieces(begin: int, end: int) -> None:
-        for piece in range(begin, end):
-            part = slice(starts[piece], starts[piece] + n_rows * n_series)
-            values = c[part]
-            add_labels(values, o[part], groups[: values.size], *options, pieces[piece])
-
-    in_threads(add_pieces, len(starts), c.size)
-    return torch.from_numpy(pieces.sum(0)).view(n_sums, n_series, n_bins).transpose(0, 1).contiguous()
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:
@@ -530,7 +507,7 @@ def columns_of(*columns: Tensor | None) -> list[Any]:
 
 
 def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
-    """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
+    """Fill `sums` with the bin sums of every class; arguments as for `plain.class_sums`."""
     values, from_logits, weights, top, confidence = rows
     n_classes, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 5)

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.bin_sums import chunked
-from torchcalib.ops.bin_sums.chunked import ClassRows, Events
+from torchcalib.ops.bin_sums import plain
 from torchcalib.ops.bin_sums.formula import Bins
+from torchcalib.ops.bin_sums.plain import ClassRows, Events
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.softmax_stats.triton import exp, in_units
 
@@ -27,11 +27,11 @@ _ROWS = 64  # smallest number of rows per program
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
-    """Compute `chunked.event_sums` without synchronising the device. Groups have no kernel."""
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+    """Compute `plain.event_sums` without synchronising the device. Groups have no kernel."""
     confidence, outcome, weights, ecd, groups = events
     if groups is not None:
-        return chunked.event_sums(events, bins, shape, countable)
+        return plain.event_sums(events, bins, shape)
     n_series, n = confidence.shape
     size = max(_PIECE, -(-n // _PIECES))
     pieces = triton.cdiv(n, size)
@@ -47,7 +47,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
 
 
 def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
-    """Fill `sums` as `chunked.class_sums` does, without synchronising the device."""
+    """Fill `sums` as `plain.class_sums` does, without synchronising the device."""
     values, from_logits, weights, top, confidence = rows
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
@@ -69,7 +69,7 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
         )  # fmt: skip
     total = others.sum(0)
     total[:, 0] += first.sum(0)
-    chunked.store(total.movedim(-1, 0), sums)
+    plain.store(total.movedim(-1, 0), sums)
 
 
 def _contiguous(x: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _add_classes(
 ):  # fmt: skip
     """Sum a piece of the rows over the bins of a range of classes. Grid: ranges of classes, pieces.
 
-    Sums are as for `chunked.store`. Those of the first bin are in registers. The other entries, at most B in a
+    Sums are as for `plain.store`. Those of the first bin are in registers. The other entries, at most B in a
     row, are added to sums in memory, one entry of each row at a time.
     """
     columns = tl.program_id(0) * classes + tl.arange(0, classes)

@@ -182,21 +182,28 @@ def _add(x, totals):
 
 
 @lanes
-def _dot(x, weights):
-    total = 0.0
+def _weighted_sum(x, weights):
+    """Return the sums of the weights and of their products with x."""
+    weight, total = 0.0, 0.0
     for k in range(x.size):
+        weight += weights[k]
         total += weights[k] * x[k]
-    return total
+    return weight, total
 
 
 @step
 def _add_in_groups(scores, weights, groups, totals):
-    """Add scores times weights to the totals of their groups, in the copy k mod 4: neighbours often share a group."""
-    w, n_groups = 1.0, totals.size // 4
+    """Add weights, and scores times weights, to the pairs of totals of their groups.
+
+    The pair is in the copy k mod 4, because neighbours often share a group.
+    """
+    w, n_groups = 1.0, totals.size // 8
     for k in range(scores.size):
         if weights is not None:
             w = weights[k]
-        totals[(k & 3) * n_groups + groups[k]] += w * np.float64(scores[k])
+        at = np.uintp(2 * ((k & 3) * n_groups + groups[k]))
+        totals[at] += w
+        totals[at + np.uintp(1)] += w * np.float64(scores[k])
 
 
 @compiled_loop
@@ -204,8 +211,8 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
     """Add the scores of flat rows of as many values as there are `totals`; NaN if a value is invalid.
 
     `labels` is None for floating targets, and `shares` for integer ones: branches for None are not compiled. `buffer`
-    is float64, `narrow` float32. With `weights` or `groups`, rows have one value; `totals` are four copies of those of
-    the groups.
+    is float64, `narrow` float32. With `weights` or `groups`, rows have one value, and `totals` are four copies of pairs
+    of the weight and the score of each group.
     """
     width = totals.size if weights is None and groups is None else 1
     size = max(1, BLOCK // width) * width
@@ -249,7 +256,9 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
                 _add_in_groups(out, w, g, totals)
         elif weights is not None:
             w = weights[start : start + size]
-            totals[0] += _dot(narrow[: values.size], w) if is_narrow else _dot(out, w)
+            weight, total = _weighted_sum(narrow[: values.size], w) if is_narrow else _weighted_sum(out, w)
+            totals[0] += weight
+            totals[1] += total
         elif is_narrow:
             _add(narrow[: values.size], totals)
         else:
@@ -285,12 +294,12 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 def labelled_sums(
     values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
 ) -> Any:
-    """Return the sums of scores in each group `(G,)` as `chunked.labelled_sums` does."""
+    """Return the weights and the sums of scores in each group as `plain.labelled_sums` does."""
     x, t = np.ascontiguousarray(values), np.ascontiguousarray(label)
-    totals = np.zeros(1 if groups is None else 4 * n_groups)
+    totals = np.zeros(1 if weights is None and groups is None else 8 * n_groups)
     buffer, narrow = np.empty(BLOCK), np.empty(BLOCK, np.float32)
     _add_scores(x, t, t, None, weights, groups, kind == "log", from_logits, buffer, narrow, totals)
-    return totals if groups is None else totals.reshape(4, n_groups).sum(0)
+    return (len(t), totals) if len(totals) == 1 else totals.reshape(4, n_groups, 2).sum(0).T
 
 
 def _sums(x: Any, t: Any, width: int, kind: str, from_logits: bool) -> Any:

@@ -17,9 +17,9 @@ from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, Rows, sums
-from torchcalib.ops.softmax_stats.chunked import first_largest
 from torchcalib.ops.softmax_stats.formula import row_formula
 from torchcalib.ops.softmax_stats.logit_sums import Sums, gradient_terms, joined, merge, scores_of
+from torchcalib.ops.softmax_stats.plain import first_largest
 
 T = TypeVar("T")
 

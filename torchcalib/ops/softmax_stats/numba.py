@@ -7,7 +7,6 @@ float64 input. Every loop is compiled for both dtypes.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,7 +109,7 @@ def _fill_scaled_exps(x, top, alpha, shifted, exps):
 
 @step
 def _logit_gradient(shifted, exps, scale, a, b, c, out):
-    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `chunked.backward` defines a, b and c."""
+    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `plain.backward` defines a, b and c."""
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
@@ -118,7 +117,7 @@ def _logit_gradient(shifted, exps, scale, a, b, c, out):
 
 @step
 def _probability_gradient(q, logs, b, c, out):
-    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `chunked.backward` defines b and c."""
+    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `plain.backward` defines b and c."""
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
@@ -126,7 +125,7 @@ def _probability_gradient(q, logs, b, c, out):
 
 @compiled_loop
 def _forward_logits(values, target, scores, tops):
-    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `chunked.forward`."""
+    """Fill `scores` and `tops` from logits, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
     n_rows, n_classes = values.shape
     shifted, exps = np.empty(BLOCK, values.dtype), np.empty(BLOCK, values.dtype)
@@ -169,6 +168,45 @@ def _forward_logits(values, target, scores, tops):
             scores[1, i] = (rest * rest + squares) / (total * total)
         else:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
+
+
+@lanes
+def _sum_of_exps(x, largest, top):
+    """Return the sum of exp(x - largest) over a block, without the entry `top`."""
+    zero = x.dtype.type(0)
+    total = zero
+    for k in range(x.size):
+        e = exp(clipped(x[k] - largest))
+        total += zero if np.int32(k) == top else e
+    return total
+
+
+@compiled_loop
+def _forward_many_labels(values, target, scores, tops):
+    """Fill `tops`, log-probabilities and confidences like `_forward_logits`, and other scores with 0 or NaN.
+
+    They need the sum R only, which is computed without arrays for a block.
+    """
+    values = borrowed(values)
+    n_rows, n_classes = values.shape
+    for i in range(n_rows):
+        row, h = values[i], target[i]
+        top = _first_largest(row)
+        largest = row[top]
+        if largest == INF:
+            _forward_logits(values[i : i + 1], target[i : i + 1], scores[:, i : i + 1], tops[i : i + 1])
+            continue
+        rest = 0.0
+        for start in range(0, n_classes, BLOCK):
+            rest += _sum_of_exps(row[start : start + BLOCK], largest, np.int32(top - start))
+        tops[i] = top
+        scores[1, i] = scores[2, i] = 0.0
+        scores[3, i] = 1 / (1 + rest)
+        if not 0 <= h < n_classes:
+            scores[0, i] = scores[1, i] = math.nan
+            continue
+        shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
+        scores[0, i] = shift - math.log1p(rest)
 
 
 @compiled_loop
@@ -374,7 +412,7 @@ def _count_negative(x):
 
 @compiled_loop
 def _forward_probabilities(values, target, scores, tops, tolerance, with_entropy):
-    """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `chunked.forward`."""
+    """Fill `scores` and `tops` from probabilities, one row at a time; arguments as for `plain.forward`."""
     values = borrowed(values)
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, values.dtype)
@@ -488,7 +526,7 @@ def _forward_few_probabilities(values, target, scores, tops, tolerance, with_ent
 
 @compiled_loop
 def _backward_logits(values, target, scores, tops, grads, out):
-    """Fill `out` with the gradient in logits; see `chunked.backward` for the formula."""
+    """Fill `out` with the gradient in logits; see `plain.backward` for the formula."""
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
@@ -502,7 +540,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
         if not 0 <= h < n_classes:
             out[i] = math.nan
             continue
-        # 1. Coefficients of the gradient q (a + b q + c d) with d = x - max x; `chunked.backward` has the formula.
+        # 1. Coefficients of the gradient q (a + b q + c d) with d = x - max x; `plain.backward` has the formula.
         q_h, q_top = math.exp(scores[0, i]), scores[3, i]
         mean_shift = scores[2, i] - math.log(q_top)
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
@@ -527,7 +565,7 @@ def _backward_logits(values, target, scores, tops, grads, out):
 
 @compiled_loop
 def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
-    """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
+    """Fill `out` with the gradient in probabilities; see `plain.backward` for the formula."""
     values, out = borrowed(values), borrowed(out)
     n_rows, n_classes = values.shape
     number = values.dtype.type
@@ -557,33 +595,29 @@ def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: 
         out[i, tops[i]] += grad_confidence
 
 
-# Loops by whether input has logits and few classes, and whether only log-probabilities of labels are needed
-_LOOPS: dict[tuple[bool, bool, bool], Callable[..., None]] = {
-    (True, False, False): _forward_logits,
-    (True, False, True): _forward_logits,
-    (True, True, False): _forward_few_logits,
-    (True, True, True): _forward_few_labels,
-    (False, False, False): _forward_probabilities,
-    (False, False, True): _forward_probabilities,
-    (False, True, False): _forward_few_probabilities,
-    (False, True, True): _forward_few_probabilities,
-}
+def _loop_for(from_logits: bool, n_classes: int, detail: Detail) -> Any:
+    """Return the loop that fills scores and top classes of rows."""
+    if not from_logits:
+        return _forward_few_probabilities if n_classes <= FEW_CLASSES else _forward_probabilities
+    if n_classes <= FEW_CLASSES:
+        return _forward_few_labels if detail == "label" else _forward_few_logits
+    return _forward_logits if detail in ("squares", "entropy") else _forward_many_labels
 
 
 def forward(
     values: Tensor, target: Tensor, from_logits: bool, tolerance: float, detail: Detail = "entropy"
 ) -> tuple[Tensor, Tensor]:
-    """Return the statistics of every row as `chunked.forward` does."""
+    """Return the statistics of every row as `plain.forward` does."""
     n, n_classes = values.shape
     scores, top = torch.empty(4, n, dtype=torch.float64, device="cpu"), torch.empty(n, dtype=torch.int64, device="cpu")
-    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    loop = _loop_for(from_logits, n_classes, detail)
     columns = [x.numpy() for x in (target.contiguous(), scores, top)]
     by_rows(loop, values, columns, () if from_logits else (tolerance, detail == "entropy"))
     return scores, top
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return sums and top classes of rows as `chunked.sums` does."""
+    """Return sums and top classes of rows as `plain.sums` does."""
     found, top = (
         torch.empty(4, len(logits), dtype=torch.float64, device="cpu"),
         torch.empty(len(logits), dtype=torch.int64, device="cpu"),
@@ -595,27 +629,37 @@ def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @compiled_loop
-def _fill_outcomes_and_totals(scores, tops, target, weights, groups, outcomes, totals):
-    """Fill whether the top class of each row is its label, and add the columns of `labelled_rows` to `totals`."""
-    w, group = 1.0, 0
+def _fill_outcomes_and_totals(scores, tops, target, weights, groups, only_labels, outcomes, totals):
+    """Fill `outcomes`, and add rows to `totals`, as for `labelled_rows`. Return False if a row or a label is invalid.
+
+    With `only_labels`, only log-probabilities are defined.
+    """
+    w, group, check = 1.0, 0, 0.0
     for i in range(tops.size):
         if weights is not None:
             w = weights[i]
         if groups is not None:
             group = groups[i]
-        outcomes[i] = tops[i] == target[i]
-        for k in range(4):
+        totals[0, group] += w * scores[0, i]
+        totals[5, group] += w
+        if only_labels:
+            check += scores[0, i]
+            continue
+        for k in range(1, 4):
             totals[k, group] += w * scores[k, i]
+        outcomes[i] = tops[i] == target[i]
         totals[4, group] += w * outcomes[i]
+        check += scores[1, i] + scores[3, i]  # the squared error is NaN for an invalid label, both for an invalid row
+    return check == check
 
 
 def labelled_rows(
     values: Any, target: Any, from_logits: bool, tolerance: float, detail: Detail, weights: Any, groups: Any, n: int
 ) -> tuple[Any, Any, Any, Any] | None:
-    """Return confidences, outcomes, top classes and totals as `chunked.labelled_rows` does."""
+    """Return confidences, outcomes, top classes and totals as `plain.labelled_rows` does."""
     n_rows, n_classes = values.shape
     rows, tops = np.empty((4, n_rows)), np.empty(n_rows, np.int64)
-    loop = _LOOPS[from_logits, n_classes <= FEW_CLASSES, detail == "label"]
+    loop = _loop_for(from_logits, n_classes, detail)
     options = () if from_logits else (tolerance, detail == "entropy")
     if n_classes > FEW_CLASSES:  # loops over few classes transpose blocks, and thus read any layout
         values = np.ascontiguousarray(values)
@@ -629,20 +673,15 @@ def labelled_rows(
         loop(values, target, rows, tops, *options)
     else:
         in_threads(fill, n_rows, values.size, LOGITS_PER_RANGE)
-    if detail == "label" and weights is None and groups is None:
-        totals = np.zeros((5, 1))
-        totals[0] = rows[0].sum()
-        return None if math.isnan(totals[0, 0]) else (rows[3], tops, tops, totals)
-    outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((5, n))
-    _fill_outcomes_and_totals(rows, tops, target, weights, groups, outcomes, totals)
-    # The squared error is NaN for an invalid label, both for an invalid row.
-    checked = totals[0].sum() if detail == "label" else totals[(1, 3), :].sum()
-    return None if math.isnan(checked) else (rows[3], outcomes, tops, totals)
+    outcomes, totals = np.empty(n_rows, np.uint8), np.zeros((6, n))
+    columns = rows, tops, target, weights, groups
+    is_valid = _fill_outcomes_and_totals(*columns, detail == "label", outcomes, totals)
+    return (rows[3], outcomes, tops, totals) if is_valid else None
 
 
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `chunked.backward` does."""
+    """Fill `out` as `plain.backward` does."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -38,7 +38,7 @@ def forward(
     tolerance: float,
     detail: Detail = "entropy",  # noqa: ARG001 - arithmetic takes no time while the GPU waits for memory
 ) -> tuple[Tensor, Tensor]:
-    """Compute `chunked.forward` without synchronising the device."""
+    """Compute `plain.forward` without synchronising the device."""
     n_rows, n_classes = values.shape
     scores = torch.empty(4, n_rows, dtype=torch.float64, device=values.device)
     top = torch.empty(n_rows, dtype=torch.int64, device=values.device)
@@ -69,7 +69,7 @@ def forward(
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `chunked.backward` does, without synchronising the device."""
+    """Fill `out` as `plain.backward` does, without synchronising the device."""
     n_rows, n_classes = values.shape
     rows, block, warps = _launch_shape(n_classes)
     columns = target.contiguous(), scores.contiguous(), top.contiguous(), grads.contiguous()
@@ -80,7 +80,7 @@ def backward(
 
 
 def sums(logits: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute `chunked.sums` without synchronising the device, for parts of long rows."""
+    """Compute `plain.sums` without synchronising the device, for parts of long rows."""
     n_rows, n_classes = logits.shape
     rows, block, warps = _launch_shape(n_classes)
     parts = triton.cdiv(n_classes, block)
@@ -325,7 +325,7 @@ def _fill_gradient(
     values, row_units, column_stride, units, unit: tl.constexpr, target, scores, tops, grads, out, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Store a part of the gradient of rows, by the formula of `chunked.backward`. Grid: groups of rows, parts."""
+    """Store a part of the gradient of rows, by the formula of `plain.backward`. Grid: groups of rows, parts."""
     # 1. Scores of the rows, the gradients in them, and the entries of label and top class.
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows

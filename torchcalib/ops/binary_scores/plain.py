@@ -31,21 +31,23 @@ def score_sums(values: Tensor, target: Tensor, kind: str, from_logits: bool) -> 
 def labelled_sums(
     values: Any, label: Any, kind: str, from_logits: bool, weights: Any, groups: Any, n_groups: int
 ) -> Any:
-    """Return the sums of scores in each group `(G,)`; all are NaN if a value is invalid.
+    """Return the weights of rows and the sums of scores in each group `(G,)`; scores are NaN if a value is invalid.
 
     All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
     """
     x, t = torch.from_numpy(values)[None], torch.from_numpy(label)[None]
     if weights is None and groups is None:
-        return score_sums(x, t, kind, from_logits).numpy()
+        return len(label), score_sums(x, t, kind, from_logits).numpy()
     is_narrow = kind == "log" and from_logits and x.dtype != torch.float64
     dtype = torch.float32 if is_narrow else torch.float64
     scores = _scores(x, t, kind, from_logits, torch.empty(x.shape, dtype=dtype, device="cpu"))
     if scores is None:
-        return np.full(n_groups, np.nan)
+        return 0, np.full(n_groups, np.nan)
     column = scores.double().numpy()[0]
     column = column if weights is None else column * weights
-    return column.sum(keepdims=True) if groups is None else np.bincount(groups, column, n_groups)
+    if groups is None:
+        return weights.sum(), column.sum(keepdims=True)
+    return np.bincount(groups, weights, n_groups), np.bincount(groups, column, n_groups)
 
 
 def _sums_of_piece(values: Tensor, target: Tensor, kind: str, from_logits: bool, memory: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sums over equal-width bins in plain torch, in chunks that fit into the CPU cache."""
+"""Sums over equal-width bins by torch and numpy, in chunks that fit into the CPU cache."""
 
 import math
 from collections.abc import Iterator
@@ -16,8 +16,6 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bins is faster than calls of torch
 _SAMPLES = 2**17  # events per chunk
-_LANES = 8  # copies of the cells
-_LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: more would not fit the cache
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are all added to their bins one by one
@@ -45,12 +43,8 @@ class ClassRows(NamedTuple):
     confidence: Tensor  # its probability
 
 
-def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bool) -> Tensor:
-    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`.
-
-    `shape` is (F, G * B). `countable` states that outcomes are integers without weights, so that 0 and 1 can be
-    counted.
-    """
+def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
+    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`; `shape` is (F, G * B)."""
     confidence, outcome, weights, ecd, groups = events
     n_cells = shape[-1]
     if not confidence.is_cpu:  # few operations, for all batch elements at once
@@ -59,39 +53,18 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int], countable: bo
         return bin_sums(index, weighted_columns(confidence, outcome, weights, ecd, bins), n_cells)
     # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
     # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
-    # With fewer events than cells, counting them in all cells takes longer than adding each to its own.
-    countable = countable and confidence.shape[-1] >= n_cells
-    if countable and groups is None and confidence.stride(0) < confidence.stride(1):  # columns of a matrix
-        return _sums_of_matrix(confidence.T, events.outcome.T, bins, shape)
-    sums = torch.zeros(len(confidence), *shape, dtype=torch.float64, device="cpu")
     size = max(_SAMPLES, n_cells)
-    # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
-    # one: most events of a rare class are in the first bin.
-    n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
-    length = min(size, confidence.shape[-1]) if countable and n_lanes > 1 else 0
-    lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells, device="cpu").repeat(-(-length // n_lanes))
+    sums = np.zeros((len(confidence), *shape))
     for element, into in enumerate(sums):
-        by_outcome = sums.new_zeros(len(into), n_lanes * 2 * n_cells if countable else 0)
-        for values, outcomes, w, more, group in _event_chunks(element, size, events):
-            index = _fast_bin_index(values, bins.n_bins, bins.right)
-            cell = index if group is None else index.add_(group, alpha=bins.n_bins)
-            if not (countable and _is_binary(outcomes)):
-                for row, column in zip(into, weighted_columns(values, outcomes, w, more, bins), strict=True):
-                    row.scatter_add_(0, cell, column)
-                continue
-            # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
-            cell.add_(outcomes, alpha=n_cells)
-            if n_lanes > 1:
-                cell.add_(lanes[: len(cell)])
-            _add_to_cells(by_outcome, cell, values.to(sums.dtype))
-        if countable:
-            negative, positive = by_outcome.view(len(into), n_lanes, 2, n_cells).sum(1).unbind(1)
-            total = negative + positive
-            into += total
-            into[2] += positive[0]
-            if len(into) > 3:  # sum (1 - p)^2 = sum p^2 + sum (1 - 2 p), and sum p^2 = sum p - sum p (1 - p)
-                into[6] += total[1] - total[3] + positive[0] - 2 * positive[1]
-    return sums
+        for p, y, w, more, group in _event_chunks(element, size, events):
+            cell = _fast_bin_index(p, bins.n_bins, bins.right)
+            cell = cell if group is None else cell.add_(group, alpha=bins.n_bins)
+            columns = [cell, *[None if x is None else x.double() for x in (p, y, w, more)]]
+            if w is not None and not w.all():  # values of weight 0 may be NaN
+                columns = [None if x is None else x[w != 0] for x in columns]
+            arrays: Any = [None if x is None else x.numpy() for x in columns]
+            _add_to_cells(bins, into, *arrays)
+    return torch.from_numpy(sums)
 
 
 def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
@@ -110,61 +83,35 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    n_cells = sums.shape[1]
+    _add_to_cells(bins, sums, cell, confidence, outcome, weights)
+    return True
+
+
+def _add_to_cells(
+    bins: Bins, sums: Any, cell: Any, confidence: Any, outcome: Any, weights: Any, ecd: Any = None
+) -> None:
+    """Add events to the sums `(F, K)` of their cells in place. Weights are positive, or None for 1."""
 
     def total(column: Any) -> Any:
         if weights is not None:
             column = weights if column is None else weights * column
-        return np.bincount(cell, column, n_cells)
+        return np.bincount(cell, column, sums.shape[1])
 
     n = total(None)
     sums[0] += n
     sums[1] += total(confidence)
     sums[2] += total(outcome)
-    if len(sums) > 3:
+    if bins.noise != "none":
         spread, residual = confidence * (1 - confidence), (outcome - confidence) ** 2
-        of_spread, squares = total(spread), n
-        sums[3] += of_spread
+        of_spread, of_residual, squares = total(spread), total(residual), n
+        of_variance = of_residual if bins.noise == "shares" else of_spread
         if weights is not None and not bins.copies:
-            of_spread, squares = total(weights * spread), total(weights)
-        sums[4] += of_spread
-        sums[5] += squares
-        sums[6] += total(residual)
-    return True
-
-
-def _sums_of_matrix(confidence: Tensor, outcome: Tensor, bins: Bins, shape: tuple[int, int]) -> Tensor:
-    """Return the sums `(S, F, B)` over events `(N, S)` with integer outcomes, in blocks of rows.
-
-    The events of a row are in different cells. Additions therefore do not wait for each other, and memory is read in
-    its order.
-    """
-    n_columns, n_cells = confidence.shape[1], confidence.shape[1] * bins.n_bins
-    sums, first = (
-        torch.zeros(shape[0], n_cells, dtype=torch.float64, device="cpu"),
-        torch.arange(0, n_cells, bins.n_bins, device="cpu"),
-    )
-    size = max(1, max(_SAMPLES, n_cells) // n_columns)
-    for start in range(0, len(confidence), size):
-        p, y = confidence[start : start + size], outcome[start : start + size]
-        cell = _fast_bin_index(p.reshape(-1), bins.n_bins, bins.right).view(p.shape).add_(first).view(-1)
-        values, outcomes = p.double().reshape(-1), y.double().reshape(-1)
-        _add_to_cells(sums, cell, values)
-        sums[2].scatter_add_(0, cell, outcomes)
-        if shape[0] > 3:  # (y - p)^2 - p^2
-            sums[6].scatter_add_(0, cell, outcomes * (outcomes - 2 * values))
-    if shape[0] > 3:
-        sums[6] += sums[1] - sums[3]
-    return sums.view(shape[0], n_columns, bins.n_bins).transpose(0, 1)
-
-
-def _add_to_cells(sums: Tensor, cell: Tensor, confidence: Tensor) -> None:
-    """Add events without weights to the sums `(F, K)` over cells in place, except of outcomes and residuals."""
-    sums[0] += torch.bincount(cell, minlength=sums.shape[1])
-    sums[1].scatter_add_(0, cell, confidence)
-    if len(sums) > 3:
-        sums[3].scatter_add_(0, cell, confidence * (1 - confidence))
-        sums[4], sums[5] = sums[3], sums[0]  # because all weights are 1
+            of_variance = total(weights * (residual if bins.noise == "shares" else spread))
+            squares = total(weights)
+        for row, column in zip(sums[3:7], (of_spread, of_variance, squares, of_residual), strict=True):
+            row += column
+    if ecd is not None:
+        sums[-1] += total(ecd)
 
 
 @cache
@@ -271,7 +218,11 @@ def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) 
     first = torch.arange(0, n_classes * n_bins, n_bins, device="cpu")
     for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
         cell = _fast_bin_index(q.view(-1), n_bins, bins.right).view(q.shape).add_(first)
-        _add_to_cells(totals, cell.view(-1), q.double().view(-1))
+        values, cells = q.double().view(-1), cell.view(-1)
+        totals[0] += torch.bincount(cells, minlength=totals.shape[1])
+        totals[1].scatter_add_(0, cells, values)
+        if n_sums > 3:
+            totals[3].scatter_add_(0, cells, values * (1 - values))
         label = target[block].unsqueeze(-1)
         known = (label >= 0) & (label < n_classes)
         cell_of_label = cell.gather(1, label.masked_fill(~known, 0))
@@ -280,6 +231,7 @@ def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) 
             value = q.gather(1, label.masked_fill(~known, 0)).double()
             totals[6].scatter_add_(0, cell_of_label.view(-1), (known * (1 - 2 * value)).view(-1))
     if n_sums > 3:
+        totals[4], totals[5] = totals[3], totals[0]  # because all weights are 1
         totals[6] += totals[1] - totals[3]
     sums += totals.view(n_sums, n_classes, n_bins).transpose(0, 1)
 
@@ -365,13 +317,6 @@ def _fast_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
         near = torch.from_numpy(np.flatnonzero(~(abs(scaled.numpy() - 0.5) < 0.5 - tolerance)))
         index[near] = bin_index(values[near], n_bins, right)
     return index
-
-
-def _is_binary(outcomes: Tensor) -> bool:
-    if outcomes.dtype == torch.bool:
-        return True
-    least, most = outcomes.aminmax()
-    return bool(least >= 0) and bool(most <= 1)
 
 
 def _indices_at_least(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
