@@ -32,7 +32,7 @@ class PartitionedMetric(WrappedMetric[Any]):
         if not isinstance(metric, CalibrationMetric):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
-                "Pass a metric such as ECE(...). For a function use torchcalib.functional.by_group or torchcalib.bootstrap."
+                "Pass a metric such as ECE(...). For a function use torchcalib.by_group or torchcalib.bootstrap."
             )
         if isinstance(metric, WrappedMetric):
             raise ValueError(
