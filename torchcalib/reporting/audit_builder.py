@@ -70,7 +70,7 @@ class Layout:
     distinct: frozenset[str] = frozenset()  # sources with other confidences than the sources before
 
 
-class Column(NamedTuple):
+class ConfidenceColumn(NamedTuple):
     """Confidences of one definition: a source, and an event that they predict."""
 
     source: str
@@ -83,7 +83,7 @@ class Column(NamedTuple):
     from_logits: bool = False  # whether `preds` are log-probabilities of options
 
     @classmethod
-    def joined(cls, parts: Sequence[Column], width: int) -> Column:
+    def joined(cls, parts: Sequence[ConfidenceColumn], width: int) -> ConfidenceColumn:
         """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
         missing = -torch.inf if parts[0].from_logits else 0.0
         padded = [
@@ -104,7 +104,7 @@ class KeptAnswers:
 
     def __init__(self) -> None:
         self.keys: list[tuple[str, int]] = []  # the question, and the number of its answer
-        self.columns: dict[tuple[str, str], list[Column]] = defaultdict(list)
+        self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
         self._seen: Counter[str] = Counter()
 
     def add(self, questions: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class KeptAnswers:
             self.keys.append((question, self._seen[question]))
             self._seen[question] += 1
 
-    def add_column(self, column: Column) -> None:
+    def add_column(self, column: ConfidenceColumn) -> None:
         """Add confidences of answers that are added afterwards."""
         self.columns[column.source, column.event].append(column._replace(rows=column.rows + len(self.keys)))
 
@@ -141,7 +141,7 @@ class _Documents:
 
 
 @dataclass
-class _Definition:
+class _AuditedColumn:
     """Sums for one source and event."""
 
     source: str
@@ -163,7 +163,7 @@ class _Definition:
         """Mean confidence; NaN without data."""
         return float(self.builder.main_bins.sums[..., 1, :].sum()) / self.n if self.n else math.nan
 
-    def add(self, column: Column, clusters: Tensor | None) -> None:
+    def add(self, column: ConfidenceColumn, clusters: Tensor | None) -> None:
         """Add rows to the report, and their confidences to the evidence that these are degenerate."""
         self.builder.update(column.preds, column.target, clusters=clusters)
         confidence = column.confidence
@@ -228,7 +228,7 @@ class AuditBuilder:
         self.log, self.part, self.layout, self.options = log, part, layout, options
         self.with_each = with_each  # whether all options have a definition, and intervals and calibrators are computed
         self.is_contradicted = False
-        self.definitions: dict[tuple[str, str], _Definition] = {}
+        self.definitions: dict[tuple[str, str], _AuditedColumn] = {}
         self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
@@ -413,7 +413,7 @@ class AuditBuilder:
             if which.any():
                 self.omitted[f"options without an event: {reason}"] += int(which.sum())
 
-    def _columns(self, block: Block) -> Iterator[Column]:
+    def _columns(self, block: Block) -> Iterator[ConfidenceColumn]:
         """Yield the confidences of each definition in a block."""
         for source, scores in block.scores.items():
             if source not in self.same_as:
@@ -451,7 +451,9 @@ class AuditBuilder:
             self.stated[1].extend(correct[is_judged])
         return found
 
-    def _columns_of_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block) -> Iterator[Column]:
+    def _columns_of_options(
+        self, source: str, is_log: bool, part: tuple[Any, ...], block: Block
+    ) -> Iterator[ConfidenceColumn]:
         """Yield the chosen option of each answer and, with `with_each`, each of its options."""
         rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
@@ -475,19 +477,21 @@ class AuditBuilder:
         # Scores instead of their probabilities, of which small ones round to 0, and large ones to 1
         preds = scores if is_log else probs
         n_impossible = int((scores.gather(1, target.unsqueeze(1)) == lowest).sum())
-        yield Column(source, "chosen", rows, preds, target, probs.amax(-1), n_impossible, is_log)
+        yield ConfidenceColumn(source, "chosen", rows, preds, target, probs.amax(-1), n_impossible, is_log)
         if self.with_each:
             is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
             of_each = log_odds(scores)[held] if is_log else probs[held]
             excluded = torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)
             n_impossible = int((of_each == excluded).sum())
-            yield Column(source, "each", np.repeat(rows, sizes), of_each, is_right, probs[held], n_impossible, is_log)
+            yield ConfidenceColumn(
+                source, "each", np.repeat(rows, sizes), of_each, is_right, probs[held], n_impossible, is_log
+            )
 
     def _is_clustered(self, event: str) -> bool:
         """Return whether confidences of an event are dependent. Exactly one of the options of a question is right."""
         return event == "each" or (self.layout.repeats and event != "most frequent")
 
-    def _definition(self, source: str, event: str, from_logits: bool = False) -> _Definition:
+    def _definition(self, source: str, event: str, from_logits: bool = False) -> _AuditedColumn:
         if (source, event) not in self.definitions:
             task: Task = _TASKS.get(event, "confidence")
             builder = ReportBuilder(
@@ -498,7 +502,7 @@ class AuditBuilder:
                 with_intervals=self.options.with_intervals and self.with_each,
                 with_calibration=self.options.with_calibration and self.with_each,
             )
-            self.definitions[source, event] = _Definition(source, event, builder)
+            self.definitions[source, event] = _AuditedColumn(source, event, builder)
         return self.definitions[source, event]
 
     def _audited(self) -> tuple[AuditedConfidence, ...]:
@@ -545,10 +549,10 @@ _REPORTED = ("reported", "forecast")
 _TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event, if not "confidence"
 
 
-def _column(source: str, event: str, rows: Array, confidence: Tensor, correct: Tensor) -> Column:
+def _column(source: str, event: str, rows: Array, confidence: Tensor, correct: Tensor) -> ConfidenceColumn:
     """Return confidences in [0, 1] of answers, `correct` is 1 for right ones."""
     n_impossible = int((confidence == (1 - correct)).sum())
-    return Column(source, event, rows, confidence, correct, confidence, n_impossible)
+    return ConfidenceColumn(source, event, rows, confidence, correct, confidence, n_impossible)
 
 
 def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
@@ -581,7 +585,7 @@ def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
     return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
 
 
-def _refusal(definition: _Definition) -> str:
+def _refusal(definition: _AuditedColumn) -> str:
     """Return the reason why confidences are degenerate, as a sentence; empty if they are not."""
     if definition.problem:
         return f"Ambiguous: {definition.problem} Pass `scale`, 'percent' or 'fraction'."
@@ -599,7 +603,7 @@ def _refusal(definition: _Definition) -> str:
     )
 
 
-def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterator[str]:
+def _marks(definition: _AuditedColumn, n_judged: int, detectable: float) -> Iterator[str]:
     """Yield the reasons why the numbers are not what they seem. `n_judged` answers are right or wrong."""
     if definition.event == "answer" and definition.n < n_judged:
         yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."

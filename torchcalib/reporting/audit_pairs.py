@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.text import hashes_of
-from torchcalib.reporting.audit_builder import AuditBuilder, Column, KeptAnswers
+from torchcalib.reporting.audit_builder import AuditBuilder, ConfidenceColumn, KeptAnswers
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.results.audit import CONFIDENCES, AuditComparison
 
@@ -29,7 +29,7 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     width = max(builder.layout.width for builder in builders)
     comparisons, n_paired, notes = {}, {}, []
     for source, event in sorted(shared, key=lambda key: list(CONFIDENCES).index(key[0])):
-        columns = [Column.joined(each.columns[source, event], width) for each in kept]
+        columns = [ConfidenceColumn.joined(each.columns[source, event], width) for each in kept]
         places, n_differing = _common_places(columns, [each.keys for each in kept], event == "chosen")
         n, name = len(places[0]), CONFIDENCES[source].name
         left_out = [f"{len(each.rows) - n:,} of `{system}`" for each, system in zip(columns, by_name, strict=True)]
@@ -63,7 +63,7 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
 
 
 def _common_places(
-    columns: Sequence[Column], keys: Sequence[Sequence[tuple[str, int]]], has_shared_target: bool
+    columns: Sequence[ConfidenceColumn], keys: Sequence[Sequence[tuple[str, int]]], has_shared_target: bool
 ) -> tuple[list[Tensor], int]:
     """Return the places in each column of the answers that all logs have, and the number of different targets."""
     places = [{of_log[row]: k for k, row in enumerate(each.rows)} for each, of_log in zip(columns, keys, strict=True)]

@@ -373,7 +373,7 @@ class ComparisonBuilder(Builder):
         self._ids_are_text = True in are_texts
         self._parts = self._parts or {uuid4().hex: ""}
 
-    def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_Batch"]:
+    def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_SystemBatch"]:
         """Return the batch of each system, after a check of names, types and shapes."""
         is_subset = ids is not None and bool(preds) and set(preds) <= set(self._names)
         if set(preds) != set(self._names) and not is_subset:
@@ -388,7 +388,7 @@ class ComparisonBuilder(Builder):
             columns[argument] = _by_system(argument, given, names, may_differ)
         for name in names:
             check_has_values("preds", preds[name])
-        batches = {name: _Batch(**{key: column[name] for key, column in columns.items()}) for name in names}
+        batches = {name: _SystemBatch(**{key: column[name] for key, column in columns.items()}) for name in names}
         self._check(batches)
         for name, batch in batches.items():
             samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
@@ -396,7 +396,7 @@ class ComparisonBuilder(Builder):
         return batches
 
     def _identified(
-        self, name: str, batch: "_Batch", groups: Tensor, known: Mapping[str, RowIds] | None
+        self, name: str, batch: "_SystemBatch", groups: Tensor, known: Mapping[str, RowIds] | None
     ) -> tuple[Tensor, Mapping[str, RowIds]]:
         """Return the keys of all samples of a batch with ids, and the rows of all systems with its rows.
 
@@ -613,7 +613,7 @@ class ComparisonBuilder(Builder):
         )
         return comparison_of_confidences(comparison) if self._options.are_confidences else comparison
 
-    def _check(self, batches: Mapping[str, "_Batch"]) -> None:
+    def _check(self, batches: Mapping[str, "_SystemBatch"]) -> None:
         for name, batch in batches.items():
             with _naming_system(name):
                 input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
@@ -626,7 +626,7 @@ class ComparisonBuilder(Builder):
                 "Pass predictions for the same rows, or the `ids` of different rows."
             )
 
-    def _without_missing_rows(self, batches: Mapping[str, "_Batch"]) -> tuple[dict[str, "_Batch"], int]:
+    def _without_missing_rows(self, batches: Mapping[str, "_SystemBatch"]) -> tuple[dict[str, "_SystemBatch"], int]:
         """Return batches with weight 0 for rows with a missing prediction or target, and the number of dropped rows.
 
         Without ids, rows that are missing in any system are dropped from all.
@@ -713,7 +713,7 @@ def _by_system(argument: str, given: Any, names: Sequence[str], may_differ: bool
     return given
 
 
-class _Batch(NamedTuple):
+class _SystemBatch(NamedTuple):
     """A batch of one system."""
 
     preds: Tensor
