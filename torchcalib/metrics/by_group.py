@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_count
 from torchcalib.core.groups import check_groups, check_names, crossed_names, in_groups, numbered_groups
-from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
+from torchcalib.core.partition import AnyPartition, SumsByPart
 from torchcalib.core.pieces import Parts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
+from torchcalib.core.sampled_partition import MAX_PARTS, SampledPartition, SampledPartState
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.testing import CalibrationTest

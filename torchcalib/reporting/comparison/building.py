@@ -43,7 +43,7 @@ from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.opening import PredictionFiles, open_predictions
-from torchcalib.reporting.builder import Builder, check_distinct
+from torchcalib.reporting.builder import Builder, check_distinct, check_same
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.reading import batches_of, settings_of
@@ -201,84 +201,81 @@ def compare(
         )
     weights = weights_from(weights, sample_weight)
     names = _checked_names(tuple(systems))
-    settings: dict[str, Any] = {
-        "n_replicates": n_replicates,
-        "seed": seed,
-        "n_bins": n_bins,
-        "right": right,
-        "nan_policy": nan_policy,
+    of_logits = {
+        name: from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits for name in names
     }
+    columns = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
+    shared: dict[str, Any] = {"task": task, "ignore_index": ignore_index}
+    of_arrays = {"positive_classes": positive_classes, "class_axis": class_axis}
+    settings = {"n_replicates": n_replicates, "seed": seed, "n_bins": n_bins, "right": right, "nan_policy": nan_policy}
     if isinstance(target, str) and all(map(is_frame, systems.values())):
-        roles = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
-        for argument, given in roles.items():
-            if not isinstance(given, str | None):
-                raise TypeError(
-                    f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
-                    "predictions and targets as separate arguments."
-                )
-        for argument, given in (("positive_classes", positive_classes), ("class_axis", class_axis)):
-            if given is not None:
-                raise TypeError(
-                    f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
-                    "predictions and targets as separate arguments."
-                )
-        files: dict[str, PredictionFiles] = {}
-        for name in names:
-            opening: dict[str, Any] = {"task": task, "ignore_index": ignore_index, "nan_policy": nan_policy, **roles}
-            opening["from_logits"] = from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits
-            opening["class_names"] = class_names or next((x.source.class_names for x in files.values()), None) or None
-            with _naming_system(name):
-                files[name] = open_predictions((), frame=systems[name], **opening)
+        files = _opened_frames(systems, columns, of_arrays, of_logits, class_names, nan_policy=nan_policy, **shared)
         builder = ComparisonBuilder(**settings_of(files), **settings)
         for _, batch in batches_of(files):
             builder.update(**batch)
-        return replace(builder.comparison(), task_is_inferred=task is None)
-    may_differ = ids is not None or task == "confidence"
-    is_by_system = isinstance(target, Mapping) and not set(names).isdisjoint(target)  # or columns of labels
-    targets = _by_system("target", target, names, may_differ) if is_by_system else dict.fromkeys(names, target)
-    prepared: dict[str, Prepared] = {}
-    for name in names:
-        with _naming_system(name):
-            known = class_names or next((each.class_names for each in prepared.values()), None)
-            prepared[name] = prepare(
-                systems[name],
-                targets[name],
-                task,
-                class_names=known or None,
-                positive_classes=positive_classes,
-                from_logits=from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits,
-                ignore_index=ignore_index,
-            )
-    first = prepared[names[0]]
-    builder = ComparisonBuilder(
-        names,
-        task=task if task == "confidence" else first.task,
-        from_logits=from_logits
-        if isinstance(from_logits, Mapping)
-        else {name: each.from_logits for name, each in prepared.items()},
-        class_names=first.class_names,
-        ignore_index=ignore_index,
-        positive_classes=positive_classes,
-        class_axis=class_axis,
-        **settings,
-    )
+    else:
+        is_by_system = isinstance(target, Mapping) and not set(names).isdisjoint(target)  # or columns of labels
+        may_differ = ids is not None or task == "confidence"
+        targets = _by_system("target", target, names, may_differ) if is_by_system else dict.fromkeys(names, target)
+        prepared: dict[str, Prepared] = {}
+        for name in names:
+            with _naming_system(name):
+                known = class_names or next((each.class_names for each in prepared.values()), None)
+                options = {**shared, "class_names": known or None, "positive_classes": positive_classes}
+                prepared[name] = prepare(systems[name], targets[name], from_logits=of_logits[name], **options)
+        first = prepared[names[0]]
+        declared = {name: each.from_logits for name, each in prepared.items()}
+        shared["task"] = task if task == "confidence" else first.task
+        shared |= {"from_logits": from_logits if isinstance(from_logits, Mapping) else declared}
+        builder = ComparisonBuilder(names, class_names=first.class_names, **shared, **of_arrays, **settings)
 
-    def columns(argument: str, given: Any, convert: Callable[[Any, Tensor], Tensor]) -> Any:
-        if given is None:
-            return None
-        if not isinstance(given, Mapping):
-            return convert(given, first.preds)
-        given = _by_system(argument, given, names, ids is not None)
-        return {name: convert(column, prepared[name].preds) for name, column in given.items()}
+        def converted(argument: str, convert: Callable[[Any, Tensor], Tensor]) -> Any:
+            given = columns[argument]
+            if given is None:
+                return None
+            if not isinstance(given, Mapping):
+                return convert(given, first.preds)
+            given = _by_system(argument, given, names, ids is not None)
+            return {name: convert(column, prepared[name].preds) for name, column in given.items()}
 
-    builder.update(
-        {name: each.preds for name, each in prepared.items()},
-        {name: each.target for name, each in prepared.items()} if is_by_system else first.target,
-        weights=columns("weights", weights, partial(per_sample, "weights")),
-        clusters=columns("clusters", clusters, cluster_ids),
-        ids=ids,
-    )
+        builder.update(
+            {name: each.preds for name, each in prepared.items()},
+            {name: each.target for name, each in prepared.items()} if is_by_system else first.target,
+            weights=converted("weights", partial(per_sample, "weights")),
+            clusters=converted("clusters", cluster_ids),
+            ids=ids,
+        )
     return replace(builder.comparison(), task_is_inferred=task is None)
+
+
+def _opened_frames(
+    systems: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    of_arrays: Mapping[str, Any],
+    of_logits: Mapping[str, bool | None],
+    class_names: Sequence[str] | None,
+    **opening: Any,
+) -> dict[str, PredictionFiles]:
+    """Return DataFrames with all columns as prediction files. `columns` are names; `of_arrays` must be omitted."""
+    for argument, given in columns.items():
+        if not isinstance(given, str | None):
+            raise TypeError(
+                f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
+                "predictions and targets as separate arguments."
+            )
+    for argument, given in of_arrays.items():
+        if given is not None:
+            raise TypeError(
+                f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
+                "predictions and targets as separate arguments."
+            )
+    files: dict[str, PredictionFiles] = {}
+    for name, frame in systems.items():
+        known = class_names or next((x.source.class_names for x in files.values()), None) or None
+        opening |= {"from_logits": of_logits[name], "class_names": known}
+        with _naming_system(name):
+            files[name] = open_predictions((), frame=frame, **columns, **opening)
+    return files
 
 
 class ComparisonBuilder(Builder):
@@ -444,11 +441,7 @@ class ComparisonBuilder(Builder):
         mine, theirs = self.settings, other.settings
         if self._has_rows and other._has_rows:
             mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
-        if differing := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
-            raise ValueError(
-                f"`other` must have the same {differing[0]}, got {shown(theirs[differing[0]])} instead of "
-                f"{shown(mine[differing[0]])}. Create all parts with the same arguments."
-            )
+        check_same(mine, theirs)
         if not other._has_rows:
             return
         if self._has_rows:
