@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.sums import BinStats
@@ -81,41 +80,6 @@ class ConfidenceColumn(NamedTuple):
     confidence: Tensor  # of the event `(n,)`
     n_impossible: int  # outcomes that occurred with the probability 0
     from_logits: bool = False  # whether `preds` are log-probabilities of options
-
-    @classmethod
-    def joined(cls, parts: Sequence[ConfidenceColumn], width: int) -> ConfidenceColumn:
-        """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
-        missing = -torch.inf if parts[0].from_logits else 0.0
-        padded = [
-            pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
-            for part in parts
-        ]
-        return parts[0]._replace(
-            rows=np.concatenate([part.rows for part in parts]),
-            preds=torch.cat(padded),
-            target=torch.cat([part.target for part in parts]),
-            confidence=torch.cat([part.confidence for part in parts]),
-            n_impossible=sum(part.n_impossible for part in parts),
-        )
-
-
-class KeptAnswers:
-    """All answers of a log, and the columns of its definitions, for a comparison with other logs."""
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[str, int]] = []  # the question, and the number of its answer
-        self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
-        self._seen: Counter[str] = Counter()
-
-    def add(self, questions: Sequence[str]) -> None:
-        """Add answers. Those to the same question are numbered in the order of the log."""
-        for question in questions:
-            self.keys.append((question, self._seen[question]))
-            self._seen[question] += 1
-
-    def add_column(self, column: ConfidenceColumn) -> None:
-        """Add confidences of answers that are added afterwards."""
-        self.columns[column.source, column.event].append(column._replace(rows=column.rows + len(self.keys)))
 
 
 class _Documents:
@@ -220,7 +184,7 @@ class _SampledAnswers:
 
 
 class AuditBuilder:
-    """Sums over one pass through a log or a part of it. With `keep`, the rows of each definition too."""
+    """Sums over one pass through a log or a part of it. With `keep`, the answers and the columns of definitions too."""
 
     def __init__(
         self, log: Log, part: str | None, layout: Layout, options: AuditOptions, keep: bool, with_each: bool
@@ -237,7 +201,9 @@ class AuditBuilder:
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
-        self.kept = KeptAnswers() if keep else None
+        self.keep = keep
+        self.questions: list[str] = []  # of all answers
+        self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
 
     def add(self, block: Block) -> None:
         """Add the answers of a block that fits the layout."""
@@ -251,11 +217,12 @@ class AuditBuilder:
             is_clustered = self._is_clustered(column.event)
             definition = self._definition(column.source, column.event, column.from_logits)
             definition.add(column, questions[column.rows] if is_clustered else None)
-            if self.kept is not None and column.event != "each":
-                self.kept.add_column(column)
-        if self.kept is not None:
+            if self.keep and column.event != "each":
+                of_log = column._replace(rows=self.n_answers + column.rows)
+                self.columns[column.source, column.event].append(of_log)
+        if self.keep:
             has_contents = self.layout.has_repeated_names and not self.layout.repeats
-            self.kept.add(block.questions if has_contents else block.documents)
+            self.questions += block.questions if has_contents else block.documents
         self.n_answers += len(block)
 
     def finish(self) -> None:
