@@ -192,7 +192,8 @@ def direction_of(of_components: Tensor, averages: bool) -> Tensor:
 
     It is -1 without evidence, and for infinite evidence.
     """
-    found = log_mean(of_components.unflatten(-1, (len(DIRECTIONS), of_components.shape[-1] // len(DIRECTIONS))))
+    shape = *of_components.shape[:-1], len(DIRECTIONS), of_components.shape[-1] // len(DIRECTIONS)
+    found = log_mean(of_components.reshape(shape))
     found = log_mean(found.transpose(-1, -2)) if averages else found
     most, index = found.max(-1)
     return index.masked_fill(~(most > 0) | most.isinf(), -1)  # infinite evidence is that of all components

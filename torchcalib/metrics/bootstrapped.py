@@ -172,7 +172,8 @@ class Bootstrapped(PartitionedMetric):
     def _identity_of_keys(self) -> tuple[Hashable, ...]:
         return self.seed, self._rank, self._n_rows
 
-    def _state_of_piece(self, p: Predictions, keys: Tensor) -> Tensor:
+    def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Tensor:
+        assert keys is not None  # of the rows, or of their clusters
         # The same weights on all ranks for clusters, because a cluster may have rows on several ranks.
         first = 0 if self._has_clusters else self._rank << 32
         drawn = Weights(self.seed, keys.reshape(-1), "poisson", first=first)
@@ -216,19 +217,20 @@ class Bootstrapped(PartitionedMetric):
         self._has_clusters = n_clustered > 0 if self._n_rows else None
 
     def _state_kind(self) -> ReplicateState:
-        estimator, kind = self.metric.estimator, self.metric.kind
+        kind = self.metric.kind
         if not isinstance(kind, SumState) or not kind.is_additive:
             raise ValueError(
                 f"`metric` must have sums as its state, got {self.metric}. Pass `resolution` to rank-based metrics, or "
                 "store the predictions and use torchcalib.inference.bootstrap."
             )
         accumulator: Any = kind.accumulator
+        shape = kind.shape
         # Omit the sums for the noise floor: replicates estimate the sampling noise. Debiased errors need these sums.
         if hasattr(accumulator, "with_noise") and not self.metric.settings.get("debiased"):
-            estimator = replace(estimator, accumulator=replace(accumulator, with_noise=False))
-            kind = estimator.state_kind(self.batch_shape)
-        by_part = SumsByPart(kind.accumulator, self.n_parts)
-        return ReplicateState(by_part, (self.n_parts, *kind.shape))
+            accumulator = replace(accumulator, with_noise=False)
+            shape = (*self.batch_shape, *accumulator.shape(self.input_format.read_as, self.num_classes))
+        by_part: SumsByPart[Any] = SumsByPart(accumulator, self.n_parts)
+        return ReplicateState(by_part, (self.n_parts, *shape))
 
     def _configuration(self) -> dict[str, object]:
         return {**self.metric._configuration(), "n_replicates": self.n_replicates}

@@ -88,7 +88,8 @@ class PartitionedMetric(WrappedMetric[Any]):
         """What determines the keys of samples, apart from the argument of `update`."""
         return ()
 
-    def _state_of_piece(self, p: Predictions, keys: Tensor) -> Any:
+    def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:
+        assert keys is not None  # of the parts of the rows
         return self.kind.from_predictions(self._assigned(p, keys))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:

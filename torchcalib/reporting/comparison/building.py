@@ -206,8 +206,9 @@ def compare(
     }
     columns = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
     shared: dict[str, Any] = {"task": task, "ignore_index": ignore_index}
-    of_arrays = {"positive_classes": positive_classes, "class_axis": class_axis}
-    settings = {"n_replicates": n_replicates, "seed": seed, "n_bins": n_bins, "right": right, "nan_policy": nan_policy}
+    of_arrays: dict[str, Any] = {"positive_classes": positive_classes, "class_axis": class_axis}
+    settings: dict[str, Any] = {"n_replicates": n_replicates, "seed": seed, "n_bins": n_bins, "right": right}
+    settings["nan_policy"] = nan_policy
     if isinstance(target, str) and all(map(is_frame, systems.values())):
         files = _opened_frames(systems, columns, of_arrays, of_logits, class_names, nan_policy=nan_policy, **shared)
         builder = ComparisonBuilder(**settings_of(files), **settings)
