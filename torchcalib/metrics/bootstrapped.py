@@ -187,25 +187,25 @@ class Bootstrapped(PartitionedMetric):
         """
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
-        if isinstance(incoming_state, dict):
-            state, described = self._read_state("incoming_state", incoming_state)
-            n_rows, n_clustered = map(int, state[-2:])
-            both_have_rows = min(self._n_rows, n_rows) > 0
-            if both_have_rows and self._has_clusters != (n_clustered > 0):
+        if not isinstance(incoming_state, dict):
+            super().merge_state(incoming_state)  # raises an error for another metric
+            return
+        state, described = self._read_state("incoming_state", incoming_state)
+        n_rows, n_clustered = map(int, state[-2:])
+        if min(self._n_rows, n_rows) > 0:
+            if self._has_clusters != (n_clustered > 0):
                 raise ValueError(
                     "`incoming_state` must have clusters if this metric has clusters, got clusters in one of them. "
                     "Pass `clusters` to `update` of both."
                 )
-            if both_have_rows and described.draws == self._description().draws and not self._has_clusters:
+            if described.draws == self._description().draws and not self._has_clusters:
                 raise ValueError(
                     f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
                     "Create the metrics with different seeds."
                 )
-            if n_rows:
-                super().merge_state(incoming_state)
-                self._has_clusters = n_clustered > 0
-                return
         super().merge_state(incoming_state)
+        if n_rows:
+            self._has_clusters = n_clustered > 0
 
     def _description(self) -> Description:
         return super()._description()._replace(draws=[self.seed, self._rank])

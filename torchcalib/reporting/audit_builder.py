@@ -214,9 +214,8 @@ class AuditBuilder:
         numbers = self.n_answers + torch.arange(len(block), device="cpu")
         questions = hashes_of(block.questions) if self.layout.repeats else numbers
         for column in self._columns(block):
-            is_clustered = self._is_clustered(column.event)
-            definition = self._definition(column.source, column.event, column.from_logits)
-            definition.add(column, questions[column.rows] if is_clustered else None)
+            clusters = questions[column.rows] if self._is_clustered(column.event) else None
+            self._definition(column.source, column.event, column.from_logits).add(column, clusters)
             if self.keep and column.event != "each":
                 of_log = column._replace(rows=self.n_answers + column.rows)
                 self.columns[column.source, column.event].append(of_log)
@@ -334,9 +333,8 @@ class AuditBuilder:
             known.has_repeated_names, known.repeats, known.distinct
         )  # fmt: skip
         self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
-        self.fewest = (
-            min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
-        )
+        if sizes:
+            self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
 
     def _distinct_in(self, block: Block) -> set[str]:
@@ -425,13 +423,10 @@ class AuditBuilder:
         rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
         held = torch.arange(self.layout.width, device="cpu") < sizes.unsqueeze(1)
-        are_equal = bool(held.all())  # the options of all answers are then a matrix
-        scores = (
-            values.reshape(held.shape)
-            if are_equal
-            else torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
-        )
-        if not are_equal:
+        if bool(held.all()):  # the options of all answers are a matrix
+            scores = values.reshape(held.shape)
+        else:
+            scores = torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
             scores[held] = values
         is_impossible = (scores == lowest).all(-1)
         if bool(is_impossible.any()):

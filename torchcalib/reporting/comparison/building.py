@@ -258,18 +258,15 @@ def _opened_frames(
     **opening: Any,
 ) -> dict[str, PredictionFiles]:
     """Return DataFrames with all columns as prediction files. `columns` are names; `of_arrays` must be omitted."""
+    remedy = "or pass predictions and targets as separate arguments."
     for argument, given in columns.items():
         if not isinstance(given, str | None):
-            raise TypeError(
-                f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
-                "predictions and targets as separate arguments."
-            )
+            rule = f"`{argument}` must be the name of a column of the DataFrames"
+            raise TypeError(f"{rule}, got {shown(given)}. Pass names, {remedy}")
     for argument, given in of_arrays.items():
         if given is not None:
-            raise TypeError(
-                f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
-                "predictions and targets as separate arguments."
-            )
+            rule = f"`{argument}` must be None for DataFrames with all columns"
+            raise TypeError(f"{rule}, got {shown(given)}. Omit it, {remedy}")
     files: dict[str, PredictionFiles] = {}
     for name, frame in systems.items():
         known = class_names or next((x.source.class_names for x in files.values()), None) or None
