@@ -15,7 +15,7 @@ from torchcalib.functional.binned import ece_from_bins, esce_from_bins, rmsce_fr
 from torchcalib.inference import calibration_test
 from torchcalib.inference.intervals import (
     ErrorIntervals,
-    Moments,
+    GapMoments,
     absolute,
     normal_quantile,
     squared,
@@ -180,7 +180,7 @@ def test_moments_of_one_bin_equal_scipy():
 
 def test_quantiles_of_a_gamma_variable_are_those_of_scipy():
     for shape in (10.0, 50.0, 1e3):
-        found = Moments(*(torch.tensor(shape * x, dtype=F64) for x in (1, 1, 2)))
+        found = GapMoments(*(torch.tensor(shape * x, dtype=F64) for x in (1, 1, 2)))
         for z in (-2.0, -1.0, 1.0, 2.0):
             expected = stats.gamma.ppf(stats.norm.cdf(z), shape)
             assert float(found.quantile(torch.tensor(z, dtype=F64))) == pytest.approx(expected, rel=0.02)

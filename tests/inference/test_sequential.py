@@ -189,6 +189,11 @@ def test_evidence_of_groups_is_that_of_their_rows():
     torch.testing.assert_close(test.compute(), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_an_empty_axis_of_batches_has_no_results():
+    found = sequential_test(torch.zeros(0, 3), torch.zeros(0, 3).long(), **BINARY, batch_dims=1)
+    assert found.log_e.shape == (0,)
+
+
 def test_text_and_numbers_of_results():
     g = torch.Generator().manual_seed(1)
     probs = torch.rand(500, 2, generator=g)

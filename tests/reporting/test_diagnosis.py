@@ -10,7 +10,7 @@ from scipy.optimize import minimize, minimize_scalar
 import torchcalib as tc
 from torchcalib.calibration import BiasCorrection, TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
-from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
 from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
 from torchcalib.reporting.findings import Labels
 
@@ -287,13 +287,13 @@ def test_statistics_count_copies_and_do_not_depend_on_the_scale_of_weights():
 
 def test_cause_has_the_largest_statistic_after_penalties_for_parameters_and_choices():
     """p-values of chi-squared tables: P(X > 3.841) = 0.05 for 1 degree of freedom, P(X > 16.919) = 0.05 for 9."""
-    assert Candidate("over-confidence", 3.8414588, 1).p_value == pytest.approx(LEVEL, abs=1e-7)
-    assert Candidate("class bias", 16.9189776, 9).p_value == pytest.approx(LEVEL, abs=1e-7)
-    assert Candidate("bad class", 6.6348966, 1, n_choices=5).p_value == pytest.approx(5 * 0.01, abs=1e-7)
-    simple, flexible = Candidate("over-confidence", 40.0, 1), Candidate("class bias", 55.9, 9)
+    assert CandidateCause("over-confidence", 3.8414588, 1).p_value == pytest.approx(LEVEL, abs=1e-7)
+    assert CandidateCause("class bias", 16.9189776, 9).p_value == pytest.approx(LEVEL, abs=1e-7)
+    assert CandidateCause("bad class", 6.6348966, 1, n_choices=5).p_value == pytest.approx(5 * 0.01, abs=1e-7)
+    simple, flexible = CandidateCause("over-confidence", 40.0, 1), CandidateCause("class bias", 55.9, 9)
     assert cause_of([simple, flexible], True) is simple
     assert cause_of([simple, flexible._replace(statistic=56.1)], True).kind == "class bias"
-    weak, none = Candidate("over-confidence", 5.5, 1), Candidate("label noise", 0.0, 1)  # p = 0.019
+    weak, none = CandidateCause("over-confidence", 5.5, 1), CandidateCause("label noise", 0.0, 1)  # p = 0.019
     assert cause_of([weak, none], is_significant=True) is weak
     assert cause_of([weak], is_significant=False) is weak
     assert cause_of([weak, none], is_significant=False) is None, "half of the level for each of two causes"

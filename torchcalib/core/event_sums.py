@@ -16,7 +16,7 @@ from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import (
     BinStats,
-    Cells,
+    EventCells,
     Ranges,
     Sums,
     kind_of_noise,
@@ -97,10 +97,10 @@ class EventSums(Generic[S]):
     def ranges(self) -> Ranges:
         """Range of each quantity, by which saved sums are checked."""
 
-    def cells(self, p: Predictions) -> Cells:
+    def cells(self, p: Predictions) -> EventCells:
         """Return the cell index and the weighted summands of each event."""
         events = self.events(p)
-        return Cells(self.cell(events.confidence), torch.stack(self.columns(events, p), -2), self.n_cells)
+        return EventCells(self.cell(events.confidence), torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: max(N, F K) per batch element and class."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Mode, n_events, reduce_to_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats, Cells, Ranges, mode_shape, weighted
+from torchcalib.core.sums import BinStats, EventCells, Ranges, mode_shape, weighted
 from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.logs import binary_cross_entropy, binary_log_probs, binary_neg_entropy, wide_dtype
 from torchcalib.ops.operation import is_plain
@@ -356,7 +356,7 @@ class LogitCells:
         cells = self.cells(p)
         return BinStats(cell_sums(cells.index, cells.columns, self._n_cells))
 
-    def cells(self, p: Predictions) -> Cells:
+    def cells(self, p: Predictions) -> EventCells:
         """Return the cell index and the weighted summands of each event."""
         score, outcome = reduce_to_scores(p, self.mode)
         cells, wide = self._cell(score), wide_dtype(score.device)
@@ -365,7 +365,7 @@ class LogitCells:
             quantities.append(outcome.to(wide).square())
         weights = _weights_of_events(p, self.mode)
         columns = torch.stack([weighted(quantity, weights, wide) for quantity in quantities], -2)
-        return Cells(cells, columns, self._n_cells)
+        return EventCells(cells, columns, self._n_cells)
 
     def add_sample(self, sample: RankedSample, sums: Tensor) -> None:
         """Add the sample that `ExactSample` computes to the sums `(..., 3, K)` of `from_predictions`, in place."""

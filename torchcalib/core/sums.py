@@ -265,7 +265,7 @@ def check_sums(sums: Tensor, ranges: Ranges, noise_flag: Tensor | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class EventCells:
     """Cell index and weighted summands of every event: `Sums.sums` contains the sum of the summands in each cell."""
 
     index: Tensor  # Cell index of each event, int64 `(..., E)`. Events from the same sample are adjacent.
@@ -377,15 +377,15 @@ class ScoreAccumulator:
         """Compute the sum for unchecked predictions, and return whether this pass has found all values to be valid."""
         return self.kind is not None and not self.by_class and p.score_sum(self.kind) is not None
 
-    def cells(self, p: Predictions) -> Cells:
+    def cells(self, p: Predictions) -> EventCells:
         """Return the cell index and summands of each sample; soft targets by class have one event per class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
-            return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
+            return EventCells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
         if p.has_labels:
-            return Cells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
+            return EventCells(p.target.long(), torch.stack((n, score, n), -2), p.num_classes)
         classes = torch.arange(p.num_classes, device=score.device).expand(*score.shape, -1)
-        return Cells(classes.flatten(-2), self._split_by_class(score, n, p).flatten(-2), p.num_classes)
+        return EventCells(classes.flatten(-2), self._split_by_class(score, n, p).flatten(-2), p.num_classes)
 
     def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
         """Return the weighted scores and the weights, each `(..., N)`."""

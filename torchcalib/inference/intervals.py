@@ -50,7 +50,7 @@ _LARGEST_MULTIPLE = 50.0  # of the observed gaps
 _N_BISECTIONS = 28  # the last step changes a multiple by 2e-7
 
 
-class Moments(NamedTuple):
+class GapMoments(NamedTuple):
     """Moments of a sum over bins, each `(...)`."""
 
     mean: Tensor
@@ -118,10 +118,10 @@ class ErrorIntervals:
         noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
         between = (_variance_of_shares(cells, cells.gap) - noise).clamp(min=0)
 
-        def moments(shift: Tensor) -> Moments:
+        def moments(shift: Tensor) -> GapMoments:
             gaps = cells.within_bounds(base + shift.unsqueeze(-1))
             variance = cells.variance_at(gaps)
-            return _sum_over_bins(cells, Moments(gaps, variance, _third_of_gap(cells, gaps, variance)), between)
+            return _sum_over_bins(cells, GapMoments(gaps, variance, _third_of_gap(cells, gaps, variance)), between)
 
         # Both ends are expected mean gaps at shifts that the observed one does not reject (inversion of the test).
         observed, half = (cells.share * cells.gap).sum(-1), _half_outcome(cells)
@@ -176,7 +176,7 @@ class _Search:
             limits = torch.stack(((value - half).clamp(min=0), value + half)).square()
         self.multiple = _not_rejected(self.moments, limits, z, lower=0.0, upper=_LARGEST_MULTIPLE)
 
-    def moments(self, multiple: Tensor, directions: Tensor | None = None) -> Moments:
+    def moments(self, multiple: Tensor, directions: Tensor | None = None) -> GapMoments:
         """Return the moments of the sum at both multiples t `(..., 2, g)` of the observed gaps, or of other gaps."""
         cells, t = self.cells, multiple.unsqueeze(-1)
         gaps = cells.within_bounds(t * (self.directions if directions is None else directions))
@@ -188,7 +188,7 @@ class _Search:
         each = squared(gaps, variance, third, variance * cells.one_outcome.square())
         return _sum_over_bins(cells, each, _variance_of_shares(cells, gaps.square()))
 
-    def expected(self, moments: Moments) -> Tensor:
+    def expected(self, moments: GapMoments) -> Tensor:
         return moments.mean if self.is_absolute else moments.mean_of_root
 
 
@@ -288,11 +288,11 @@ def _third_of_gap(cells: BinCells, gaps: Tensor, variance: Tensor) -> Tensor:
     return variance * cells.one_outcome * (1 - 2 * (cells.confidence + gaps))
 
 
-def _sum_over_bins(cells: BinCells, each: Moments, variance_of_shares: Tensor) -> Moments:
+def _sum_over_bins(cells: BinCells, each: GapMoments, variance_of_shares: Tensor) -> GapMoments:
     """Return the moments of the sum over bins, weighted by the shares, from those of each bin `(..., K)`."""
     share = cells.share
     variance = (share.square() * each.variance).sum(-1) + variance_of_shares
-    return Moments((share * each.mean).sum(-1), variance, (share**3 * each.third).sum(-1))
+    return GapMoments((share * each.mean).sum(-1), variance, (share**3 * each.third).sum(-1))
 
 
 def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
     return (cells.share * cells.share_of_one * (size - mean).square()).sum(-1)
 
 
-def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> Moments:
+def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> GapMoments:
     """Return the moments of |gap| for each bin `(..., K)`, which is folded normal for a nearly normal gap.
 
     `third` is the third central moment of a gap of one sign; NaN for both signs.
@@ -317,14 +317,14 @@ def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> Moments:
     folded = deviation**3 * density * (2 + ratio.square()) + gap * (gap.square() + 3 * variance) * side
     central = folded - 3 * first * second + 2 * first**3
     has_one_sign = third.isfinite()
-    return Moments(
+    return GapMoments(
         torch.where(has_one_sign, gap.abs(), first),
         torch.where(has_one_sign, variance, (second - first.square()).clamp(min=0)),
         torch.where(has_one_sign, gap.sign() * third, central),
     )
 
 
-def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Moments:
+def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> GapMoments:
     """Return the moments of gap^2 for each bin `(..., K)`; see `absolute`.
 
     For a gap of one sign, `fourth` is the fourth cumulant of a count of rare outcomes.
@@ -334,7 +334,7 @@ def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Mom
     spread = 4 * square * variance + 2 * variance.square()
     of_counts = 4 * gap * third + fourth  # the cumulants of a count that a normal distribution does not have
     central = 24 * square * variance.square() + 8 * variance**3
-    return Moments(
+    return GapMoments(
         square + variance,
         spread + torch.where(third.isfinite(), of_counts, 0),
         central + torch.where(third.isfinite(), 8 * gap**3 * third, 0),
@@ -342,7 +342,7 @@ def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Mom
 
 
 def _not_rejected(
-    moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, lower: float, upper: float
+    moments: Callable[[Tensor], GapMoments], limits: Tensor, z: Tensor, lower: float, upper: float
 ) -> Tensor:
     """Return the smallest and the largest parameter that the observed sum does not reject, `(2, g)`.
 

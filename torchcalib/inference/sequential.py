@@ -32,7 +32,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, check_counts
-from torchcalib.core.sums import Cells, Ranges, Sums, check_sums, mode_shape, weighted
+from torchcalib.core.sums import EventCells, Ranges, Sums, check_sums, mode_shape, weighted
 from torchcalib.ops.logs import wide_dtype
 
 DIRECTIONS = ("too low", "too high", "over-confident", "under-confident")
@@ -129,10 +129,10 @@ class LogRatioAccumulator:
         sums = [columns.sum(-1, keepdim=True) for columns in self.columns(p, CHUNK)]
         return Sums(torch.stack(sums).sum(0) if len(sums) > 1 else sums[0])
 
-    def cells(self, p: Predictions) -> Cells:
+    def cells(self, p: Predictions) -> EventCells:
         """Return the summands of each row, for sums by group."""
         (columns,) = self.columns(p)
-        return Cells(torch.zeros_like(columns[..., 0, :], dtype=torch.int64), columns, 1)
+        return EventCells(torch.zeros_like(columns[..., 0, :], dtype=torch.int64), columns, 1)
 
 
 def bets_of_clusters(ratios: Tensor, n: Tensor, clusters: Tensor) -> Tensor:
@@ -192,7 +192,8 @@ def direction_of(of_components: Tensor, averages: bool) -> Tensor:
 
     It is -1 without evidence, and for infinite evidence.
     """
-    found = log_mean(of_components.reshape(*of_components.shape[:-1], len(DIRECTIONS), -1))
+    shape = *of_components.shape[:-1], len(DIRECTIONS), of_components.shape[-1] // len(DIRECTIONS)
+    found = log_mean(of_components.reshape(shape))
     found = log_mean(found.transpose(-1, -2)) if averages else found
     most, index = found.max(-1)
     return index.masked_fill(~(most > 0) | most.isinf(), -1)  # infinite evidence is that of all components

@@ -20,6 +20,7 @@ from torchcalib.io.rows import Rows
 from torchcalib.io.text import hashes_of
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.comparison.reading import settings_of
 from torchcalib.reporting.reading import builder_for
 from torchcalib.results.comparison import Comparison
 from torchcalib.results.report import Report
@@ -178,19 +179,10 @@ class Partitions:
             names: Mapping[str, str | None] = self.systems or {"": self.opening.get("preds")}
             files = {name: self._opened(table, preds) for name, preds in names.items()}
             first = next(iter(files.values()))
-            if builder is None:
-                of_first: dict[str, Any] = {**self.settings}
-                if self.systems:
-                    of_first |= {
-                        "task": first.task_of_report,
-                        "from_logits": {name: each.source.from_logits for name, each in files.items()},
-                        "class_axis": -1,
-                        "class_names": first.source.class_names or None,
-                        "ignore_index": first.ignore_index,
-                    }
-                    builder = ComparisonBuilder(tuple(files), **of_first)
-                else:
-                    builder = builder_for(first, **of_first)
+            if builder is None and self.systems:
+                builder = ComparisonBuilder(**{**self.settings, **settings_of(files)})
+            elif builder is None:
+                builder = builder_for(first, **self.settings)
             elif not self.systems:
                 builder.source += first.source  # raises an error for other columns or dtypes
             for parts in zip(*(each.chunks(2 * PIECE_BYTES) for each in files.values()), strict=True):

@@ -160,7 +160,7 @@ class MMCELoss(PenaltyLoss):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class CanonicalError:
     """Canonical calibration error as a `Penalty`; see `canonical_error`."""
 
     settings: DirichletSettings
@@ -201,7 +201,7 @@ class CanonicalLoss(PenaltyLoss):
         bandwidth: float | Literal["likelihood"] = 0.02,
         **options: Unpack[InputOptions],
     ) -> None:
-        super().__init__(LeaveOneOut(DirichletSettings(p, bandwidth)), task=task, whole_weights=True, **options)
+        super().__init__(CanonicalError(DirichletSettings(p, bandwidth)), task=task, whole_weights=True, **options)
 
 
 class SKCELoss(PenaltyLoss):

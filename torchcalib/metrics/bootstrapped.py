@@ -1,8 +1,9 @@
 """Streaming bootstrap confidence intervals for metrics whose state consists of sums."""
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,29 +11,30 @@ from torchmetrics.metric import Metric
 
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
+from torchcalib.core.partition import Partition, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.saved import Description
 from torchcalib.core.state import N_IGNORED, SumState, check_counts, ignored_counts
-from torchcalib.core.sums import Sums, check_sums
-from torchcalib.core.tasks import as_tensors
+from torchcalib.core.sums import check_sums
 from torchcalib.inference.resampling import Interval, Weights
-from torchcalib.metrics.base import CalibrationMetric, WrappedMetric
-from torchcalib.metrics.engine import refuse_if_synced
+from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.by_group import PartitionedMetric
 from torchcalib.ops.logs import wide_dtype
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Replicates(SumState[S]):
-    """Operations on a state: sums for the data, sums for R replicates, number of rows and number of clustered rows."""
+class ReplicateState(SumState[Partition[Any]]):
+    """Operations on the sums of the data, part 0, and of R replicates, and on the numbers of all and clustered rows.
+
+    Each row is in all parts, with the weight of the replicate.
+    """
 
     def empty(self) -> Tensor:
         """Return the initial state, float64 zeros `(n,)`."""
         return torch.zeros(N_IGNORED + math.prod(self.shape) + 2, dtype=torch.float64)
 
-    def statistic(self, state: Tensor) -> S:
-        """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
+    def statistic(self, state: Tensor) -> Partition[Any]:
+        """Return the sums `(1 + R, ...)`."""
         return self.accumulator.wrap(state[N_IGNORED:-2].reshape(self.shape))
 
     def _check_sums(self, state: Tensor) -> None:
@@ -40,16 +42,17 @@ class Replicates(SumState[S]):
         check_counts("the numbers of rows", torch.cat((state[:N_IGNORED], state[-2:], n_rows - n_clustered.reshape(1))))
         check_sums(state[N_IGNORED:-2].reshape(self.shape), self.accumulator.ranges, None)
 
-    def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
+    def resampled(self, p: Predictions, weights: Weights, are_clusters: bool) -> Tensor:
         """Return the state `(n,)` for a batch with replicate weights, which are those of clusters if `are_clusters`."""
-        n, device = p.samples[-1], p.input_preds.device
+        n, device, by_part = p.samples[-1], p.input_preds.device, cast(Any, self.accumulator)
 
         def sums(counts: Tensor) -> Tensor:
-            return self.accumulator.from_predictions(p.resampled(counts)).sums.flatten()
+            found: Tensor = by_part.accumulator.from_predictions(p.resampled(counts)).sums.flatten()
+            return found
 
         of_data = sums(torch.ones(1, n, dtype=wide_dtype(device), device=device))
         with torch.no_grad():
-            chunks = weights.chunks(self.shape[0] - 1, self.accumulator.n_events(p))
+            chunks = weights.chunks(self.shape[0] - 1, by_part.n_events(p))
             of_replicates = [sums(counts) for counts in chunks]
         flat = torch.cat([of_data, *of_replicates])
         # `new_full` does not synchronise a GPU, unlike `new_tensor`.
@@ -57,7 +60,7 @@ class Replicates(SumState[S]):
         return torch.cat((ignored_counts(p, flat), flat, n_rows, n_clustered))
 
 
-class Bootstrapped(WrappedMetric[S]):
+class Bootstrapped(PartitionedMetric):
     """Streaming bootstrap confidence interval for a metric.
 
     `compute` returns the metric value, and `interval` returns the value with its confidence interval. In each of R
@@ -96,38 +99,25 @@ class Bootstrapped(WrappedMetric[S]):
         True
     """
 
-    kind: Replicates[S]
+    kind: ReplicateState
+    _column = "clusters"
 
     def __init__(
         self,
-        metric: CalibrationMetric[S],
+        metric: CalibrationMetric[Any],
         *,
         n_replicates: int = 200,
         level: float = 0.95,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(metric, CalibrationMetric):
-            raise TypeError(
-                f"`metric` must be a torchcalib metric, got {type(metric).__name__}. Pass a metric such as ECE(...)."
-            )
-        has_sums = isinstance(metric.kind, SumState) and metric.kind.is_additive and metric.images is None
-        if not has_sums or isinstance(metric, WrappedMetric):
-            raise ValueError(
-                f"`metric` must have sums as its state and not be a wrapper, got {metric}. Pass `resolution` to "
-                "rank-based metrics, or store the predictions and use torchcalib.inference.bootstrap."
-            )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
         check_seed(seed)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank = 0, 0
         self._has_clusters: bool | None = None  # None before the first update
-        accumulator: Any = metric.kind.accumulator
-        # Omit the sums for the noise floor: replicates estimate the sampling noise. Debiased errors need these sums.
-        if hasattr(accumulator, "with_noise") and not metric.settings.get("debiased"):
-            accumulator = replace(accumulator, with_noise=False)
-        super().__init__(metric, accumulator, **kwargs)
+        super().__init__(metric, 1 + n_replicates, **kwargs)
 
     def interval(self) -> Interval:
         """Return the metric value with its bootstrap interval, over all ranks if `torch.distributed` is running.
@@ -136,10 +126,10 @@ class Bootstrapped(WrappedMetric[S]):
             ValueError: If rows on CUDA were invalid.
         """
         with self._over_ranks():
-            statistic, n_clustered = cast(Any, self.statistic()), int(self.state[-1])
-        values, n_clusters = self.metric._value(statistic), None
+            replicates, n_clustered = self.statistic(), int(self.state[-1])
+        values, n_clusters = replicates.evaluate(self.metric._value), None
         if n_clustered:  # the effective number follows from the variance of the total weight in the replicates
-            total = statistic.total if isinstance(statistic, Sums) else statistic.n.sum(-1)
+            total = replicates.sizes
             n_clusters = least_of_batch(total[0].square() / (total[1:] - total[0]).square().mean(0))
         return Interval(values[0], values[1:], self.level, n_clusters)
 
@@ -168,23 +158,26 @@ class Bootstrapped(WrappedMetric[S]):
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
-        refuse_if_synced(self, "update")
-        _, p = self._keyed_predictions(preds, target, weights)
-        n = p.samples[-1]
-        if clusters is None:
-            # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
-            rows = torch.arange(self._n_rows, self._n_rows + n, device=preds.device)
-            drawn = Weights(self.seed, rows, "poisson", first=self._rank << 32)
-        else:
-            n_batch = len(self.batch_shape)
-            samples = self.input_format.samples_of(preds, target, n_batch)[n_batch:]
-            ids = of_samples(identifiers(clusters, preds.device), samples).reshape(-1)
-            # The same weights on all ranks, because a cluster may have rows on several ranks.
-            drawn = Weights(self.seed, ids, "poisson")
         self._has_clusters = clusters is not None
-        self._add(preds, self.kind.resampled(p, drawn, are_clusters=self._has_clusters))
-        self._n_rows += n
+        self._n_rows += self._add_in_parts(preds, target, weights, sample_weight, clusters).numel()
+
+    def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
+        of_one = samples[len(self.batch_shape) :]  # batch elements share the weights
+        if given is not None:
+            return of_samples(identifiers(given, device), of_one)
+        # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
+        return torch.arange(self._n_rows, self._n_rows + math.prod(of_one), device=device).reshape(of_one)
+
+    @property
+    def _identity_of_keys(self) -> tuple[Hashable, ...]:
+        return self.seed, self._rank, self._n_rows
+
+    def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Tensor:
+        assert keys is not None  # of the rows, or of their clusters
+        # The same weights on all ranks for clusters, because a cluster may have rows on several ranks.
+        first = 0 if self._has_clusters else self._rank << 32
+        drawn = Weights(self.seed, keys.reshape(-1), "poisson", first=first)
+        return self.kind.resampled(p, drawn, are_clusters=bool(self._has_clusters))
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the state of another metric; see `CalibrationMetric.merge_state`.
@@ -194,25 +187,25 @@ class Bootstrapped(WrappedMetric[S]):
         """
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
-        if isinstance(incoming_state, dict):
-            state, described = self._read_state("incoming_state", incoming_state)
-            n_rows, n_clustered = map(int, state[-2:])
-            both_have_rows = min(self._n_rows, n_rows) > 0
-            if both_have_rows and self._has_clusters != (n_clustered > 0):
+        if not isinstance(incoming_state, dict):
+            super().merge_state(incoming_state)  # raises an error for another metric
+            return
+        state, described = self._read_state("incoming_state", incoming_state)
+        n_rows, n_clustered = map(int, state[-2:])
+        if min(self._n_rows, n_rows) > 0:
+            if self._has_clusters != (n_clustered > 0):
                 raise ValueError(
                     "`incoming_state` must have clusters if this metric has clusters, got clusters in one of them. "
                     "Pass `clusters` to `update` of both."
                 )
-            if both_have_rows and described.draws == self._description().draws and not self._has_clusters:
+            if described.draws == self._description().draws and not self._has_clusters:
                 raise ValueError(
                     f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
                     "Create the metrics with different seeds."
                 )
-            if n_rows:
-                super().merge_state(incoming_state)
-                self._has_clusters = n_clustered > 0
-                return
         super().merge_state(incoming_state)
+        if n_rows:
+            self._has_clusters = n_clustered > 0
 
     def _description(self) -> Description:
         return super()._description()._replace(draws=[self.seed, self._rank])
@@ -223,13 +216,24 @@ class Bootstrapped(WrappedMetric[S]):
         self._n_rows, n_clustered = map(int, self.state[-2:])
         self._has_clusters = n_clustered > 0 if self._n_rows else None
 
-    def _state_kind(self) -> Replicates[S]:
-        kind = super()._state_kind()
-        assert isinstance(kind, SumState)  # checked by __init__
-        return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
+    def _state_kind(self) -> ReplicateState:
+        kind = self.metric.kind
+        if not isinstance(kind, SumState) or not kind.is_additive:
+            raise ValueError(
+                f"`metric` must have sums as its state, got {self.metric}. Pass `resolution` to rank-based metrics, or "
+                "store the predictions and use torchcalib.inference.bootstrap."
+            )
+        accumulator: Any = kind.accumulator
+        shape = kind.shape
+        # Omit the sums for the noise floor: replicates estimate the sampling noise. Debiased errors need these sums.
+        if hasattr(accumulator, "with_noise") and not self.metric.settings.get("debiased"):
+            accumulator = replace(accumulator, with_noise=False)
+            shape = (*self.batch_shape, *accumulator.shape(self.input_format.read_as, self.num_classes))
+        by_part: SumsByPart[Any] = SumsByPart(accumulator, self.n_parts)
+        return ReplicateState(by_part, (self.n_parts, *shape))
 
     def _configuration(self) -> dict[str, object]:
-        return {**super()._configuration(), "class": type(self.metric).__name__, "n_replicates": self.n_replicates}
+        return {**self.metric._configuration(), "n_replicates": self.n_replicates}
 
-    def _value(self, statistic: S) -> Tensor:
-        return self.metric._value(statistic)[0]
+    def _value(self, statistic: Partition[Any]) -> Tensor:
+        return statistic.evaluate(self.metric._value)[0]

@@ -1,7 +1,7 @@
 """Streaming metrics per group of rows."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_count
 from torchcalib.core.groups import check_groups, check_names, crossed_names, in_groups, numbered_groups
-from torchcalib.core.partition import MAX_PARTS, AnyPartition, SampledPartition, SampledPartState, SumsByPart
+from torchcalib.core.partition import AnyPartition, SumsByPart
 from torchcalib.core.pieces import Parts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
+from torchcalib.core.sampled_partition import MAX_PARTS, SampledPartition, SampledPartState
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import as_tensors
 from torchcalib.inference.testing import CalibrationTest
@@ -23,16 +24,16 @@ from torchcalib.metrics.engine import refuse_if_synced
 from torchcalib.results.group_table import By, GroupTable, resolved
 
 
-class RowsInGroups(WrappedMetric[Any]):
-    """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
+class PartitionedMetric(WrappedMetric[Any]):
+    """Base class for wrappers whose statistic is a `Partition`: sums, or samples, of parts of the rows."""
 
     _column = "groups"
 
-    def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
+    def __init__(self, metric: CalibrationMetric[Any], n_parts: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
-                "For a function use torchcalib.functional.by_group."
+                "Pass a metric such as ECE(...). For a function use torchcalib.by_group or torchcalib.bootstrap."
             )
         if isinstance(metric, WrappedMetric):
             raise ValueError(
@@ -43,16 +44,16 @@ class RowsInGroups(WrappedMetric[Any]):
             raise ValueError(
                 f"`metric` must have no `per_image`, got {metric}. Its method cases() has the test and the intervals."
             )
-        self.num_groups = num_groups
+        self.n_parts = n_parts
         super().__init__(metric, **kwargs)
 
     @abstractmethod
     def _keys(self, given: Any, device: torch.device, samples: tuple[int, ...]) -> Tensor:
         """Return the key of the part of each sample, with the shape `samples`, from the argument of `update`."""
 
-    @abstractmethod
     def _numbers(self) -> Callable[[Any], Any]:
         """Return the function from keys to numbers of parts for `core.pieces.Parts`."""
+        return np.asarray
 
     def _parts_of(self, preds: Tensor, target: Tensor, **named: Any) -> Parts | None:
         if list(named) != [self._column] or named[self._column] is None:
@@ -61,29 +62,39 @@ class RowsInGroups(WrappedMetric[Any]):
         accumulator: Any = self.kind.accumulator
         return Parts(keys.numpy(), accumulator.n_parts, self._numbers())
 
-    def _add_in_parts(self, preds: Any, target: Any, weights: Any, sample_weight: Any, given: Any) -> None:
-        """Add a batch to the state; `given` is the argument of `update` that assigns rows to parts."""
+    def _add_in_parts(self, preds: Any, target: Any, weights: Any, sample_weight: Any, given: Any) -> Tensor:
+        """Add a batch to the state, and return the keys of its samples; `given` is the argument that has them."""
         refuse_if_synced(self, "update")
         preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
+
+        def keys() -> Tensor:
+            samples = self.input_format.samples_of(preds, target, len(self.batch_shape))
+            return self._keys(given, preds.device, samples)
+
         if self._shared is None:
-            keys = self._keys(given, preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
-            batch = self._state_of(preds, target, weights, keys)
+            found = keys()
+            batch = self._state_of(preds, target, weights, found)
             self.keep_axis(preds, target)
-            self._add(preds, batch)
-            return
-        key, p = self._keyed_predictions(preds, target, weights)
-        keys = self._keys(given, preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
-        key = (*key, self._column, self.num_groups)
-        p = self._cached(key, lambda: self._assigned(p, keys))
-        self._add(preds, self._cached((*key, self.kind), lambda: self.kind.from_predictions(p)))
+        else:
+            key, p = self._keyed_predictions(preds, target, weights)
+            found = keys()
+            key = (*key, self._column, *self._identity_of_keys, self.kind)
+            batch = self._cached(key, lambda: self._state_of_piece(p, found))
+        self._add(preds, batch)
+        return found
+
+    @property
+    def _identity_of_keys(self) -> tuple[Hashable, ...]:
+        """What determines the keys of samples, apart from the argument of `update`."""
+        return ()
 
     def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:
-        assert keys is not None  # the argument of `update` is required
+        assert keys is not None  # of the parts of the rows
         return self.kind.from_predictions(self._assigned(p, keys))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
         how = {"validate_args": self.input_format.validate_args, "drop_invalid": self.device.type != "cpu"}
-        return in_groups(p, groups, self.num_groups, **how)
+        return in_groups(p, groups, self.n_parts, **how)
 
     def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
@@ -102,17 +113,17 @@ class RowsInGroups(WrappedMetric[Any]):
     @property
     def _num_stored_groups(self) -> int | None:
         """Number of groups in a state of samples; None for clusters with any identifier."""
-        return self.num_groups
+        return self.n_parts
 
     def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> SumState[Any]:
         """Return the operations on a state of sums, which have `shape` for one group."""
-        return SumState(SumsByPart(accumulator, self.num_groups), (self.num_groups, *shape))
+        return SumState(SumsByPart(accumulator, self.n_parts), (self.n_parts, *shape))
 
     def _configuration(self) -> dict[str, object]:
-        return {**self.metric._configuration(), "num_groups": self.num_groups}
+        return {**self.metric._configuration(), "num_groups": self.n_parts}
 
 
-class ByGroup(RowsInGroups):
+class ByGroup(PartitionedMetric):
     """Compute a streaming metric separately for groups of rows, such as sites, customer segments or languages.
 
     `update` accepts one group number per row, and `compute` returns one value per group. All groups are processed in
@@ -162,6 +173,7 @@ class ByGroup(RowsInGroups):
                 f"and {shown(group_names)}. Pass one of them."
             )
         check_count("num_groups", num_groups, at_most=MAX_PARTS)
+        self.num_groups = num_groups
         self.group_names = None if group_names is None else tuple(group_names)
         super().__init__(metric, num_groups, **kwargs)
 
@@ -204,9 +216,6 @@ class ByGroup(RowsInGroups):
             )
         check_groups(groups, device, samples)
         return groups
-
-    def _numbers(self) -> Callable[[Any], Any]:
-        return np.asarray
 
     def _configuration(self) -> dict[str, object]:
         names = {} if self.group_names is None else {"group_names": self.group_names}

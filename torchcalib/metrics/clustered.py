@@ -24,10 +24,10 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.by_group import RowsInGroups
+from torchcalib.metrics.by_group import PartitionedMetric
 
 
-class Clustered(RowsInGroups):
+class Clustered(PartitionedMetric):
     """Test a metric, and compute its confidence interval, for clusters of dependent rows.
 
     Rows are often not independent: pixels of an image, tokens of a document, answers to the same question, visits of a

@@ -163,7 +163,6 @@ def have_equal_text(a: str, b: str) -> bool:
 class ReadLog(NamedTuple):
     """The sums of a log: of all answers, and of those of each part if they are reported apart."""
 
-    log: Log
     whole: AuditBuilder
     parts: Mapping[str, AuditBuilder]
 
@@ -189,7 +188,7 @@ def read_log(opened: Callable[[], Log], options: AuditOptions, keep: bool = Fals
     for builder in builders.values():
         builder.finish()
     parts = {part: builder for part, builder in builders.items() if part is not None}
-    return ReadLog(log, next(iter(builders.values())), parts)
+    return ReadLog(next(iter(builders.values())), parts)
 
 
 def _builders_of(

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from torchcalib.core.arguments import Task
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import listed, significant
 from torchcalib.functional.binned import ece_from_bins
@@ -69,37 +69,17 @@ class Layout:
     distinct: frozenset[str] = frozenset()  # sources with other confidences than the sources before
 
 
-Key = tuple[str, int]  # a question, and the number of its answer
+class ConfidenceColumn(NamedTuple):
+    """Confidences of one definition: a source, and an event that they predict."""
 
-
-class EventRows(NamedTuple):
-    """Rows of one definition: the question, the confidence or the scores of options, and the outcome."""
-
-    documents: list[str]
-    preds: Tensor
+    source: str
+    event: str
+    rows: Array  # number of the answer of each confidence
+    preds: Tensor  # confidences `(n,)`, or the scores of options `(n, K)`
     target: Tensor
-    from_logits: bool  # whether `preds` are log-probabilities of options
-
-    @classmethod
-    def joined(cls, parts: Sequence[EventRows], width: int) -> EventRows:
-        """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
-        from_logits = parts[0].from_logits  # equal for all parts of a definition
-        missing = -torch.inf if from_logits else 0.0
-        padded = [
-            pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
-            for part in parts
-        ]
-        documents = [document for part in parts for document in part.documents]
-        return cls(documents, torch.cat(padded), torch.cat([part.target for part in parts]), from_logits)
-
-    def places(self) -> dict[Key, int]:
-        """Return the index of each row. Answers to the same question are numbered in the order of the log."""
-        seen: Counter[str] = Counter()
-        found = {}
-        for index, document in enumerate(self.documents):
-            found[document, seen[document]] = index
-            seen[document] += 1
-        return found
+    confidence: Tensor  # of the event `(n,)`
+    n_impossible: int  # outcomes that occurred with the probability 0
+    from_logits: bool = False  # whether `preds` are log-probabilities of options
 
 
 class _Documents:
@@ -125,7 +105,7 @@ class _Documents:
 
 
 @dataclass
-class _Definition:
+class _AuditedColumn:
     """Sums for one source and event."""
 
     source: str
@@ -147,15 +127,17 @@ class _Definition:
         """Mean confidence; NaN without data."""
         return float(self.builder.main_bins.sums[..., 1, :].sum()) / self.n if self.n else math.nan
 
-    def add(self, preds: Tensor, target: Tensor, confidence: Tensor, clusters: Tensor | None) -> None:
-        """Add rows to the report, and their confidences `(n,)` to the evidence that these are degenerate."""
-        self.builder.update(preds, target, clusters=clusters)
+    def add(self, column: ConfidenceColumn, clusters: Tensor | None) -> None:
+        """Add rows to the report, and their confidences to the evidence that these are degenerate."""
+        self.builder.update(column.preds, column.target, clusters=clusters)
+        confidence = column.confidence
         found, numbers = np.unique(confidence.numpy(), return_counts=True)
         is_known = np.isin(found, list(self.values))
         new = np.flatnonzero(~is_known)[: _MAX_DISTINCT - len(self.values)]
         for index in (*np.flatnonzero(is_known), *new):
             self.values[float(found[index])] += int(numbers[index])
         self.n += len(confidence)
+        self.n_impossible += column.n_impossible
         self.n_rounded += int(((confidence * 100).round() / 100 == confidence).sum())
 
 
@@ -202,7 +184,7 @@ class _SampledAnswers:
 
 
 class AuditBuilder:
-    """Sums over one pass through a log or a part of it. With `keep`, the rows of each definition too."""
+    """Sums over one pass through a log or a part of it. With `keep`, the answers and the columns of definitions too."""
 
     def __init__(
         self, log: Log, part: str | None, layout: Layout, options: AuditOptions, keep: bool, with_each: bool
@@ -210,7 +192,7 @@ class AuditBuilder:
         self.log, self.part, self.layout, self.options = log, part, layout, options
         self.with_each = with_each  # whether all options have a definition, and intervals and calibrators are computed
         self.is_contradicted = False
-        self.definitions: dict[tuple[str, str], _Definition] = {}
+        self.definitions: dict[tuple[str, str], _AuditedColumn] = {}
         self.same_as: dict[str, str] = {}  # sources with the confidences of an earlier one
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
@@ -219,13 +201,27 @@ class AuditBuilder:
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
-        self.kept: dict[tuple[str, str], list[EventRows]] | None = defaultdict(list) if keep else None
+        self.keep = keep
+        self.questions: list[str] = []  # of all answers
+        self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
 
     def add(self, block: Block) -> None:
         """Add the answers of a block that fits the layout."""
         if self.layout.repeats:
             self.samples.add(block)
-        self._add(block)
+        self._count(block)
+        # Without repeated questions, the number of an answer identifies its question.
+        numbers = self.n_answers + torch.arange(len(block), device="cpu")
+        questions = hashes_of(block.questions) if self.layout.repeats else numbers
+        for column in self._columns(block):
+            clusters = questions[column.rows] if self._is_clustered(column.event) else None
+            self._definition(column.source, column.event, column.from_logits).add(column, clusters)
+            if self.keep and column.event != "each":
+                of_log = column._replace(rows=self.n_answers + column.rows)
+                self.columns[column.source, column.event].append(of_log)
+        if self.keep:
+            has_contents = self.layout.has_repeated_names and not self.layout.repeats
+            self.questions += block.questions if has_contents else block.documents
         self.n_answers += len(block)
 
     def finish(self) -> None:
@@ -241,7 +237,8 @@ class AuditBuilder:
             found = list(self.samples.majorities(self.omitted))
             if found:
                 confidence, correct = torch.tensor(found, dtype=torch.float64, device="cpu").unbind(1)
-                self._add_confidences("frequency", "most frequent", confidence, correct.long(), None)
+                column = _column("frequency", "most frequent", np.arange(len(found)), confidence, correct.long())
+                self._definition("frequency", "most frequent").add(column, None)
 
     @property
     def counts(self) -> Counter[str]:
@@ -336,9 +333,8 @@ class AuditBuilder:
             known.has_repeated_names, known.repeats, known.distinct
         )  # fmt: skip
         self.is_contradicted |= has_changed or (is_contradicted and self.n_answers > 0)
-        self.fewest = (
-            min([self.fewest or self.layout.width, *(int(each.min()) for each in sizes)]) if sizes else self.fewest
-        )
+        if sizes:
+            self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
 
     def _distinct_in(self, block: Block) -> set[str]:
@@ -362,14 +358,13 @@ class AuditBuilder:
             if (source in columns or same in columns) and not _are_equal(columns.get(source), columns.get(same))
         }
 
-    def _add(self, block: Block) -> None:
-        correct, truth = np.asarray(block.correct), np.asarray(block.truth)
-        is_judged = ~np.isnan(correct)
-        self.n_judged += int(is_judged.sum())
+    def _count(self, block: Block) -> None:
+        """Add the numbers of answers that are right or wrong, and of those without a distribution over options."""
+        truth, right = np.asarray(block.truth), np.asarray(block.right)
+        self.n_judged += int((~np.isnan(np.asarray(block.correct))).sum())
         self.truth[0] += float(np.nansum(truth))
         self.truth[1] += int((~np.isnan(truth)).sum())
-        # Count the answers that have no distribution over options with one right option.
-        right, has_options, is_single = np.asarray(block.right), *np.zeros((2, len(block)), dtype=bool)
+        has_options, is_single = np.zeros((2, len(block)), dtype=bool)
         for scores in block.scores.values():
             rows = np.asarray(scores.rows)
             has_options[rows] = True
@@ -382,23 +377,30 @@ class AuditBuilder:
         for reason, which in reasons.items():
             if which.any():
                 self.omitted[f"options without an event: {reason}"] += int(which.sum())
-        # Without repeated questions, the number of an answer identifies its question.
-        questions = (
-            hashes_of(block.questions)
-            if self.layout.repeats
-            else self.n_answers + torch.arange(len(block), device="cpu")
-        )
+
+    def _columns(self, block: Block) -> Iterator[ConfidenceColumn]:
+        """Yield the confidences of each definition in a block."""
         for source, scores in block.scores.items():
-            if source in self.same_as:
-                continue
-            for part in _parts_of(block, scores, self.layout.width):
-                self._add_options(source, scores.is_log, part, block, questions)
+            if source not in self.same_as:
+                for part in _parts_of(block, scores, self.layout.width):
+                    yield from self._columns_of_options(source, scores.is_log, part, block)
         confidences = {
             source: (np.asarray(each.rows), np.asarray(each.values))
             for source, each in block.confidences.items()
             if source not in self.same_as
         }
-        found, last = {}, np.full(len(block), math.nan)
+        correct = np.asarray(block.correct)
+        for source, (rows, values) in {**confidences, **self._stated(block)}.items():
+            is_judged = ~np.isnan(correct[rows])
+            if is_judged.any():
+                rows, values = rows[is_judged], values[is_judged]
+                yield _column(source, "answer", rows, torch.from_numpy(values), torch.from_numpy(correct[rows]).long())
+
+    def _stated(self, block: Block) -> dict[str, tuple[Array, Array]]:
+        """Return the rows of stated confidences, and their values in [0, 1], by source. Keep those for a benchmark."""
+        correct = np.asarray(block.correct)
+        is_judged, last = ~np.isnan(correct), np.full(len(block), math.nan)
+        found = {}
         for source in self.log.stated:
             if source not in block.stated:
                 continue
@@ -408,47 +410,23 @@ class AuditBuilder:
                 last[rows] = values = scale.fractions(values, signs)
                 found[source] = rows, values
             elif is_judged[rows].any():
-                self._definition(source, "answer", task="confidence").problem = scale.problem
+                self._definition(source, "answer").problem = scale.problem
         if self.options.as_published is not None:
             self.stated[0].extend(last[is_judged])
-            self.stated[1].extend(np.asarray(block.correct)[is_judged])
-        confidences |= found
-        for source, (rows, values) in confidences.items():
-            judged = is_judged[rows]
-            if judged.any():
-                rows, confidence = rows[judged], torch.from_numpy(values[judged])
-                target = torch.from_numpy(correct[rows]).long()
-                self._add_confidences(
-                    source, "answer", confidence, target, questions[rows] if self.layout.repeats else None
-                )
-                self._keep(source, "answer", block, rows, confidence, target, False)
+            self.stated[1].extend(correct[is_judged])
+        return found
 
-    def _add_confidences(
-        self, source: str, event: str, confidence: Tensor, correct: Tensor, clusters: Tensor | None
-    ) -> None:
-        definition = self._definition(source, event, task="confidence")
-        definition.add(confidence, correct, confidence, clusters)
-        definition.n_impossible += int((confidence == (1 - correct)).sum())
-
-    def _keep(
-        self, source: str, event: str, block: Block, rows: Array, preds: Tensor, target: Tensor, from_logits: bool
-    ) -> None:
-        if self.kept is not None:
-            names = block.questions if self.layout.has_repeated_names and not self.layout.repeats else block.documents
-            documents = [names[row] for row in rows]
-            self.kept[source, event].append(EventRows(documents, preds, target, from_logits))
-
-    def _add_options(self, source: str, is_log: bool, part: tuple[Any, ...], block: Block, questions: Tensor) -> None:
+    def _columns_of_options(
+        self, source: str, is_log: bool, part: tuple[Any, ...], block: Block
+    ) -> Iterator[ConfidenceColumn]:
+        """Yield the chosen option of each answer and, with `with_each`, each of its options."""
         rows, sizes, values, target = part
         lowest = -math.inf if is_log else 0.0
         held = torch.arange(self.layout.width, device="cpu") < sizes.unsqueeze(1)
-        are_equal = bool(held.all())  # the options of all answers are then a matrix
-        scores = (
-            values.reshape(held.shape)
-            if are_equal
-            else torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
-        )
-        if not are_equal:
+        if bool(held.all()):  # the options of all answers are a matrix
+            scores = values.reshape(held.shape)
+        else:
+            scores = torch.full(held.shape, lowest, dtype=torch.float64, device="cpu")
             scores[held] = values
         is_impossible = (scores == lowest).all(-1)
         if bool(is_impossible.any()):
@@ -460,32 +438,33 @@ class AuditBuilder:
         probs = scores.softmax(-1) if is_log else scores / scores.sum(-1, keepdim=True)
         # Scores instead of their probabilities, of which small ones round to 0, and large ones to 1
         preds = scores if is_log else probs
-        questions = questions[rows]
-        chosen = self._definition(
-            source, "chosen", task="multiclass", num_classes=self.layout.width, from_logits=is_log
-        )
-        chosen.add(preds, target, probs.amax(-1), questions if self.layout.repeats else None)
-        self._keep(source, "chosen", block, rows, preds, target, is_log)
-        of_truth = scores.gather(1, target.unsqueeze(1))
-        chosen.n_impossible += int((of_truth == lowest).sum())
-        if not self.with_each:
-            return
-        each = self._definition(source, "each", task="binary", from_logits=is_log)
-        is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
-        of_each = log_odds(scores)[held] if is_log else probs[held]
-        # Options of a question are dependent: exactly one of them is right.
-        each.add(of_each, is_right, probs[held], questions.repeat_interleave(sizes))
-        each.n_impossible += int((of_each == torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)).sum())
+        n_impossible = int((scores.gather(1, target.unsqueeze(1)) == lowest).sum())
+        yield ConfidenceColumn(source, "chosen", rows, preds, target, probs.amax(-1), n_impossible, is_log)
+        if self.with_each:
+            is_right = torch.zeros_like(held).scatter(1, target.unsqueeze(1), True)[held].long()
+            of_each = log_odds(scores)[held] if is_log else probs[held]
+            excluded = torch.where(is_right == 1, lowest, math.inf if is_log else 1.0)
+            n_impossible = int((of_each == excluded).sum())
+            yield ConfidenceColumn(
+                source, "each", np.repeat(rows, sizes), of_each, is_right, probs[held], n_impossible, is_log
+            )
 
-    def _definition(self, source: str, event: str, **format_options: Any) -> _Definition:
+    def _is_clustered(self, event: str) -> bool:
+        """Return whether confidences of an event are dependent. Exactly one of the options of a question is right."""
+        return event == "each" or (self.layout.repeats and event != "most frequent")
+
+    def _definition(self, source: str, event: str, from_logits: bool = False) -> _AuditedColumn:
         if (source, event) not in self.definitions:
+            task: Task = _TASKS.get(event, "confidence")
             builder = ReportBuilder(
-                **format_options,
+                task=task,
+                num_classes=self.layout.width if task == "multiclass" else None,
+                from_logits=from_logits,
                 n_bins=self.options.n_bins,
                 with_intervals=self.options.with_intervals and self.with_each,
                 with_calibration=self.options.with_calibration and self.with_each,
             )
-            self.definitions[source, event] = _Definition(source, event, builder)
+            self.definitions[source, event] = _AuditedColumn(source, event, builder)
         return self.definitions[source, event]
 
     def _audited(self) -> tuple[AuditedConfidence, ...]:
@@ -494,10 +473,8 @@ class AuditBuilder:
             refusal = _refusal(definition)
             equal = [source for source, same in self.same_as.items() if same == definition.source]
             # The simulated outcomes are independent.
-            is_clustered = definition.event == "each" or (self.layout.repeats and definition.event != "most frequent")
-            detectable = math.nan
-            if not refusal and not is_clustered:
-                detectable = detectable_ece(definition.builder.main_bins)
+            is_tested = not refusal and not self._is_clustered(definition.event)
+            detectable = detectable_ece(definition.builder.main_bins) if is_tested else math.nan
             # Degenerate confidences are equal by their values, and not by their definitions.
             for source in [definition.source, *equal] if refusal else [definition.source]:
                 scale = self.scales.get(source)
@@ -531,6 +508,13 @@ class AuditBuilder:
 
 
 _REPORTED = ("reported", "forecast")
+_TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event, if not "confidence"
+
+
+def _column(source: str, event: str, rows: Array, confidence: Tensor, correct: Tensor) -> ConfidenceColumn:
+    """Return confidences in [0, 1] of answers, `correct` is 1 for right ones."""
+    n_impossible = int((confidence == (1 - correct)).sum())
+    return ConfidenceColumn(source, event, rows, confidence, correct, confidence, n_impossible)
 
 
 def _are_equal(a: Sequence[Array] | None, b: Sequence[Array] | None) -> bool:
@@ -563,7 +547,7 @@ def detectable_ece(b: BinStats, n_replicates: int = _REPLICATES) -> float:
     return float(simulated.sort().values[math.ceil(0.95 * (n_replicates + 1)) - 1])
 
 
-def _refusal(definition: _Definition) -> str:
+def _refusal(definition: _AuditedColumn) -> str:
     """Return the reason why confidences are degenerate, as a sentence; empty if they are not."""
     if definition.problem:
         return f"Ambiguous: {definition.problem} Pass `scale`, 'percent' or 'fraction'."
@@ -581,7 +565,7 @@ def _refusal(definition: _Definition) -> str:
     )
 
 
-def _marks(definition: _Definition, n_judged: int, detectable: float) -> Iterator[str]:
+def _marks(definition: _AuditedColumn, n_judged: int, detectable: float) -> Iterator[str]:
     """Yield the reasons why the numbers are not what they seem. `n_judged` answers are right or wrong."""
     if definition.event == "answer" and definition.n < n_judged:
         yield f"{n_judged - definition.n:,} of {n_judged:,} answers have no such confidence, and are left out."

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.core.arguments import Task
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.text import hashes_of
-from torchcalib.reporting.audit_builder import AuditBuilder, EventRows
+from torchcalib.reporting.audit_builder import AuditBuilder, ConfidenceColumn
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.results.audit import CONFIDENCES, AuditComparison
 
@@ -20,34 +24,37 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     """Return the comparison of logs that were read with `keep`."""
     paths = [builder.log.path for builder in builders]
     by_name = dict(zip(_names_of(paths) if names is None else _checked(names, len(paths)), builders, strict=True))
-    kept = [builder.kept or {} for builder in builders]
-    shared = [key for key in kept[0] if all(key in each for each in kept)]
+    shared = [key for key in builders[0].columns if all(key in each.columns for each in builders)]
+    keys = [_numbered(builder.questions) for builder in builders]
     if not shared:
-        found = " and ".join(quoted({source for source, _ in each}) for each in kept)
+        found = " and ".join(quoted({source for source, _ in each.columns}) for each in builders)
         raise InputError(f"Logs must have a confidence in common, got {found}. Audit them separately.")
     width = max(builder.layout.width for builder in builders)
     comparisons, n_paired, notes = {}, {}, []
     for source, event in sorted(shared, key=lambda key: list(CONFIDENCES).index(key[0])):
-        rows = [EventRows.joined(each[source, event], width) for each in kept]
-        paired, n_differing = _in_pairs(rows, event == "chosen")
-        n = len(paired[0].documents)
-        name = CONFIDENCES[source].name
-        left_out = [f"{len(each.documents) - n:,} of `{system}`" for each, system in zip(rows, by_name, strict=True)]
+        columns = [
+            _joined(each.columns[source, event], of_log, width) for each, of_log in zip(builders, keys, strict=True)
+        ]
+        questions, places, n_differing = _in_pairs(columns, event == "chosen")
+        n, name = len(questions), CONFIDENCES[source].name
+        left_out = [f"{len(each.places) - n:,} of `{system}`" for each, system in zip(columns, by_name, strict=True)]
         if n_differing:
             notes.append(f"{name}: {n_differing:,} questions have different right options, and are left out.")
-        if any(len(each.documents) > n for each in rows):
+        if any(len(each.places) > n for each in columns):
             notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
         if n:
             n_paired[source] = n
             names = tuple(by_name)
-            documents = paired[0].documents
             task: Task = "multiclass" if event == "chosen" else "confidence"
-            from_logits = {name: rows.from_logits for name, rows in zip(names, paired, strict=True)}
+            from_logits = {name: each.columns[source, event][0].from_logits for name, each in by_name.items()}
             comparison = ComparisonBuilder(names, task=task, from_logits=from_logits, n_bins=builders[0].options.n_bins)
-            clusters = hashes_of(documents) if len(set(documents)) < len(documents) else None
-            preds = {name: rows.preds for name, rows in zip(names, paired, strict=True)}
-            targets = {name: rows.target for name, rows in zip(names, paired, strict=True)}
-            comparison.update(preds, paired[0].target if event == "chosen" else targets, clusters=clusters)
+            clusters = hashes_of(questions) if len(set(questions)) < n else None
+            preds, targets = (
+                {name: x[k] for name, x, k in zip(names, of_systems, places, strict=True)}
+                for of_systems in ([each.preds for each in columns], [each.target for each in columns])
+            )
+            target = targets[names[0]] if event == "chosen" else targets
+            comparison.update(preds, target, clusters=clusters)
             comparisons[source] = comparison.comparison()
     if not comparisons:
         raise InputError("Logs must have questions in common, got none. Check that they have the same identifiers.")
@@ -59,20 +66,49 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     )
 
 
-def _in_pairs(rows: Sequence[EventRows], has_shared_target: bool) -> tuple[list[EventRows], int]:
-    """Return the rows that all logs contain, in the order of the first, and the number of different targets."""
-    places = [each.places() for each in rows]
-    common = [key for key in places[0] if all(key in each for each in places)]
-    chosen = [torch.tensor([each[key] for key in common], dtype=torch.long, device="cpu") for each in places]
-    targets = [each.target[index] for each, index in zip(rows, chosen, strict=True)]
+class _Rows(NamedTuple):
+    """Confidences of a definition in a log; see `ConfidenceColumn`."""
+
+    places: dict[tuple[str, int], int]  # by the question, and the number of the answer to it
+    preds: Tensor
+    target: Tensor
+
+
+def _joined(parts: Sequence[ConfidenceColumn], keys: Sequence[tuple[str, int]], width: int) -> _Rows:
+    """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
+    missing = -torch.inf if parts[0].from_logits else 0.0
+    padded = [
+        pad(part.preds, (0, width - part.preds.shape[-1]), value=missing) if part.preds.ndim > 1 else part.preds
+        for part in parts
+    ]
+    rows = (row for part in parts for row in part.rows.tolist())
+    return _Rows(
+        {keys[row]: place for place, row in enumerate(rows)},
+        torch.cat(padded),
+        torch.cat([part.target for part in parts]),
+    )
+
+
+def _numbered(questions: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the question of each answer, and the number of the answer among those to it, in the order of the log."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for question in questions:
+        keys.append((question, seen[question]))
+        seen[question] += 1
+    return keys
+
+
+def _in_pairs(columns: Sequence[_Rows], has_shared_target: bool) -> tuple[list[str], list[Tensor], int]:
+    """Return the questions of the answers that all logs have, their places, and the number of different targets."""
+    common = [key for key in columns[0].places if all(key in each.places for each in columns)]
+    places = [torch.tensor([each.places[key] for key in common], dtype=torch.long, device="cpu") for each in columns]
+    targets = [each.target[index] for each, index in zip(columns, places, strict=True)]
     kept = torch.ones(len(common), dtype=torch.bool, device="cpu")
     for other in targets[1:] if has_shared_target else ():
         kept &= targets[0] == other
-    documents = [document for (document, _), keep in zip(common, kept.tolist(), strict=True) if keep]
-    return [
-        each._replace(documents=documents, preds=each.preds[index[kept]], target=each.target[index[kept]])
-        for each, index in zip(rows, chosen, strict=True)
-    ], len(common) - len(documents)
+    questions = [question for (question, _), keep in zip(common, kept.tolist(), strict=True) if keep]
+    return questions, [index[kept] for index in places], len(common) - len(questions)
 
 
 def _names_of(paths: Sequence[Path]) -> list[str]:

@@ -99,6 +99,16 @@ def with_saved_axis(input_format: InputFormat, state: Mapping[str, Any]) -> Inpu
     return input_format if axis is None else input_format.preferring(axis)
 
 
+def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise ValueError if the arguments of two builders differ, except for checks of their input."""
+    names = [name for name in mine if mine[name] != theirs.get(name, mine[name]) and name != "validate_args"]
+    if names:
+        found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in names)
+        raise ValueError(
+            f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
+        )
+
+
 def check_distinct(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Raise ValueError if two builders have a part in common, by the identifiers and digests of their parts."""
     shared = [part for part in theirs if part in mine]

@@ -31,18 +31,11 @@ from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
-from torchcalib.core.partition import (
-    AnyPartition,
-    ClusterState,
-    NamedPartState,
-    NamedSums,
-    Partition,
-    SampledPartition,
-    SumsByPart,
-)
+from torchcalib.core.partition import AnyPartition, ClusterState, NamedPartState, NamedSums, Partition, SumsByPart
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import SampleOrSketchState
+from torchcalib.core.sampled_partition import SampledPartition
 from torchcalib.core.saved import saved_value
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.sums import BinStats
@@ -53,7 +46,7 @@ from torchcalib.io.text import parts_of_group, shown_group
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
-from torchcalib.reporting.builder import Builder, check_distinct, with_saved_axis
+from torchcalib.reporting.builder import Builder, check_distinct, check_same, with_saved_axis
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, bins_of, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data
@@ -341,12 +334,7 @@ class ReportBuilder(Builder):
         mine, theirs = self.settings, other.settings
         if self._states and other._states:
             mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
-        differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
-        if differing:
-            found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in differing)
-            raise ValueError(
-                f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
-            )
+        check_same(mine, theirs)
         source = self.source or other.source
         if self._states and other._states:
             source = None if self.source is None or other.source is None else self.source + other.source

@@ -25,7 +25,7 @@ CAUSES_LEVEL = LEVEL - ERROR_LEVEL
 """Significance level of all causes together, if ECE is not significant."""
 
 
-class Candidate(NamedTuple):
+class CandidateCause(NamedTuple):
     """Possible cause with its evidence."""
 
     kind: Kind
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
         return self.statistic - 2 * penalty - (self.kind == "label noise")
 
 
-def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate | None:
+def cause_of(candidates: Sequence[CandidateCause], is_significant: bool) -> CandidateCause | None:
     """Return the cause with the most evidence; None without a significant one.
 
     `is_significant` refers to the expected calibration error. Otherwise all causes share `CAUSES_LEVEL` (Bonferroni).

@@ -40,18 +40,20 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.selection import likelihood_ratio
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.bisection import bisect
-from torchcalib.reporting.decision import Candidate
+from torchcalib.reporting.decision import CandidateCause
 from torchcalib.results.decision import Kind
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
 _MIN_PER_CLASS = 5.0  # labels per class on average, for the chi-squared law of all biases (Cochran 1954)
 
 
-class Evidence(NamedTuple):
+class CauseEvidence(NamedTuple):
     """Candidates, and statistics of each class or label `(C,)`."""
 
-    candidates: list[Candidate]
-    also: Candidate | None  # a temperature in addition to class biases, or class biases in addition to a temperature
+    candidates: list[CandidateCause]
+    also: (
+        CandidateCause | None
+    )  # a temperature in addition to class biases, or class biases in addition to a temperature
     mean: Tensor  # mean probability
     frequency: Tensor
     gap: Tensor  # frequency minus mean probability in standard errors
@@ -60,7 +62,7 @@ class Evidence(NamedTuple):
 
 def evidence_of(
     p: Predictions, fits: Mapping[type[Calibrator], Any], nll: Mapping[type[Calibrator], Tensor], effect: float
-) -> Evidence:
+) -> CauseEvidence:
     """Return the evidence for each cause, from fits to all samples and the NLL of each sample after calibration.
 
     `effect` is the design effect of clusters, by which statistics are divided; 1 for independent samples.
@@ -80,7 +82,7 @@ def evidence_of(
     n_biases = n_fits if p.task != "multiclass" else max(1, int((mean > 0).sum()) - 1)
     has_classes = p.task == "multiclass" and p.has_labels
     has_biases = p.task != "multiclass" or scale * float(w.sum()) >= _MIN_PER_CLASS * (n_biases + 1)
-    candidates: list[Candidate] = []
+    candidates: list[CandidateCause] = []
     bias = torch.zeros_like(mean)
     gap = (w.sum() * (frequency - mean) * math.sqrt(scale) / variance.sqrt()).nan_to_num(0, 0, 0)
     also = None
@@ -88,7 +90,7 @@ def evidence_of(
     if temperature is not None:
         value = float(fits[TemperatureScaling].temperature.mean())
         kind: Kind = "over-confidence" if value > 1 else "under-confidence"
-        candidates.append(Candidate(kind, statistic(temperature), n_fits, value=value))
+        candidates.append(CandidateCause(kind, statistic(temperature), n_fits, value=value))
     if BiasCorrection in nll:
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
@@ -97,9 +99,9 @@ def evidence_of(
             of_class = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale)
         index = int(of_class.argmax())
         if has_biases:
-            candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
+            candidates.append(CandidateCause("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
         if has_classes:
-            candidates.append(Candidate("class bias", float(of_class[index]), 1, len(of_class), index))
+            candidates.append(CandidateCause("class bias", float(of_class[index]), 1, len(of_class), index))
     if AffineScaling in nll and has_biases and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic
@@ -107,15 +109,15 @@ def evidence_of(
         if largest.kind == "class bias":
             value = float(both.temperature.mean())
             kind = "over-confidence" if value > 1 else "under-confidence"
-            also = Candidate(kind, rest, n_fits, value=value)
+            also = CandidateCause(kind, rest, n_fits, value=value)
         else:
-            also = Candidate("class bias", rest, n_biases, which=candidates[1].which)
+            also = CandidateCause("class bias", rest, n_biases, which=candidates[1].which)
     if p.has_labels:  # other causes are defined by labels
         candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
     if has_classes:
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
         candidates += faults_of_other_classes(p, w_finite, scale)
-    return Evidence(candidates, also, mean, frequency, gap, bias)
+    return CauseEvidence(candidates, also, mean, frequency, gap, bias)
 
 
 def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -165,7 +167,7 @@ def _biases_of_classes(mean: Tensor, frequency: Tensor, variance: Tensor, n: flo
     return (poisson_deviance(observed, expected) / dispersion).nan_to_num(0, 0, 0)
 
 
-def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Candidate:
+def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> CandidateCause:
     """Fit the rate e of the mixture (1 - e) q + e / C by bisection of the derivative of the log-likelihood."""
     q = (-nll).exp().flatten()
     w = w.expand(nll.shape).flatten()
@@ -175,13 +177,13 @@ def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Cand
         return float((w * (1 / num_classes - q) / ((1 - e) * q + e / num_classes)).sum()) > 0
 
     if not rises(0.0):
-        return Candidate("label noise", 0.0, 1, value=0.0)
+        return CandidateCause("label noise", 0.0, 1, value=0.0)
     rate, _ = bisect(rises, 0.0, 1.0, 40)
     gain = (w * (((1 - rate) * q + rate / num_classes).log() - q.log())).sum()
-    return Candidate("label noise", 2 * scale * float(gain), 1, value=rate)
+    return CandidateCause("label noise", 2 * scale * float(gain), 1, value=rate)
 
 
-def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top: Tensor) -> list[Candidate]:
+def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top: Tensor) -> list[CandidateCause]:
     """Return a temperature for the predictions of one class, which has the largest score statistic.
 
     The derivative of the log-likelihood in the logarithm of 1 / T is the log-probability of the label plus the entropy.
@@ -206,7 +208,7 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     noise = (w[rows] * confidence * (1 - confidence)).sum()
     gap = math.sqrt(scale) * float((w[rows] * (is_right - confidence)).sum() / noise.sqrt())
     value = float(fit.temperature)
-    return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, value, gap)]
+    return [CandidateCause("bad class", 2 * scale * float(gain), 1, n_classes, index, value, gap)]
 
 
 _MAX_CLASSES, _MAX_ELEMENTS = 1024, 2**25  # larger problems are not tested: they need too much time and memory
@@ -215,7 +217,7 @@ _MIN_INFORMATION = 5.0  # smallest expected Fisher information of the slope of t
 _MAX_SLOPE = 20.0
 
 
-def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
+def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[CandidateCause]:
     """Return the evidence for each fault of a multi-class task; none with two or with very many classes.
 
     Weights `w` are 0 for labels of probability 0. `scale` is the effective number of samples divided by their sum.
@@ -262,7 +264,7 @@ def _pairs(p: Predictions, w: Tensor) -> Tensor:
     return sums.reshape(6, n_classes, n_classes)
 
 
-def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
+def _tail(p: Predictions, w: Tensor, scale: float) -> list[CandidateCause]:
     """Return a temperature for the other classes, from samples whose label is not the top class.
 
     Newton's method finds the maximum of the log-likelihood, which is concave in 1 / T. A bracket bounds its steps.
@@ -299,12 +301,12 @@ def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
         if is_last:
             break
     value = 1 / slope if slope > 1e-6 else math.inf
-    return [Candidate("other classes", 2 * scale * (after - before), 1, value=value)]
+    return [CandidateCause("other classes", 2 * scale * (after - before), 1, value=value)]
 
 
 def _swapped(
     p: Predictions, w: Tensor, scale: float, all_score: Tensor, all_information: Tensor, *of_others: Tensor
-) -> list[Candidate]:
+) -> list[CandidateCause]:
     """Return the pair of classes with the most evidence for a negative slope, with its likelihood-ratio statistic."""
     found, n_choices = [], 0
     for only_other, sums in ((False, (all_score, all_information)), (True, of_others)):
@@ -316,11 +318,11 @@ def _swapped(
         if float(statistics.flatten()[index]) > 0:
             found.append(_slope(p, w, scale, *divmod(index, p.num_classes), only_other))
     reversed_ = [each for each in found if each.value < 0]
-    best = max(reversed_, key=lambda each: each.statistic, default=Candidate("swapped classes", 0.0, 1))
+    best = max(reversed_, key=lambda each: each.statistic, default=CandidateCause("swapped classes", 0.0, 1))
     return [best._replace(n_choices=max(1, n_choices))] if n_choices else []
 
 
-def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, only_other: bool) -> Candidate:
+def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, only_other: bool) -> CandidateCause:
     """Fit the slope of the log-odds of two classes by bisection of the derivative of the log-likelihood."""
     is_pair = ((p.target == first) | (p.target == second)) & (w > 0)
     if only_other:
@@ -338,7 +340,7 @@ def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, onl
     log_sigmoid = torch.nn.functional.logsigmoid
     gain = (weights * (log_sigmoid(slope * log_odds) - log_sigmoid(log_odds))).sum()
     place = first * p.num_classes + second
-    return Candidate("swapped classes", 2 * scale * float(gain), 1, which=place, value=slope)
+    return CandidateCause("swapped classes", 2 * scale * float(gain), 1, which=place, value=slope)
 
 
 def poisson_deviance(observed: Tensor, expected: Tensor) -> Tensor:
@@ -349,7 +351,7 @@ def poisson_deviance(observed: Tensor, expected: Tensor) -> Tensor:
     return 2 * (torch.xlogy(observed, observed / expected) - (observed - expected))
 
 
-def _confusion(expected: Tensor, observed: Tensor) -> list[Candidate]:
+def _confusion(expected: Tensor, observed: Tensor) -> list[CandidateCause]:
     """Return the pair of predicted class and label with the largest deviance of the number of labels."""
     deviance = poisson_deviance(observed, expected)
     is_tested = (expected > 0) & ~torch.eye(len(expected), dtype=torch.bool, device=expected.device)
@@ -362,4 +364,4 @@ def _confusion(expected: Tensor, observed: Tensor) -> list[Candidate]:
     of_label, of_sum = float(observed[predicted, label]), float(expected[predicted, label])
     statistic, n_choices = float(deviance[predicted, label]), int(is_tested.sum())
     gap = (of_label - of_sum) / math.sqrt(of_sum) if of_sum else 0.0
-    return [Candidate("confusion", statistic, 1, n_choices, index, of_label / total, gap, of_sum / total)]
+    return [CandidateCause("confusion", statistic, 1, n_choices, index, of_label / total, gap, of_sum / total)]

@@ -12,7 +12,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
-from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.groups import (
     GroupGaps,
@@ -142,7 +142,7 @@ class Labels(NamedTuple):
         return found
 
     @property
-    def worst(self) -> Candidate:
+    def worst(self) -> CandidateCause:
         """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
         p = p_values_of_roots(self.roots)
         found = (p < LEVEL).nonzero().squeeze(-1).tolist()
@@ -150,7 +150,7 @@ class Labels(NamedTuple):
         which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
         n_tested = max(1, int(self.roots[:, 0].isfinite().sum()))
         statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
-        return Candidate("bad label", statistic, 2, n_tested, which, gap=gap, tail=float(p.min()))
+        return CandidateCause("bad label", statistic, 2, n_tested, which, gap=gap, tail=float(p.min()))
 
 
 class Findings:
@@ -213,7 +213,7 @@ class Findings:
             index = int(groups.roots.abs().argmax()) // 2
             gap, slope = groups.roots[index].tolist()
             n_groups = len(groups.names)
-            found.append(Candidate("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
+            found.append(CandidateCause("bad group", statistic, 2, n_groups, index, slope, gap, tail=float(p.min())))
         self.candidates = found if self.labels is None else [*found, self.labels.worst]
         self.cause = self._cause()
         # With a reversed order of confidences, no positive scale is best.
@@ -236,18 +236,18 @@ class Findings:
         """Whether the verdict is miscalibration."""
         return self.cause is not None or self.n_impossible > 0
 
-    def _cause(self) -> Candidate | None:
-        uneven = Candidate("uneven", math.inf, 1) if self.is_significant else None
+    def _cause(self) -> CandidateCause | None:
+        uneven = CandidateCause("uneven", math.inf, 1) if self.is_significant else None
         if self.evidence is not None or uneven is None:
             return cause_of(self.candidates, self.is_significant) or uneven
         # Without the predictions, the bins show a bias or over-confidence, which precede gaps of a group or a label.
         if abs(self.frequency - self.confidence) < self.ece.value / 2 or not _sign(self.gaps.z()):
             return cause_of(self.candidates, is_significant=False) or uneven
         if self.task != "multiclass":
-            return Candidate("class bias", math.inf, 1, which=0)
-        return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
+            return CandidateCause("class bias", math.inf, 1, which=0)
+        return CandidateCause("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
 
-    def size_of(self, cause: Candidate | None) -> Line:
+    def size_of(self, cause: CandidateCause | None) -> Line:
         """Return the debiased RMSCE that shows the degree: that of a bad group, or class-wise for faults of classes.
 
         The class-wise RMSCE is only used if it is the larger one.
@@ -259,7 +259,7 @@ class Findings:
         classwise = self.classwise_size if cause is not None and cause.kind in of_classes else None
         return classwise if classwise is not None and classwise.value > self.size.value else self.size
 
-    def ratio_of(self, cause: Candidate | None) -> "Ratio | None":
+    def ratio_of(self, cause: CandidateCause | None) -> "Ratio | None":
         """Return the ratio of the frequency of events and their mean prediction; None unless both are rare.
 
         Events are outcomes 1, or 0 if these are rare; errors of the top label; or labels of the class of a class bias.
@@ -298,7 +298,7 @@ class Findings:
         """Return the display names of at most five classes or labels."""
         return listed([*map(self.name, indices[:_SHOWN_LABELS]), *["others"] * (len(indices) > _SHOWN_LABELS)])
 
-    def pair(self, cause: Candidate) -> tuple[str, str]:
+    def pair(self, cause: CandidateCause) -> tuple[str, str]:
         """Return the names of the two classes concerned."""
         assert self.evidence is not None  # the cause is part of the evidence
         first, second = divmod(cause.which, len(self.evidence.mean))
@@ -525,7 +525,7 @@ def _relative(found: Findings) -> str:
     return words + (f" Brier score is {percent(found.nbs)} {of}." if found.nbs < math.inf else "")
 
 
-def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
+def _with_cause(found: Findings, cause: CandidateCause, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     size, ratio = found.size_of(cause), found.ratio_of(cause)
     name = "Class-wise RMSCE" if size is found.classwise_size else "RMSCE"
@@ -547,7 +547,7 @@ def _affected_labels(found: Findings) -> str:
     return f"{len(labels)} of {n} labels {'is' if len(labels) == 1 else 'are'} significantly miscalibrated{which}. "
 
 
-def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:
+def _action(found: Findings, cause: CandidateCause, kind: Kind, stage: CalibrationStage | None) -> str:
     sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     if stage is not None:
         is_advised = stage.recommendation.best is not None or kind not in _SEPARATE
@@ -577,7 +577,7 @@ def _change_of_accuracy(found: Findings, stage: CalibrationStage) -> str:
     return f"It {'raises' if after > before else 'lowers'} accuracy from {before:.1%} to {after:.1%}."
 
 
-def _described(found: Findings, cause: Candidate) -> tuple[Kind, str, str]:
+def _described(found: Findings, cause: CandidateCause) -> tuple[Kind, str, str]:
     """Return the kind, sentences on the cause, and the badge without its degree.
 
     A gap with the sign of the words must be significant. Otherwise the words are neutral.
@@ -585,12 +585,12 @@ def _described(found: Findings, cause: Candidate) -> tuple[Kind, str, str]:
     kind = cause.kind
     if found.are_confidences and kind in ("class bias", "over-confidence", "under-confidence"):
         kind = "under-confidence" if found.direction > 0 else "over-confidence"
-        cause = Candidate(kind, cause.statistic, 1, value=math.nan if cause.kind == "class bias" else cause.value)
+        cause = CandidateCause(kind, cause.statistic, 1, value=math.nan if cause.kind == "class bias" else cause.value)
     if kind == "label noise" and not _agrees_with_label_noise(found, cause.value):
         kind = "uneven"
     elif kind == "label noise" and _sign(found.gaps.z(found.sides * found.is_high)) >= 0:
         kind = "over-confidence" if found.direction < 0 else "spread"
-        cause = Candidate(kind, cause.statistic, 1)
+        cause = CandidateCause(kind, cause.statistic, 1)
     if kind in ("over-confidence", "under-confidence") and found.direction != (-1 if kind == "over-confidence" else 1):
         kind = "spread"
     return kind, *_words(found, cause, kind)
@@ -618,7 +618,7 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
     return _sign(z[1]) <= 0 and not any(map(_sign, z[2:]))
 
 
-def _words(found: Findings, cause: Candidate, kind: Kind) -> tuple[str, str]:
+def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str]:
     temperature = _temperature(cause)
     match kind:
         case "over-confidence" | "under-confidence":
@@ -752,7 +752,7 @@ def _also(found: Findings) -> str:
     return f" After correction of the class biases, the error of the spread remains significant{_temperature(also)}."
 
 
-def _temperature(cause: Candidate) -> str:
+def _temperature(cause: CandidateCause) -> str:
     if math.isnan(cause.value):
         return ""
     if math.isinf(cause.value):

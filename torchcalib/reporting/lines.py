@@ -207,7 +207,6 @@ class Data:
             # As a probability of the positive class above 1/2, the score is not changed by `of_predicted_class`.
             constant = RankedSample(torch.full_like(total, 0.75), correct, total, False)
             naive |= _numbers(values(selective, {selective[0].statistic: constant}))
-        naive = naive
         perfect: dict[str, float] = {}
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.

@@ -10,14 +10,17 @@ from torchcalib.reporting.building import ReportBuilder
 def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:
     """Return an empty builder for the rows of files, which determine the task and the classes."""
     source = files.source
-    return ReportBuilder(
-        task=files.task_of_report,
-        source=source,
-        from_logits=source.from_logits,
-        class_axis=-1,  # the last axis in a file contains the classes
-        class_names=source.class_names or None,
-        **{**settings, "ignore_index": files.ignore_index},
-    )
+    return ReportBuilder(source=source, from_logits=source.from_logits, **{**settings, **shared_settings(files)})
+
+
+def shared_settings(files: PredictionFiles) -> dict[str, Any]:
+    """Return the arguments of builders of reports and comparisons that files determine."""
+    return {
+        "task": files.task_of_report,
+        "class_axis": -1,  # the last axis in a file contains the classes
+        "class_names": files.source.class_names or None,
+        "ignore_index": files.ignore_index,
+    }
 
 
 def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> ReportBuilder:

@@ -17,7 +17,7 @@ from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lighteval import LightEval
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import Rows, lines_of, members_of, whole_file
+from torchcalib.io.logs.objects import RowObjects, lines_of, members_of, whole_file
 from torchcalib.io.logs.olmes import Olmes
 from torchcalib.io.names import key_of
 
@@ -57,12 +57,12 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
             _check_file(file)
         if len(files) > 1:
             return _pooled(source, files, how)
-        return _opened(Source(files[0], Rows(files[0]) if is_table(files[0]) else None), how)
+        return _opened(Source(files[0], RowObjects(files[0]) if is_table(files[0]) else None), how)
     if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise InputError(
             f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
         )
-    given = Rows(source)
+    given = RowObjects(source)
     return _opened(Source(Path(given.kind), given), how)
 
 
@@ -86,9 +86,9 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         if isinstance(source, str | Path):
             path = Path(source)
             _check_file(path)
-            groups = Rows(path).groups(START) if is_table(path) else lines_of(path, START)
+            groups = RowObjects(path).groups(START) if is_table(path) else lines_of(path, START)
         else:
-            groups = Rows(source).groups(START)
+            groups = RowObjects(source).groups(START)
         rows = [row for group in groups for _, row, _ in group.numbered()]
         known = {key_of(name) for row in rows[:START] for name in row}
         roles = roles_of(
@@ -168,7 +168,7 @@ def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:
             f"`{source}` must have one file for each task, got several for {quoted(repeated)}. Name the files of one "
             "system, or compare systems with a name for each."
         )
-    logs = [_opened(Source(path, Rows(path) if is_table(path) else None), options) for path in files]
+    logs = [_opened(Source(path, RowObjects(path) if is_table(path) else None), options) for path in files]
     if len({*map(type, logs)}) > 1 or logs[0].kind not in (LmEval.kind, Olmes.kind, LightEval.kind, Decisions.kind):
         raise InputError(
             f"`{source}` must contain files of one kind, with a line or row for each answer, got "

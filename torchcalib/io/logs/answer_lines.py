@@ -31,7 +31,7 @@ from torchcalib.io.logs.answers import (
     options_of_answer,
     start_of,
 )
-from torchcalib.io.logs.blocks import NONE, Answer, Columns
+from torchcalib.io.logs.blocks import NONE, Answer, AnswerColumns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
 from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST, Array
@@ -279,7 +279,7 @@ class Decisions(Lines):
     def _reported(self) -> str:
         return "forecast" if self.roles.has_forecasts else "reported"
 
-    def columns_of(self, group: RowGroup) -> Columns:
+    def columns_of(self, group: RowGroup) -> AnswerColumns:
         """Return the answers of lines with the same keys and without texts, whose confidences are numbers."""
         rows: list[Mapping[str, Any]] = list(group.rows())
         keys, roles = list(rows[0]), self.roles
@@ -315,7 +315,7 @@ class Decisions(Lines):
         documents = self.documents_of(numbers)
         if roles.data_sets:
             documents = [self._document_of(row, n) for row, n in zip(rows, group.numbers, strict=True)]
-        return Columns(
+        return AnswerColumns(
             documents=documents,
             correct=correct,
             right=right,

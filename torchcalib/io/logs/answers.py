@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
-from torchcalib.io.logs.blocks import Answer, Block, Columns
+from torchcalib.io.logs.blocks import Answer, AnswerColumns, Block
 from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, number_of
-from torchcalib.io.logs.objects import RowGroup, Rows, lines_of
+from torchcalib.io.logs.objects import RowGroup, RowObjects, lines_of
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
 
@@ -49,7 +49,7 @@ class Source:
     """Place of a log: files with their tasks, or rows in memory."""
 
     path: Path  # name of the log; of rows in memory, their type
-    rows: Rows | None = None
+    rows: RowObjects | None = None
     files: tuple[tuple[str, Path], ...] = ()  # of several tasks, whose answers are pooled
 
 
@@ -142,7 +142,7 @@ class Log(ABC):
     def read(self) -> Iterator[Answer]:
         """Yield the answers, and add to `counts`; see `answers`."""
 
-    def parts(self, n: int) -> Iterator[Answer | Columns]:
+    def parts(self, n: int) -> Iterator[Answer | AnswerColumns]:
         """Yield the answers, some of them as columns of n answers."""
         del n
         return self.read()
@@ -240,7 +240,7 @@ class RowLog(Log):
         for group in self.groups(1):
             yield from self._answers(group)
 
-    def parts(self, n: int) -> Iterator[Answer | Columns]:
+    def parts(self, n: int) -> Iterator[Answer | AnswerColumns]:
         """Yield the answers, those of n rows as columns if these rows have the most frequent form."""
         for group in self._divided(n):
             try:
@@ -256,7 +256,7 @@ class RowLog(Log):
     def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterable[Answer]:
         """Return the answers of a row, which is number `index` of the log, and add to `counts`."""
 
-    def columns_of(self, group: RowGroup) -> Columns:
+    def columns_of(self, group: RowGroup) -> AnswerColumns:
         """Return the answers of many rows, or raise any error."""
         del group
         raise IrregularError
@@ -277,7 +277,7 @@ class RowLog(Log):
             return
         for task, path in self.files or (("", self.path),):
             self.part = task if self.options.by is None else self.part
-            yield from lines_of(path, n) if not is_table(path) else Rows(path).groups(n)
+            yield from lines_of(path, n) if not is_table(path) else RowObjects(path).groups(n)
 
     def _divided(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows of one part at once."""

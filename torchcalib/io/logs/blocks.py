@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass
-class Columns:
+class AnswerColumns:
     """Consecutive answers whose confidences are all from the same sources; see `Answer`."""
 
     documents: list[str]
@@ -117,14 +117,14 @@ class Block:
         n_scores = sum(len(each.values) for each in self.scores.values())
         return len(self) >= size or n_scores >= _MAX_SCORES or self.n_letters >= _MAX_LETTERS
 
-    def add(self, part: Answer | Columns) -> None:
+    def add(self, part: Answer | AnswerColumns) -> None:
         """Add an answer, or several."""
-        if isinstance(part, Columns):
+        if isinstance(part, AnswerColumns):
             self._add_columns(part)
         else:
             self._add_answer(part)
 
-    def _add_columns(self, columns: Columns) -> None:
+    def _add_columns(self, columns: AnswerColumns) -> None:
         rows = np.arange(len(self), len(self) + len(columns.documents))
         self.documents += columns.documents
         _extend(self.correct, columns.correct)

@@ -23,7 +23,7 @@ from torchcalib.io.logs.answers import (
     lengths_of,
     option_index,
 )
-from torchcalib.io.logs.blocks import NONE, Answer, Columns
+from torchcalib.io.logs.blocks import NONE, Answer, AnswerColumns
 from torchcalib.io.logs.fields import LM_EVAL, correctness, first
 from torchcalib.io.logs.objects import RowGroup, floats_of
 from torchcalib.io.logs.stated import Array
@@ -80,7 +80,7 @@ class LmEval(RowLog):
         self._add_right(answer, row, texts)
         yield answer
 
-    def columns_of(self, group: RowGroup) -> Columns:
+    def columns_of(self, group: RowGroup) -> AnswerColumns:
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
         found = _Fields([], [], [], [], [], [], [])
         rows = group.rows()
@@ -88,7 +88,7 @@ class LmEval(RowLog):
             for values, more in zip(found, self._fields_of(part), strict=True):
                 values.extend(more)
         if not found.documents:
-            return Columns([], *np.zeros((3, 0)))
+            return AnswerColumns([], *np.zeros((3, 0)))
         scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
         texts = list(map(str.strip, found.options))
         if found.options not in ([f" {text}" for text in texts], texts) or not (scores <= MOST_LOG_PROB).all():
@@ -106,7 +106,7 @@ class LmEval(RowLog):
         lengths = np.fromiter(map(len, texts), np.int64)
         n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
         per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
-        return Columns(
+        return AnswerColumns(
             found.documents,
             correct,
             right,

@@ -100,7 +100,7 @@ class RowGroup(NamedTuple):
         return RowGroup(numbers, content, lines, self.are_lines)
 
 
-class Rows:
+class RowObjects:
     """Rows of a table, or objects in memory, which can be read several times. Names are without outer spaces."""
 
     def __init__(self, given: Any) -> None:

@@ -43,7 +43,7 @@ from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.opening import PredictionFiles, open_predictions
-from torchcalib.reporting.builder import Builder, check_distinct
+from torchcalib.reporting.builder import Builder, check_distinct, check_same
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.reading import batches_of, settings_of
@@ -201,84 +201,79 @@ def compare(
         )
     weights = weights_from(weights, sample_weight)
     names = _checked_names(tuple(systems))
-    settings: dict[str, Any] = {
-        "n_replicates": n_replicates,
-        "seed": seed,
-        "n_bins": n_bins,
-        "right": right,
-        "nan_policy": nan_policy,
+    of_logits = {
+        name: from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits for name in names
     }
+    columns = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
+    shared: dict[str, Any] = {"task": task, "ignore_index": ignore_index}
+    of_arrays: dict[str, Any] = {"positive_classes": positive_classes, "class_axis": class_axis}
+    settings: dict[str, Any] = {"n_replicates": n_replicates, "seed": seed, "n_bins": n_bins, "right": right}
+    settings["nan_policy"] = nan_policy
     if isinstance(target, str) and all(map(is_frame, systems.values())):
-        roles = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
-        for argument, given in roles.items():
-            if not isinstance(given, str | None):
-                raise TypeError(
-                    f"`{argument}` must be the name of a column of the DataFrames, got {shown(given)}. Pass names, or "
-                    "predictions and targets as separate arguments."
-                )
-        for argument, given in (("positive_classes", positive_classes), ("class_axis", class_axis)):
-            if given is not None:
-                raise TypeError(
-                    f"`{argument}` must be None for DataFrames with all columns, got {shown(given)}. Omit it, or pass "
-                    "predictions and targets as separate arguments."
-                )
-        files: dict[str, PredictionFiles] = {}
-        for name in names:
-            opening: dict[str, Any] = {"task": task, "ignore_index": ignore_index, "nan_policy": nan_policy, **roles}
-            opening["from_logits"] = from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits
-            opening["class_names"] = class_names or next((x.source.class_names for x in files.values()), None) or None
-            with _naming_system(name):
-                files[name] = open_predictions((), frame=systems[name], **opening)
+        files = _opened_frames(systems, columns, of_arrays, of_logits, class_names, nan_policy=nan_policy, **shared)
         builder = ComparisonBuilder(**settings_of(files), **settings)
         for _, batch in batches_of(files):
             builder.update(**batch)
-        return replace(builder.comparison(), task_is_inferred=task is None)
-    may_differ = ids is not None or task == "confidence"
-    is_by_system = isinstance(target, Mapping) and not set(names).isdisjoint(target)  # or columns of labels
-    targets = _by_system("target", target, names, may_differ) if is_by_system else dict.fromkeys(names, target)
-    prepared: dict[str, Prepared] = {}
-    for name in names:
-        with _naming_system(name):
-            known = class_names or next((each.class_names for each in prepared.values()), None)
-            prepared[name] = prepare(
-                systems[name],
-                targets[name],
-                task,
-                class_names=known or None,
-                positive_classes=positive_classes,
-                from_logits=from_logits.get(name, False) if isinstance(from_logits, Mapping) else from_logits,
-                ignore_index=ignore_index,
-            )
-    first = prepared[names[0]]
-    builder = ComparisonBuilder(
-        names,
-        task=task if task == "confidence" else first.task,
-        from_logits=from_logits
-        if isinstance(from_logits, Mapping)
-        else {name: each.from_logits for name, each in prepared.items()},
-        class_names=first.class_names,
-        ignore_index=ignore_index,
-        positive_classes=positive_classes,
-        class_axis=class_axis,
-        **settings,
-    )
+    else:
+        is_by_system = isinstance(target, Mapping) and not set(names).isdisjoint(target)  # or columns of labels
+        may_differ = ids is not None or task == "confidence"
+        targets = _by_system("target", target, names, may_differ) if is_by_system else dict.fromkeys(names, target)
+        prepared: dict[str, Prepared] = {}
+        for name in names:
+            with _naming_system(name):
+                known = class_names or next((each.class_names for each in prepared.values()), None)
+                options = {**shared, "class_names": known or None, "positive_classes": positive_classes}
+                prepared[name] = prepare(systems[name], targets[name], from_logits=of_logits[name], **options)
+        first = prepared[names[0]]
+        declared = {name: each.from_logits for name, each in prepared.items()}
+        shared["task"] = task if task == "confidence" else first.task
+        shared |= {"from_logits": from_logits if isinstance(from_logits, Mapping) else declared}
+        builder = ComparisonBuilder(names, class_names=first.class_names, **shared, **of_arrays, **settings)
 
-    def columns(argument: str, given: Any, convert: Callable[[Any, Tensor], Tensor]) -> Any:
-        if given is None:
-            return None
-        if not isinstance(given, Mapping):
-            return convert(given, first.preds)
-        given = _by_system(argument, given, names, ids is not None)
-        return {name: convert(column, prepared[name].preds) for name, column in given.items()}
+        def converted(argument: str, convert: Callable[[Any, Tensor], Tensor]) -> Any:
+            given = columns[argument]
+            if given is None:
+                return None
+            if not isinstance(given, Mapping):
+                return convert(given, first.preds)
+            given = _by_system(argument, given, names, ids is not None)
+            return {name: convert(column, prepared[name].preds) for name, column in given.items()}
 
-    builder.update(
-        {name: each.preds for name, each in prepared.items()},
-        {name: each.target for name, each in prepared.items()} if is_by_system else first.target,
-        weights=columns("weights", weights, partial(per_sample, "weights")),
-        clusters=columns("clusters", clusters, cluster_ids),
-        ids=ids,
-    )
+        builder.update(
+            {name: each.preds for name, each in prepared.items()},
+            {name: each.target for name, each in prepared.items()} if is_by_system else first.target,
+            weights=converted("weights", partial(per_sample, "weights")),
+            clusters=converted("clusters", cluster_ids),
+            ids=ids,
+        )
     return replace(builder.comparison(), task_is_inferred=task is None)
+
+
+def _opened_frames(
+    systems: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    of_arrays: Mapping[str, Any],
+    of_logits: Mapping[str, bool | None],
+    class_names: Sequence[str] | None,
+    **opening: Any,
+) -> dict[str, PredictionFiles]:
+    """Return DataFrames with all columns as prediction files. `columns` are names; `of_arrays` must be omitted."""
+    remedy = "or pass predictions and targets as separate arguments."
+    for argument, given in columns.items():
+        if not isinstance(given, str | None):
+            rule = f"`{argument}` must be the name of a column of the DataFrames"
+            raise TypeError(f"{rule}, got {shown(given)}. Pass names, {remedy}")
+    for argument, given in of_arrays.items():
+        if given is not None:
+            rule = f"`{argument}` must be None for DataFrames with all columns"
+            raise TypeError(f"{rule}, got {shown(given)}. Omit it, {remedy}")
+    files: dict[str, PredictionFiles] = {}
+    for name, frame in systems.items():
+        known = class_names or next((x.source.class_names for x in files.values()), None) or None
+        opening |= {"from_logits": of_logits[name], "class_names": known}
+        with _naming_system(name):
+            files[name] = open_predictions((), frame=frame, **columns, **opening)
+    return files
 
 
 class ComparisonBuilder(Builder):
@@ -373,7 +368,7 @@ class ComparisonBuilder(Builder):
         self._ids_are_text = True in are_texts
         self._parts = self._parts or {uuid4().hex: ""}
 
-    def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_Batch"]:
+    def _batches(self, preds: Any, target: Any, weights: Any, clusters: Any, ids: Any) -> dict[str, "_SystemBatch"]:
         """Return the batch of each system, after a check of names, types and shapes."""
         is_subset = ids is not None and bool(preds) and set(preds) <= set(self._names)
         if set(preds) != set(self._names) and not is_subset:
@@ -388,7 +383,7 @@ class ComparisonBuilder(Builder):
             columns[argument] = _by_system(argument, given, names, may_differ)
         for name in names:
             check_has_values("preds", preds[name])
-        batches = {name: _Batch(**{key: column[name] for key, column in columns.items()}) for name in names}
+        batches = {name: _SystemBatch(**{key: column[name] for key, column in columns.items()}) for name in names}
         self._check(batches)
         for name, batch in batches.items():
             samples = self._systems[name].input_format.samples_of(batch.preds, batch.target)
@@ -396,7 +391,7 @@ class ComparisonBuilder(Builder):
         return batches
 
     def _identified(
-        self, name: str, batch: "_Batch", groups: Tensor, known: Mapping[str, RowIds] | None
+        self, name: str, batch: "_SystemBatch", groups: Tensor, known: Mapping[str, RowIds] | None
     ) -> tuple[Tensor, Mapping[str, RowIds]]:
         """Return the keys of all samples of a batch with ids, and the rows of all systems with its rows.
 
@@ -444,11 +439,7 @@ class ComparisonBuilder(Builder):
         mine, theirs = self.settings, other.settings
         if self._has_rows and other._has_rows:
             mine["classes"], theirs["classes"] = self._num_classes, other._num_classes
-        if differing := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
-            raise ValueError(
-                f"`other` must have the same {differing[0]}, got {shown(theirs[differing[0]])} instead of "
-                f"{shown(mine[differing[0]])}. Create all parts with the same arguments."
-            )
+        check_same(mine, theirs)
         if not other._has_rows:
             return
         if self._has_rows:
@@ -613,7 +604,7 @@ class ComparisonBuilder(Builder):
         )
         return comparison_of_confidences(comparison) if self._options.are_confidences else comparison
 
-    def _check(self, batches: Mapping[str, "_Batch"]) -> None:
+    def _check(self, batches: Mapping[str, "_SystemBatch"]) -> None:
         for name, batch in batches.items():
             with _naming_system(name):
                 input_format = self._systems[name].input_format.resolved(batch.preds, batch.target)
@@ -626,7 +617,7 @@ class ComparisonBuilder(Builder):
                 "Pass predictions for the same rows, or the `ids` of different rows."
             )
 
-    def _without_missing_rows(self, batches: Mapping[str, "_Batch"]) -> tuple[dict[str, "_Batch"], int]:
+    def _without_missing_rows(self, batches: Mapping[str, "_SystemBatch"]) -> tuple[dict[str, "_SystemBatch"], int]:
         """Return batches with weight 0 for rows with a missing prediction or target, and the number of dropped rows.
 
         Without ids, rows that are missing in any system are dropped from all.
@@ -713,7 +704,7 @@ def _by_system(argument: str, given: Any, names: Sequence[str], may_differ: bool
     return given
 
 
-class _Batch(NamedTuple):
+class _SystemBatch(NamedTuple):
     """A batch of one system."""
 
     preds: Tensor

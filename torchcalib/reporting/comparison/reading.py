@@ -7,19 +7,13 @@ from torch import Tensor
 
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
+from torchcalib.reporting.reading import shared_settings
 
 
 def settings_of(files: Mapping[str, PredictionFiles]) -> dict[str, Any]:
     """Return the arguments of `ComparisonBuilder` that the files of all systems determine."""
-    first = next(iter(files.values()))
-    return {
-        "names": tuple(files),
-        "task": first.task_of_report,
-        "class_names": first.source.class_names or None,
-        "from_logits": {name: predictions.source.from_logits for name, predictions in files.items()},
-        "ignore_index": first.ignore_index,
-        "class_axis": -1,  # the last axis in a file contains the classes
-    }
+    from_logits = {name: predictions.source.from_logits for name, predictions in files.items()}
+    return {"names": tuple(files), "from_logits": from_logits, **shared_settings(next(iter(files.values())))}
 
 
 def batches_of(files: Mapping[str, PredictionFiles]) -> Iterator[tuple[int, dict[str, Any]]]:

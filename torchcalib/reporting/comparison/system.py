@@ -42,9 +42,10 @@ from torch import Tensor
 from torchcalib.core.clusters import MAX_CLUSTERS, num_clusters_for, number_of_word
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.partition import AnyPartition, Partition, SampledPartition, SampledPartState, SumsByPart
+from torchcalib.core.partition import AnyPartition, Partition, SumsByPart
 from torchcalib.core.predictions import replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.core.sampled_partition import SampledPartition, SampledPartState
 from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.resampling import Weights
