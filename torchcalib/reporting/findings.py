@@ -368,8 +368,10 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
     decision = _decided(found, stage)
     if found.n_impossible:
         verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
-        is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
-        verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
+        if decision.is_fault:
+            verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}"
+        else:
+            verdict = f"Not calibrated: {verdict}"
         occurred = capitalised("; ".join(_impossible_in_words(found)))
         words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
         decision = replace(

@@ -81,6 +81,25 @@ class Comparison(Results[ComparedLine]):
         """Name of the first system, with which all other systems are compared."""
         return self.systems[0]
 
+    def calibrated(self, verdict: Literal["better", "worse"]) -> list[str]:
+        """Return the names of the systems that are significantly better or worse calibrated than the baseline."""
+        ece = self.line("ece")
+        return [name for name in self.systems[1:] if ece is not None and ece.differences[name].verdict == verdict]
+
+    @property
+    def verdict(self) -> str:
+        """Verdict on the second system, or the number of better and worse systems, as a sentence without full stop."""
+        first, others = short_name(self.baseline), self.systems[1:]
+        better, worse = self.calibrated("better"), self.calibrated("worse")
+        if len(others) == 1 and not better and not worse:
+            return f"{short_name(others[0])} and {first} do not differ significantly in calibration"
+        if len(others) == 1:
+            return f"{short_name(others[0])} is {'better' if better else 'worse'} calibrated than {first}"
+        if worse and not better:
+            return f"{len(worse)} of {len(others)} systems are worse calibrated than {first}"
+        also = f", {len(worse)} worse" if worse else ""
+        return f"{len(better)} of {len(others)} systems are better calibrated than {first}{also}"
+
     @property
     def caution(self) -> str:
         """Text on multiple comparisons or missing intervals, to show below the tables."""
@@ -139,6 +158,20 @@ def compared_verdict(comparison: Comparison, name: str) -> str:
         return ", ".join(words)
     has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
     return "no significant difference" if has_intervals else "significance unknown"
+
+
+def direction_of(comparison: Comparison, name: str) -> str:
+    """Return whether the mean prediction of a system is too high or too low; empty unless this is significant.
+
+    It is significant if the 95% interval of the expected signed calibration error does not contain 0.
+    """
+    line = comparison.line("esce")
+    interval = None if line is None else line.intervals[name]
+    if interval is None or interval.low <= 0 <= interval.high:
+        return ""
+    if line.key.endswith("top_label"):
+        return "under-confident" if interval.low > 0 else "over-confident"
+    return f"probabilities too {'low' if interval.low > 0 else 'high'}"
 
 
 def system_table(comparison: Comparison) -> Table:

@@ -75,6 +75,11 @@ class Decision:
     safety: Safety = ""
 
     @property
+    def is_fault(self) -> bool:
+        """Whether the verdict is miscalibration."""
+        return self.kind not in ("calibrated", "too little data", "one class", "clusters")
+
+    @property
     def sentence(self) -> str:
         """Verdict and cause."""
         return f"{self.verdict}. {self.cause}"

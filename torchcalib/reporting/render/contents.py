@@ -1,14 +1,17 @@
-"""Explanations, facts and key numbers of reports and comparisons, for HTML pages and terminals."""
+"""First screen, explanations and facts of reports, comparisons and audits, for HTML pages and terminals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, printable, significant
+from torchcalib.display.words import ONE_LOOK, count, gain, listed, p_words, percent, printable, significant
 from torchcalib.io.errors import short_name
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.base import Results
+from torchcalib.results.comparison import Comparison, compared_verdict, direction_of
+from torchcalib.results.decision import Decision
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
 
@@ -178,20 +181,126 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the numbers that a report shows first."""
+    """One of the numbers on a first screen."""
 
     name: str
     value: str
     detail: str  # values to compare it with; may be empty
 
 
+class FirstScreen(NamedTuple):
+    """First screen of a page or of terminal output."""
+
+    title: str
+    date: str
+    input: str  # description of the data
+    verdict: str
+    colour: str  # "good", "slight", "clear", "bad" or "unknown"
+    cause: str  # sentences; may be empty
+    action: str  # what to do; may be empty
+    numbers: Sequence[KeyNumber]
+
+
+_COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
+"""Colour of a verdict, by degree, or by kind without a degree."""
+
+
+def first_screen(results: Report | Comparison | Audit | AuditGroups | AuditComparison) -> FirstScreen:
+    """Return the first screen of results."""
+    match results:
+        case Report():
+            return _of_report(results)
+        case Comparison():
+            return _of_comparison(results)
+        case Audit():
+            return _of_audit(results)
+        case AuditGroups():
+            return _of_groups(results)
+    key, compared = next(iter(results.items()))
+    words = f"confidence: {CONFIDENCES[key].name}, {count(results.n_paired[key])} answers in pairs"
+    return _of_comparison(compared)._replace(title=f"Comparison of logs: {listed(list(results.audits))}", input=words)
+
+
+def _colour(decision: Decision) -> str:
+    return _COLOURS.get(decision.degree or decision.kind, "unknown")
+
+
+def _of_report(report: Report) -> FirstScreen:
+    title = " of ".join(filter(None, ["Calibration report", title_words(report.source)]))
+    decision = report.decision
+    return FirstScreen(
+        title,
+        report.created,
+        report.input_line,
+        decision.verdict,
+        _colour(decision),
+        decision.cause,
+        decision.action,
+        key_numbers(report),
+    )
+
+
+def _of_comparison(comparison: Comparison) -> FirstScreen:
+    """Return the verdict, the finding if there is only one, and ECE, verdict and direction of each system."""
+    names = [short_name(name) for name in comparison.systems]
+    better, worse = (comparison.calibrated(verdict) for verdict in ("better", "worse"))
+    colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
+    ece, numbers = comparison.line("ece"), []
+    for name, shown in zip(comparison.systems, names, strict=True):
+        detail = ", ".join(filter(None, [compared_verdict(comparison, name), direction_of(comparison, name)]))
+        numbers.append(KeyNumber(shown, f"ECE {significant(ece.values[name])}", detail))
+    cause = next(iter(comparison.sentences.values())) if len(comparison.sentences) == 1 else ""
+    title = f"Comparison of {listed(names)}"
+    words = comparison.input_line
+    return FirstScreen(title, comparison.created, words, comparison.verdict, colour, cause, "", numbers)
+
+
+def _of_audit(audit: Audit) -> FirstScreen:
+    """Return the verdict on the main definition, and what to do about it."""
+    title, main = f"Audit of {audit.file}", audit.main
+    if main is None or main.report is None:
+        reasons = [mark for each in audit.confidences for mark in each.marks[:1]] or audit.notes[:1]
+        cause = " ".join(dict.fromkeys(reasons))
+        return FirstScreen(title, audit.created, audit.input_line, audit.verdict, "unknown", cause, "", [])
+    decision = main.report.decision
+    cause = f"{decision.cause} Confidence: {main.definition}."
+    return FirstScreen(
+        title,
+        audit.created,
+        audit.input_line,
+        audit.verdict,
+        _colour(decision),
+        cause,
+        decision.action,
+        key_numbers(main.report),
+    )
+
+
+def _of_groups(found: AuditGroups) -> FirstScreen:
+    """Return the number of miscalibrated parts, and ECE and verdict of each."""
+    audits = found.audits.values()
+    colours = [_of_audit(audit).colour for audit in audits]
+    worst = max(colours, key=("unknown", *_COLOURS.values()).index)
+    numbers = []
+    for name, audit in found.audits.items():
+        ece = math.nan if audit.main is None else audit.main.value("ece")
+        value = "" if math.isnan(ece) else f"ECE {significant(ece)}"
+        numbers.append(KeyNumber(short_name(printable(name)), value, audit.verdict))
+    first = next(iter(audits))  # whose file and date are those of all
+    n = f"{count(sum(audit.n_answers for audit in audits))} answers, {found.title}"
+    return FirstScreen(f"Audit of {first.file}", first.created, n, found.verdict, worst, "", "", numbers)
+
+
 def key_numbers(report: Report) -> list[KeyNumber]:
-    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities.
+    """Return ECE, accuracy, NLL, gain of calibration, and the worst group, class or range of probabilities.
 
     If no error was found, they include the smallest one that would have been found.
     """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
-    numbers = []
+    mean = ["mean over labels"] if report.task == "multilabel" else []
+    outcome = "accuracy" if report.main_line.key.endswith("top_label") else "frequency"
+    gap = f"mean gap between {'confidence' if outcome == 'accuracy' else 'probability'} and {outcome}"
+    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([gap, *mean, *_evidence(ece, "p")]))]
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
         frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
@@ -201,8 +310,6 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         kind = "label" if report.task == "multilabel" else "class"
         relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the {kind} frequencies"
         numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
-    mean = ["mean over labels"] if report.task == "multilabel" else []
-    numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
     if decision.kind in ("calibrated", "too little data") and report.minimum_detectable_error > 0:
         detail = "smallest mean error that is found with 80% probability"
         numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))
