@@ -221,17 +221,18 @@ class Table(Tabular):
         """Return the table with only the columns whose `Column.shown` is in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
 
-    def folded(self) -> Self:
-        """Return the table with headers and names in several lines, for a page or terminal that is narrow."""
+    def folded(self, with_names: bool = True) -> Self:
+        """Return the table with headers, and on request names, in several lines, for a narrow terminal."""
         columns = [replace(column, header=column.header.replace(" ", "\n", 1)) for column in self.columns]
 
         def row(row: Row) -> Row:
             name = row.cells[0]
-            text = name.page if self.columns[0].wraps else fill(printable(name.page), _FOLDED, break_long_words=False)
+            text = fill(printable(name.page), _FOLDED, break_long_words=False)
             return replace(row, cells=[replace(name, page=text), *row.cells[1:]])
 
+        folds = with_names and not self.columns[0].wraps
         sections = [replace(section, rows=list(map(row, section.rows))) for section in self.sections]
-        return replace(self, columns=columns, sections=sections)
+        return replace(self, columns=columns, sections=sections if folds else self.sections)
 
     def _with_columns(self, mask: Sequence[bool]) -> Self:
         sections = [
@@ -269,9 +270,8 @@ def to_text(table: Table, with_page: bool = False) -> str:
     table = table.shown_on("always", "wide", *["page"] * with_page)
     headers = [column.header for column in table.columns]
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
-    widths = [
-        max(len(line) for text in column for line in text.split("\n")) for column in zip(headers, *cells, strict=True)
-    ]
+    columns = zip(headers, *cells, strict=True)
+    widths = [max(len(line) for text in column for line in text.split("\n")) for column in columns]
 
     def line(row: Sequence[str], is_header: bool = False) -> str:
         texts = [text.split("\n") for text in row]

@@ -107,16 +107,20 @@ class AuditedConfidence:
         return math.nan if line is None else float(line.value)
 
     @property
+    def formula(self) -> str:
+        """Definition of the confidence."""
+        return CONFIDENCES[self.source].formula + (f" (field `{self.field}`)" if self.field else "")
+
+    @property
     def definition(self) -> str:
         """Definition of the confidence, and the event whose probability it is."""
-        field = f" (field `{self.field}`)" if self.field else ""
-        return f"{CONFIDENCES[self.source].formula}{field}; event: {self.happens}"
+        return f"{self.formula}; event: {self.happens}"
 
     def card(self, n_answers: int) -> dict[str, str]:
         """Return the definition card of the numbers: what a publication must state beside them."""
         words, card = CONFIDENCES[self.source], {}
         card = {
-            "confidence": self.definition.rpartition("; event: ")[0],
+            "confidence": self.formula,
             "scored answer": words.scored,
             "context": words.context,
         }
@@ -285,14 +289,20 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
     @property
     def remarks(self) -> list[str]:
         """All remarks: on definitions, on the log, and on rows, such as abstentions."""
-        marks = [f"{each.name} ({each.event}): {mark}" for each in self.confidences for mark in each.marks]
+        named: dict[str, list[str]] = {}
+        for each in self.confidences:
+            for mark in each.marks:
+                named.setdefault(mark, []).append(f"{each.name} ({each.event})")
+        marks = [f"{listed(names)}: {mark}" for mark, names in named.items()]
         return [*marks, *self.notes, *(f"{capitalised(reason)}: {count(n)}." for reason, n in self.counts.items())]
 
     @property
     def explanations(self) -> list[str]:
         """The number of a benchmark, the sentence for a paper, all definitions, and the fields that were read."""
         published = [] if self.published is None else [self.published.sentence]
-        cards = [f"{each.name} ({each.event}): {each.definition}." for each in self.confidences]
+        formulas = dict.fromkeys(f"{each.name}: {each.formula}." for each in self.confidences)
+        events = dict.fromkeys(f"{each.event}: {each.happens}" for each in self.confidences)
+        cards = [*formulas, f"Events: {'. '.join(events)}."] if events else []
         read = "; ".join(f"{role}: {names}" for role, names in self.fields.items())
         fields, words = [f"Fields: {read}."] * bool(read), [EXPLAINED] * bool(self.confidences)
         return [*published, *filter(None, [self.sentence]), *cards, *words, *fields]
@@ -504,8 +514,8 @@ EXPLAINED = (
 """Explanation of the columns of a table in a terminal."""
 
 EXPLAINED_ON_PAGES = (
-    "Accuracy at 80%: accuracy of the most confident 80% of the answers, if the others are left out. AUROC: probability "
-    "that a right answer has a higher confidence than a wrong one. Gain of calibration: decrease of the negative "
+    "AUROC: probability that a right answer has a higher confidence than a wrong one. Accuracy at 80%: accuracy of the "
+    "most confident 80% of the answers, if the others are left out. Gain of calibration: decrease of the negative "
     "log-likelihood by the recommended calibrator, cross-validated."
 )
 """Explanation of further columns, which only pages show."""

@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import ONE_LOOK, count, gain, listed, p_words, percent, printable, significant
+from torchcalib.display.words import (
+    ONE_LOOK,
+    capitalised,
+    count,
+    gain,
+    listed,
+    p_words,
+    percent,
+    printable,
+    significant,
+)
 from torchcalib.io.errors import short_name
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.base import Results
@@ -249,7 +259,10 @@ def _of_comparison(comparison: Comparison) -> FirstScreen:
     for name, shown in zip(comparison.systems, names, strict=True):
         detail = ", ".join(filter(None, [compared_verdict(comparison, name), direction_of(comparison, name)]))
         numbers.append(KeyNumber(shown, f"ECE {significant(ece.values[name])}", detail))
-    cause = next(iter(comparison.sentences.values())) if len(comparison.sentences) == 1 else ""
+    cause = ""
+    if len(comparison.sentences) == 1:  # its begin is the verdict
+        (sentence,) = comparison.sentences.values()
+        cause = capitalised(sentence[sentence.find("its ECE") :]) if "its ECE" in sentence else sentence
     title = f"Comparison of {listed(names)}"
     words = comparison.input_line
     return FirstScreen(title, comparison.created, words, comparison.verdict, colour, cause, "", numbers)
@@ -259,18 +272,15 @@ def _of_audit(audit: Audit) -> FirstScreen:
     """Return the verdict on the main definition, and what to do about it."""
     title, main = f"Audit of {audit.file}", audit.main
     if main is None or main.report is None:
-        reasons = [mark for each in audit.confidences for mark in each.marks[:1]] or audit.notes[:1]
-        cause = " ".join(dict.fromkeys(reasons))
-        return FirstScreen(title, audit.created, audit.input_line, audit.verdict, "unknown", cause, "", [])
+        return FirstScreen(title, audit.created, audit.input_line, audit.verdict, "unknown", "", "", [])
     decision = main.report.decision
-    cause = f"{decision.cause} Confidence: {main.definition}."
     return FirstScreen(
         title,
         audit.created,
         audit.input_line,
         audit.verdict,
         _colour(decision),
-        cause,
+        decision.cause,
         decision.action,
         key_numbers(main.report),
     )
@@ -309,7 +319,10 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         share = nll.value / nll.naive if nll.naive > 0 else math.nan
         kind = "label" if report.task == "multilabel" else "class"
         relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the {kind} frequencies"
-        numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
+        if math.isinf(nll.value):
+            numbers.append(KeyNumber("NLL", "infinite", "an outcome with predicted probability 0 occurred"))
+        else:
+            numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     if decision.kind in ("calibrated", "too little data") and report.minimum_detectable_error > 0:
         detail = "smallest mean error that is found with 80% probability"
         numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))

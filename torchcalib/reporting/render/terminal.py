@@ -38,7 +38,7 @@ from torchcalib.reporting.render.contents import (
     explanations,
     first_screen,
 )
-from torchcalib.results.audit import Audit, AuditComparison, AuditGroups
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.calibration import CalibrationStage, calibrator_table
 from torchcalib.results.comparison import Comparison, difference_table, system_table
 from torchcalib.results.history import History
@@ -136,14 +136,15 @@ def show(report: Report, everything: bool = False) -> None:
 def _show_first(console: Console, results: Any) -> None:
     """Print the first screen of results."""
     first = first_screen(results)
+    numbers = () if isinstance(results, Comparison) else first.numbers  # those of systems are in their table
     console.print(f"\n[dim]{_escaped(first.title)}, {first.date}: {_escaped(first.input)}[/dim]\n", soft_wrap=True)
     style = _BADGES[first.colour]
     console.print(f"[{style}] {_escaped(first.verdict)} [/{style}] {_escaped(first.cause)}")
     if first.action:
         console.print(f"[bold]What to do:[/bold] {_escaped(first.action)}")
-    if first.numbers:
+    if numbers:
         grid = rich_table.Table.grid(padding=(0, 2))
-        for each in first.numbers:
+        for each in numbers:
             grid.add_row(printable(each.name), Text(printable(each.value), "bold"), Text(printable(each.detail), "dim"))
         console.print()
         console.print(grid)
@@ -212,7 +213,8 @@ def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
         for name, audit in found.audits.items():
             console.print(f"[dim]{_escaped(name)}: {_escaped(audit.input_line)}[/dim]", soft_wrap=True)
         for key, compared in found.items():
-            _show_first(console, compared, found.words_of(key))
+            console.print(f"\n[bold]{_escaped(CONFIDENCES[key].name)}[/bold]: {found.n_paired[key]:,} answers in pairs")
+            _show_first(console, compared)
             _print_table(console, system_table(compared))
         _print_notes(console, found.notes)
         return
@@ -231,32 +233,32 @@ def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
     """Print a table and notes below it. Columns with `shown="wide"` are omitted on a terminal where they do not fit."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
-    for has_wide, is_folded in product([True, False] if is_wide else [False], [False, True]):
-        shown = table.shown_on("always", *["wide"] * has_wide)
-        drawn = _drawn(shown.folded() if is_folded or not is_wide else shown, is_wide)
+    for has_wide, wraps_names in product([True, False] if is_wide else [False], [False, True]):
+        drawn = _drawn(table.shown_on("always", *["wide"] * has_wide), is_wide, wraps_names)
         if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
             break
     console.print(drawn)
     _print_notes(console, notes)
 
 
-def _drawn(table: Table, is_wide: bool) -> rich_table.Table:
-    """Return a table for rich."""
+def _drawn(table: Table, is_wide: bool, wraps_names: bool) -> rich_table.Table:
+    """Return a table for rich, with headers in several lines unless `is_wide`, and names if `wraps_names`."""
+    table = table if is_wide and not wraps_names else table.folded(wraps_names)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.collapse_padding = not is_wide
     for column in table.columns:
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         width = _NAME_WIDTH if column.wraps else None
-        drawn.add_column(
-            Text(column.header), justify=justify, no_wrap=not column.wraps, max_width=width, overflow="fold"
-        )
+        header, no_wrap = Text(column.header), not column.wraps
+        drawn.add_column(header, justify=justify, no_wrap=no_wrap, max_width=width, overflow="fold")
     for section in table.sections:
         drawn.add_section()
         if section.heading:
             drawn.add_row(Text(printable(section.heading), "bold"))
         for row in section.rows:
-            cells = [Text(printable_lines(cell.text), _STYLES.get(cell.style, "")) for cell in row.cells]
+            texts = [(printable_lines if wraps_names else printable)(cell.text) for cell in row.cells]
+            cells = [Text(text, _STYLES.get(cell.style, "")) for text, cell in zip(texts, row.cells, strict=True)]
             drawn.add_row(*cells, style="dim" if row.is_quiet else "")
     return drawn
 
