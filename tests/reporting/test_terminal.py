@@ -81,14 +81,15 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
     given = {"task": "binary", "n_bins": 10, **QUICK}
     probs, target = torch.full((10,), 0.9, dtype=torch.float64), torch.arange(10) // 6 == 0
     report = tc.report(probs, target.long(), **given)
-    accuracy, nll, ece, worst = key_numbers(report)
+    ece, accuracy, nll, worst = key_numbers(report)
     assert accuracy == KeyNumber("Accuracy", "60.0%", "60.0% for always predicting the more frequent outcome")
     assert nll == KeyNumber("NLL", "0.984 nats", "146% of 0.673, the NLL of the class frequencies")
     assert (ece.name, ece.value) == ("ECE", "0.300")
-    assert ece.detail.startswith(f"{significant(report.main_line.noise_floor)} expected if calibrated, p ")
+    floor = f"{significant(report.main_line.noise_floor)} expected if calibrated"
+    assert ece.detail.startswith(f"mean gap between probability and frequency, {floor}, p ")
     assert worst == KeyNumber("Worst range", "90.0% to 100%", "90.0% predicted, 60.0% observed")
     right = tc.report(torch.eye(3)[torch.arange(9) % 3], torch.arange(9) % 3, class_names=["a", "b", "c"], **QUICK)
-    assert [number.name for number in key_numbers(right)] == ["Accuracy", "NLL", "ECE", "Worst class"]
+    assert [number.name for number in key_numbers(right)] == ["ECE", "Accuracy", "NLL", "Worst class"]
 
 
 def test_a_report_without_findings_shows_the_error_that_it_would_find():

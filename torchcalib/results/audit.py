@@ -73,13 +73,13 @@ class AuditedConfidence:
 
     @property
     def direction(self) -> str:
-        """Sign of the mean confidence minus the frequency of the event, in words; empty if both round to one number.
+        """Sign of the mean confidence minus the frequency of the event, in words.
 
-        All options of a question are neither over- nor under-confident: their probabilities sum to 1.
+        Empty if both round to one number, and without a report. All options of a question are neither over- nor under-confident: their probabilities sum to 1.
         """
-        if self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
+        if self.report is None or self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
             return ""
-        line = None if self.report is None else self.report.line("ece")
+        line = self.report.line("ece")
         is_significant = line is None or line.p_value is None or line.p_value < _LEVEL
         word = "over-confident" if self.mean > self.frequency else "under-confident"
         return word if is_significant else f"{word}, not significant"
@@ -408,7 +408,8 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         """Number of parts whose main definition is miscalibrated, in words."""
         reports = [audit.main.report for audit in self.audits.values() if audit.main is not None]
         n = sum(report is not None and report.decision.is_fault for report in reports)
-        return f"Miscalibrated for {n} of {self.title}" if n else f"No significant miscalibration in {self.title}"
+        found = f"Miscalibrated for {n}" if n else "No significant miscalibration for any"
+        return f"{found} of {len(self.audits)} values of {self.by}"
 
     def __str__(self) -> str:
         """Return the table, and the remarks and the sentence of each part, as plain text."""

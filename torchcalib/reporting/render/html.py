@@ -254,7 +254,7 @@ def _comparison_page(comparison: Comparison, drawn: str) -> str:
 def _main_differences(comparison: Comparison) -> Markup:
     """Draw the differences in ECE, NLL and accuracy in one column of panels, which fits on a telephone."""
     lines = tuple(filter(None, map(comparison.line, ("ece", "nll", "accuracy"))))
-    height = 0.9 + len(lines) * (0.6 + 0.2 * len(comparison.systems[1:]))
+    height = 0.9 + len(lines) * (0.75 + 0.2 * len(comparison.systems[1:]))
     figure = Figure(figsize=(4.2, height), facecolor=LIGHT.paper)
     ax = figure.subplots(gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1})
     drawn = to_svg(difference_plot(replace(comparison, lines=lines), ax=ax))
