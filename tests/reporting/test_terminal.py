@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.logs import lm_eval_row, write_lines
 from helpers.reports import QUICK, TASKS, full_report
 from helpers.systems import compared
 
@@ -68,6 +69,37 @@ def test_short_comparison_fits_a_screen_and_everything_has_all_lines(capsys):
         assert f"{name} compared with calibrated" in words
     for line in comparison.lines:
         assert f"{line.name} {significant(line.values['calibrated'])}".replace("−", "-") in words, line.key
+
+
+def test_audit_fits_100_columns_and_begins_with_verdict_and_advice(tmp_path, monkeypatch, capsys):
+    """Names of definitions, and a direction that is not significant, are long."""
+    monkeypatch.setenv("COLUMNS", "100")
+    rows = (lm_eval_row(k, ["option 1", "2", "three"], *each) for k, each in enumerate(_scores(40)))
+    found = tc.audit(write_lines(tmp_path / "log.jsonl", rows), with_intervals=False, with_calibration=False)
+    assert found["choices_per_character"] is found["choices_per_byte"], "shown once"
+    lines, words = printed(capsys, terminal.show_audit, found)
+    (_, main) = next(iter(found.items()))
+    decision = main.report.decision
+    assert found.verdict == f"{decision.verdict} (choices)"
+    first = (
+        f"log.jsonl, {found.created}: {found.input_line} {found.verdict} {decision.cause} What to do: {decision.action}"
+    )
+    assert words.startswith(f"Audit of {first}")
+    table = str(found).split("\n\n")[2].splitlines()
+    for shown in (lines, table):
+        assert max(map(len, shown)) <= 100
+    header = next(k for k, line in enumerate(lines) if line.lstrip().startswith("confidence "))
+    names = lines[header].split()
+    assert names.index("ECE") < names.index("accuracy")
+    assert names == table[1].split()
+
+
+def _scores(n):
+    """Return log-probabilities of three options, and the number of the right one."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    right = torch.multinomial(scores.softmax(-1), 1, generator=generator).squeeze(-1)
+    return zip(scores.log_softmax(-1).tolist(), right.tolist(), strict=True)
 
 
 def test_written_files_are_named_with_their_folders(capsys):

@@ -75,7 +75,8 @@ class AuditedConfidence:
     def direction(self) -> str:
         """Sign of the mean confidence minus the frequency of the event, in words.
 
-        Empty if both round to one number, and without a report. All options of a question are neither over- nor under-confident: their probabilities sum to 1.
+        Empty if both round to one number, and without a report. All options of a question are neither over- nor
+        under-confident: their probabilities sum to 1.
         """
         if self.report is None or self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
             return ""
@@ -560,7 +561,7 @@ def _columns() -> list[Column]:
         return math.nan if each.event == "each" else each.mean
 
     return [
-        Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
+        Column("confidence", lambda each: Cell(each.name, style="name", tip=each.definition), is_number=False),
         Column("event", lambda each: Cell(each.event), is_number=False),
         Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
         number("ECE", "ece"),
