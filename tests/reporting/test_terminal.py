@@ -45,7 +45,7 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     if task == "multilabel":  # the worst labels replace the calibrators
         shown = f"{worst.index} {percent(worst.frequency)} {percent(worst.frequency - worst.gap)} "
     assert shown in words
-    assert words.startswith(f"held_out.npz, {report.created}: ")
+    assert words.startswith(f"Calibration report of held_out.npz, {report.created}: ")
     assert "a note" not in words
 
     lines, words = printed(capsys, terminal.show, report, True)

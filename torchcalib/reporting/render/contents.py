@@ -307,10 +307,9 @@ def key_numbers(report: Report) -> list[KeyNumber]:
     If no error was found, they include the smallest one that would have been found.
     """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
-    mean = ["mean over labels"] if report.task == "multilabel" else []
-    outcome = "accuracy" if report.main_line.key.endswith("top_label") else "frequency"
-    gap = f"mean gap between {'confidence' if outcome == 'accuracy' else 'probability'} and {outcome}"
-    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([gap, *mean, *_evidence(ece, "p")]))]
+    both = "confidence and accuracy" if ece.key.endswith("top_label") else "probability and frequency"
+    gap = f"mean gap between {both}{' of labels' if report.task == 'multilabel' else ''}"
+    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([gap, *_evidence(ece, "p")]))]
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
         frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
@@ -346,7 +345,9 @@ def _worst(report: Report) -> list[KeyNumber]:
     if report.slices is not None and report.slices.n_slices:
         slices = report.slices
         first = f"first: {short_name(printable(slices.slice[0]), 40)}"
-        return [KeyNumber("Slices", slices.sentence, first if slices.smallest_p_value < 0.05 else ""), *_groups(report)]
+        found = KeyNumber("Slices", slices.sentence, first if slices.smallest_p_value < 0.05 else "")
+        # Groups are the smallest slices. They are only named if one of them is bad.
+        return [found, *(_groups(report) if report.groups is not None and report.groups.worst is not None else [])]
     return _groups(report) or _class_or_range(report)
 
 

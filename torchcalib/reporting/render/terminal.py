@@ -136,15 +136,16 @@ def show(report: Report, everything: bool = False) -> None:
 def _show_first(console: Console, results: Any) -> None:
     """Print the first screen of results."""
     first = first_screen(results)
-    numbers = () if isinstance(results, Comparison) else first.numbers  # those of systems are in their table
+    if isinstance(results, Comparison):  # whose sentences and numbers follow
+        first = first._replace(cause="", numbers=())
     console.print(f"\n[dim]{_escaped(first.title)}, {first.date}: {_escaped(first.input)}[/dim]\n", soft_wrap=True)
     style = _BADGES[first.colour]
     console.print(f"[{style}] {_escaped(first.verdict)} [/{style}] {_escaped(first.cause)}")
     if first.action:
         console.print(f"[bold]What to do:[/bold] {_escaped(first.action)}")
-    if numbers:
+    if first.numbers:
         grid = rich_table.Table.grid(padding=(0, 2))
-        for each in numbers:
+        for each in first.numbers:
             grid.add_row(printable(each.name), Text(printable(each.value), "bold"), Text(printable(each.detail), "dim"))
         console.print()
         console.print(grid)
@@ -184,10 +185,7 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
         _print_plain(comparison)
         return
     console = _console()
-    _show_first(console, comparison)
-    _print_table(console, system_table(comparison))
-    for sentence in comparison.sentences.values() if len(comparison.sentences) > 1 else ():
-        console.print(_escaped(sentence))
+    _show_compared(console, comparison)
     if not everything:
         console.print("[dim]tables of all metrics: --all[/dim]")
         return
@@ -203,6 +201,14 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
     _print_notes(console, [DIFFERENCE_WORDS, comparison.caution, *comparison.notes])
 
 
+def _show_compared(console: Console, comparison: Comparison) -> None:
+    """Print the verdict, the table of systems and the main findings."""
+    _show_first(console, comparison)
+    _print_table(console, system_table(comparison))
+    for sentence in comparison.sentences.values():
+        console.print(_escaped(sentence))
+
+
 def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
     """Print an audit: its first screen, the table of all definitions, remarks and definitions."""
     if not HAS_RICH:
@@ -214,8 +220,7 @@ def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
             console.print(f"[dim]{_escaped(name)}: {_escaped(audit.input_line)}[/dim]", soft_wrap=True)
         for key, compared in found.items():
             console.print(f"\n[bold]{_escaped(CONFIDENCES[key].name)}[/bold]: {found.n_paired[key]:,} answers in pairs")
-            _show_first(console, compared)
-            _print_table(console, system_table(compared))
+            _show_compared(console, compared)
         _print_notes(console, found.notes)
         return
     _show_first(console, found)
