@@ -569,7 +569,7 @@ def _columns() -> list[Column]:
         Column("p", p_value),
         number("accuracy", "accuracy"),
         Column("mean confidence", lambda each: _number(mean(each))),
-        Column("direction", lambda each: Cell(each.direction), is_number=False, wraps=True),
+        Column("direction", lambda each: Cell(each.direction.rpartition(", ")[2]), is_number=False, wraps=True),
         number("NLL", "nll", "page"),
         number("Brier score", "brier", "page"),
         Column("significant from", lambda each: _number(each.detectable), shown="data"),

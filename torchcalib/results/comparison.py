@@ -14,6 +14,7 @@ from torchcalib.results.base import Results
 from torchcalib.results.lines import (
     ComparedLine,
     Difference,
+    Verdict,
     by_group,
     explanation_columns,
     interval_column,
@@ -81,16 +82,11 @@ class Comparison(Results[ComparedLine]):
         """Name of the first system, with which all other systems are compared."""
         return self.systems[0]
 
-    def calibrated(self, verdict: Literal["better", "worse"]) -> list[str]:
-        """Return the names of the systems that are significantly better or worse calibrated than the baseline."""
-        ece = self.line("ece")
-        return [name for name in self.systems[1:] if ece is not None and ece.differences[name].verdict == verdict]
-
     @property
     def verdict(self) -> str:
         """Verdict on the second system, or the number of better and worse systems, as a sentence without full stop."""
         first, others = short_name(self.baseline), self.systems[1:]
-        better, worse = self.calibrated("better"), self.calibrated("worse")
+        better, worse = systems_that_are("better", self), systems_that_are("worse", self)
         if len(others) == 1 and not better and not worse:
             return f"{short_name(others[0])} and {first} do not differ significantly in calibration"
         if len(others) == 1:
@@ -144,6 +140,12 @@ class Comparison(Results[ComparedLine]):
         tables = [to_text(difference_table(self, name)) for name in self.systems[1:]]
         notes = "\n".join([self.caution, *self.notes])
         return printable_lines("\n\n".join([" ".join(self.sentences.values()), *tables, notes]))
+
+
+def systems_that_are(verdict: Verdict, comparison: Comparison) -> list[str]:
+    """Return the names of the systems that are significantly better or worse calibrated than the baseline."""
+    differences = comparison["ece"].differences
+    return [name for name in comparison.systems[1:] if differences[name].verdict == verdict]
 
 
 def compared_verdict(comparison: Comparison, name: str) -> str:

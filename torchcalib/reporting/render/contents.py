@@ -20,7 +20,7 @@ from torchcalib.display.words import (
 from torchcalib.io.errors import short_name
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.base import Results
-from torchcalib.results.comparison import Comparison, compared_verdict, direction_of
+from torchcalib.results.comparison import Comparison, compared_verdict, direction_of, systems_that_are
 from torchcalib.results.decision import Decision
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
@@ -253,12 +253,12 @@ def _of_report(report: Report) -> FirstScreen:
 def _of_comparison(comparison: Comparison) -> FirstScreen:
     """Return the verdict, the finding if there is only one, and ECE, verdict and direction of each system."""
     names = [short_name(name) for name in comparison.systems]
-    better, worse = (comparison.calibrated(verdict) for verdict in ("better", "worse"))
+    better, worse = systems_that_are("better", comparison), systems_that_are("worse", comparison)
     colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
-    ece, numbers = comparison.line("ece"), []
+    numbers = []
     for name, shown in zip(comparison.systems, names, strict=True):
         detail = ", ".join(filter(None, [compared_verdict(comparison, name), direction_of(comparison, name)]))
-        numbers.append(KeyNumber(shown, f"ECE {significant(ece.values[name])}", detail))
+        numbers.append(KeyNumber(shown, f"ECE {significant(comparison['ece'].values[name])}", detail))
     cause = ""
     if len(comparison.sentences) == 1:  # its begin is the verdict
         (sentence,) = comparison.sentences.values()
@@ -307,9 +307,9 @@ def key_numbers(report: Report) -> list[KeyNumber]:
     If no error was found, they include the smallest one that would have been found.
     """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
-    both = "confidence and accuracy" if ece.key.endswith("top_label") else "probability and frequency"
-    gap = f"mean gap between {both}{' of labels' if report.task == 'multilabel' else ''}"
-    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([gap, *_evidence(ece, "p")]))]
+    gap = "confidence and accuracy" if ece.key.endswith("top_label") else "probability and frequency"
+    gap = "over labels" if report.task == "multilabel" else f"between {gap}"
+    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([f"mean gap {gap}", *_evidence(ece, "p")]))]
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
         frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
