@@ -253,12 +253,17 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
         return next((each for each in self.confidences if each.report is not None), None)
 
     @property
+    def report(self) -> Report | None:
+        """Report of the main definition; None if no definition has one."""
+        return None if self.main is None else self.main.report
+
+    @property
     def verdict(self) -> str:
         """Verdict on the main definition in few words, with its name if there are several."""
-        if self.main is None or self.main.report is None:
+        if self.main is None or self.report is None:
             return "Calibration cannot be measured"
         is_single = len({each.source for each in self.confidences}) == 1
-        return f"{self.main.report.decision.verdict}{'' if is_single else f' ({self.main.name})'}"
+        return f"{self.report.decision.verdict}{'' if is_single else f' ({self.main.name})'}"
 
     @property
     def sentence(self) -> str:
@@ -314,8 +319,10 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
 
     def __str__(self) -> str:
         """Return the description of the log, the table and all remarks as plain text."""
-        decision = None if self.main is None or self.main.report is None else self.main.report.decision
-        found = [] if decision is None else [f"{self.verdict}. {decision.cause}", f"What to do: {decision.action}"]
+        found = [f"{self.verdict}."]
+        if self.report is not None:
+            decision = self.report.decision
+            found = [f"{self.verdict}. {decision.cause}", f"What to do: {decision.action}"]
         tables = [to_text(self.layout().folded())] if self.confidences else []
         tasks = [] if self.tasks is None else [to_text(self.tasks.layout().folded())]
         blocks = [[self.input_line], found, tables, self.remarks, tasks, self.explanations]
@@ -407,8 +414,8 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
     @property
     def verdict(self) -> str:
         """Number of parts whose main definition is miscalibrated, in words."""
-        reports = [audit.main.report for audit in self.audits.values() if audit.main is not None]
-        n = sum(report is not None and report.decision.is_fault for report in reports)
+        reports = [audit.report for audit in self.audits.values() if audit.report is not None]
+        n = sum(report.decision.is_fault for report in reports)
         found = f"Miscalibrated for {n}" if n else "No significant miscalibration for any"
         return f"{found} of {len(self.audits)} values of {self.by}"
 

@@ -21,7 +21,6 @@ from torchcalib.io.errors import short_name
 from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.base import Results
 from torchcalib.results.comparison import Comparison, compared_verdict, direction_of, systems_that_are
-from torchcalib.results.decision import Decision
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
 
@@ -219,11 +218,12 @@ def first_screen(results: Report | Comparison | Audit | AuditGroups | AuditCompa
     """Return the first screen of results."""
     match results:
         case Report():
-            return _of_report(results)
+            title = " of ".join(filter(None, ["Calibration report", title_words(results.source)]))
+            return _decided(results, title, results.decision.verdict, results)
+        case Audit():
+            return _decided(results, f"Audit of {results.file}", results.verdict, results.report)
         case Comparison():
             return _of_comparison(results)
-        case Audit():
-            return _of_audit(results)
         case AuditGroups():
             return _of_groups(results)
     key, compared = next(iter(results.items()))
@@ -231,23 +231,16 @@ def first_screen(results: Report | Comparison | Audit | AuditGroups | AuditCompa
     return _of_comparison(compared)._replace(title=f"Comparison of logs: {listed(list(results.audits))}", input=words)
 
 
-def _colour(decision: Decision) -> str:
-    return _COLOURS.get(decision.degree or decision.kind, "unknown")
+def _decided(results: Report | Audit, title: str, verdict: str, report: Report | None) -> FirstScreen:
+    """Return the first screen with the decision of a report; None for an audit without a report."""
+    found = FirstScreen(title, results.created, results.input_line, verdict, _colour(report), "", "", ())
+    if report is None:
+        return found
+    return found._replace(cause=report.decision.cause, action=report.decision.action, numbers=key_numbers(report))
 
 
-def _of_report(report: Report) -> FirstScreen:
-    title = " of ".join(filter(None, ["Calibration report", title_words(report.source)]))
-    decision = report.decision
-    return FirstScreen(
-        title,
-        report.created,
-        report.input_line,
-        decision.verdict,
-        _colour(decision),
-        decision.cause,
-        decision.action,
-        key_numbers(report),
-    )
+def _colour(report: Report | None) -> str:
+    return "unknown" if report is None else _COLOURS.get(report.decision.degree or report.decision.kind, "unknown")
 
 
 def _of_comparison(comparison: Comparison) -> FirstScreen:
@@ -268,37 +261,16 @@ def _of_comparison(comparison: Comparison) -> FirstScreen:
     return FirstScreen(title, comparison.created, words, comparison.verdict, colour, cause, "", numbers)
 
 
-def _of_audit(audit: Audit) -> FirstScreen:
-    """Return the verdict on the main definition, and what to do about it."""
-    title, main = f"Audit of {audit.file}", audit.main
-    if main is None or main.report is None:
-        return FirstScreen(title, audit.created, audit.input_line, audit.verdict, "unknown", "", "", [])
-    decision = main.report.decision
-    return FirstScreen(
-        title,
-        audit.created,
-        audit.input_line,
-        audit.verdict,
-        _colour(decision),
-        decision.cause,
-        decision.action,
-        key_numbers(main.report),
-    )
-
-
 def _of_groups(found: AuditGroups) -> FirstScreen:
     """Return the number of miscalibrated parts, and ECE and verdict of each."""
-    audits = found.audits.values()
-    colours = [_of_audit(audit).colour for audit in audits]
-    worst = max(colours, key=("unknown", *_COLOURS.values()).index)
-    numbers = []
+    audits, numbers = found.audits.values(), []
+    colour = max((_colour(audit.report) for audit in audits), key=("unknown", *_COLOURS.values()).index)
     for name, audit in found.audits.items():
-        ece = math.nan if audit.main is None else audit.main.value("ece")
-        value = "" if math.isnan(ece) else f"ECE {significant(ece)}"
+        value = "" if audit.report is None else f"ECE {significant(audit.report.main_line.value)}"
         numbers.append(KeyNumber(short_name(printable(name)), value, audit.verdict))
     first = next(iter(audits))  # whose file and date are those of all
     n = f"{count(sum(audit.n_answers for audit in audits))} answers, {found.title}"
-    return FirstScreen(f"Audit of {first.file}", first.created, n, found.verdict, worst, "", "", numbers)
+    return FirstScreen(f"Audit of {first.file}", first.created, n, found.verdict, colour, "", "", numbers)
 
 
 def key_numbers(report: Report) -> list[KeyNumber]:

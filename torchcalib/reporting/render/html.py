@@ -277,7 +277,7 @@ def render_audit(audit: Audit, with_links: bool = False) -> str:
     `with_links` adds links to the pages of `audit_files`, which have the diagrams of all definitions.
     """
     with matplotlib_style.context("default"):
-        diagram, after = ("", "") if audit.main is None or audit.main.report is None else _overview(audit.main.report)
+        diagram, after = ("", "") if audit.report is None else _overview(audit.report)
     return _rendered(
         "audit",
         audit,
@@ -322,7 +322,7 @@ def group_files(found: AuditGroups) -> dict[str, bytes]:
 
 def render_groups(found: AuditGroups, with_links: bool = False) -> str:
     """Return a page with the table of all parts, a curve for each, and their remarks and sentences."""
-    reports = {name: audit.main.report for name, audit in found.items() if audit.main is not None}
+    reports = {name: audit.report for name, audit in found.items() if audit.report is not None}
     drawn, diagram = dict(islice(reports.items(), _MAX_CURVES)), ""
     if drawn:
         with matplotlib_style.context("default"):
