@@ -67,8 +67,8 @@ def test_first_screen_contains_verdict_action_numbers_and_diagram(name, opened):
             assert box["y"] >= 0, part
             assert box["x"] + box["width"] <= SCREEN["width"], part
             assert box["y"] + box["height"] <= SCREEN["height"], part
-        # A calibrated model also has the error that would be found, and audits were made without calibrators.
-        n_numbers = {"calibrated": 6, "audit": 4, "two systems": 2, "four systems": 4}.get(name, 5)
+        # A calibrated model also has the error that would be found.
+        n_numbers = {"calibrated": 6, "two systems": 2, "four systems": 4}.get(name, 5)
         assert page.locator("#key-numbers dt").count() == n_numbers
     with opened(name, PHONE) as page:
         box = page.locator("#diagram svg:visible").bounding_box()
