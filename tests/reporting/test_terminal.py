@@ -12,7 +12,7 @@ from helpers.systems import compared
 import torchcalib as tc
 from torchcalib.display.words import ends, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.render.contents import KeyNumber, key_numbers
+from torchcalib.reporting.render.contents import KeyNumber, first_screen, key_numbers
 from torchcalib.results.comparison import compared_verdict, system_table
 from torchcalib.results.history import History, HistoryRow
 
@@ -137,6 +137,28 @@ def test_key_number_of_calibration_is_the_recommended_or_the_best_calibrator():
     interval = f"{stage.best.interval.low:.1f}% to {stage.best.interval.high:.1f}%"
     assert stage.recommendation.best == "affine scaling"
     assert gain == (gain.name, f"{stage.best.gain:.1f}% of NLL", f"affine scaling, 95% interval {interval}")
+
+
+def test_first_screen_of_a_comparison_has_the_direction_of_each_system():
+    """`sure` has too large logits. Directions follow the intervals of the signed error."""
+    comparison = compared("multiclass")
+    first = first_screen(comparison)
+    assert (first.verdict, first.colour) == ("2 of 2 systems are worse calibrated than calibrated", "bad")
+    details = {number.name: number.detail for number in first.numbers}
+    assert details["calibrated"] == "baseline"
+    assert details["sure"] == "worse calibrated, worse NLL, over-confident"
+    interval = comparison["esce"].intervals["sure"]
+    assert interval.high < 0
+
+
+def test_a_report_on_floating_weights_has_the_effective_number_of_samples():
+    """Kish: (sum w)^2 / sum w^2 = (0.5 + 1.5)^2 / (0.25 + 2.25) = 1.6 for each pair of rows."""
+    preds, target = torch.rand(100, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 2
+    weighted = tc.report(preds, target, weights=torch.tensor([0.5, 1.5]).repeat(50), **QUICK)
+    assert weighted.input_line.startswith(
+        "binary (inferred from the shapes), n = 80 (effective number, sum of weights 100)"
+    )
+    assert ", n = 100, " in tc.report(preds, target, **QUICK).input_line
 
 
 @pytest.mark.parametrize("task", TASKS)
