@@ -253,7 +253,7 @@ def _of_comparison(comparison: Comparison) -> FirstScreen:
         detail = ", ".join(filter(None, [compared_verdict(comparison, name), direction_of(comparison, name)]))
         numbers.append(KeyNumber(shown, f"ECE {significant(comparison['ece'].values[name])}", detail))
     cause = ""
-    if len(comparison.sentences) == 1:  # its begin is the verdict
+    if len(comparison.sentences) == 1:  # it begins with the verdict
         (sentence,) = comparison.sentences.values()
         cause = capitalised(sentence[sentence.find("its ECE") :]) if "its ECE" in sentence else sentence
     title = f"Comparison of {listed(names)}"
