@@ -2,15 +2,18 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from helpers.html import Parsed
+from helpers.logs import lm_eval_row, write_lines
 from markupsafe import Markup
 
 import torchcalib as tc
 from torchcalib.reporting.render import html
-from torchcalib.reporting.render.html import render
+from torchcalib.reporting.render.html import render, render_audit
 from torchcalib.results.history import History, HistoryRow
 
 LONG = "a long name without much meaning that describes a part of the data, number {}"
@@ -56,15 +59,27 @@ def _comparison(names):
     return tc.compare(systems, target, task="multiclass", from_logits=True, n_replicates=99)
 
 
+def _audit():
+    """Return the audit of options whose confidences per character and per byte are equal."""
+    logits, target = _simulated((200, 4))
+    names = ["a dog in the park", "green", "one more option", "none of these"]
+    with TemporaryDirectory() as folder:
+        pairs = zip(logits.log_softmax(-1).tolist(), target.tolist(), strict=True)
+        rows = (lm_eval_row(k, names, *each) for k, each in enumerate(pairs))
+        found = tc.audit(write_lines(Path(folder, "samples.jsonl"), rows), with_calibration=False)
+    return render_audit(found)
+
+
 PAGES = {
     "over-confident": lambda: render(_multiclass(2.5)),
     "calibrated": lambda: render(_multiclass(1)),
     "multi-label": lambda: render(_multilabel()),
     "binary": lambda: render(_binary()),
+    "audit": _audit,
     "two systems": lambda: render(_comparison(("baseline", "over-confident"))),
     "four systems": lambda: render(_comparison((LONG.format(1), UNBROKEN.format(2), UNBROKEN.format(3), "short"))),
 }
-"""Functions that return a page, by name. The first four are reports, the others are comparisons."""
+"""Functions that return a page, by name. The first four are reports, the last two comparisons."""
 
 
 def words_without_pictures(report):

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.html import Parsed
 from helpers.logs import inspect_sample, lm_eval_row, questions, write_eval, write_lines
 
 import torchcalib
@@ -236,7 +237,10 @@ def test_exports(tmp_path):
     page = (tmp_path / "folder/audit.html").read_text()
     assert found.sentence in page.replace("&#39;", "'")
     assert 'href="probabilities_each.html"' in page
-    assert "Gain: decrease" not in page  # without calibration
+    assert "gain of calibration" not in page
+    ids = Parsed(page).values_of("id")
+    assert ids[:5] == ["finding", "verdict", "cause", "action", "key-numbers"]
+    assert "diagram" in ids[: ids.index("how")]
     (alone,) = found.save(tmp_path / "audit.html")
     assert "probabilities_each.html" not in alone.read_text()
     assert found.to_markdown().count("\n") == 1 + len(found)
@@ -436,7 +440,8 @@ def test_answers_of_compared_logs_have_their_own_outcomes():
 def test_definition_cards_have_the_items_of_the_checklist(tmp_path):
     found = audit(stated_rows(), **FAST)
     card = found["reported"].card(found.n_answers)
-    assert list(card) == ["confidence", "scored answer", "context", "scale", "event", "ECE", "n", "clusters"]
+    numbers = ["ECE", "n", "smallest significant ECE", "clusters"]
+    assert list(card) == ["confidence", "scored answer", "context", "scale", "event", *numbers]
     assert (card["n"], card["ECE"]) == ("40 of 40 answers", "15 equal-width bins [a, b), last bin closed, norm l1")
     assert json.loads(found.to_json())["confidences"]["reported"]["card"] == card
 

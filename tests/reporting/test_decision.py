@@ -24,7 +24,7 @@ from torchcalib.results.decision import Decision
 from torchcalib.results.lines import Line, LineInterval
 
 SIZE_IN_WORDS = re.compile(
-    r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to ([\d.e-]+)\))?\.(?: |$)"
+    r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to ([\d.e-]+)\))?\."
 )
 N = 400
 CALIBRATORS = (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning)  # few, because they take most time
@@ -225,9 +225,11 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys):
     assert not d.degree or is_fault
     if d.degree and d.kind != "impossible outcomes":
         assert d.verdict.lower().startswith(d.degree)
-    shown = SIZE_IN_WORDS.search(d.cause)
+    shown = SIZE_IN_WORDS.fullmatch(d.size)
     if shown and "times as frequent" not in d.cause:
         by_class, size, *bounds = shown.groups()
+        assert (d.size in d.cause) == bool(by_class), "the first screen has one size of the error: ECE"
+        assert d.size in texts["page"]
         lines = [line for line in r.lines if line.name == "RMSCE debiased"]
         line = max(lines, key=lambda each: each.value) if by_class else lines[0]
         assert size == significant(line.value)

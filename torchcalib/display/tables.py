@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain, compress
 from operator import attrgetter
+from textwrap import fill
 from typing import Any, Literal, Self
 
 from torchcalib._bridges import Advising
-from torchcalib.display.words import decimals, p_words, printable_lines, significant
+from torchcalib.display.words import decimals, p_words, printable, printable_lines, significant
+
+_FOLDED = 16  # characters in a line of a name in a narrow table; long enough for the ends of bins
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,19 @@ class Table(Tabular):
         """Return the table with only the columns whose `Column.shown` is in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
 
+    def folded(self, with_names: bool = True) -> Self:
+        """Return the table with headers, and on request names, in several lines, for a narrow terminal."""
+        columns = [replace(column, header=column.header.replace(" ", "\n", 1)) for column in self.columns]
+
+        def row(row: Row) -> Row:
+            name = row.cells[0]
+            text = fill(printable(name.page), _FOLDED, break_long_words=False)
+            return replace(row, cells=[replace(name, page=text), *row.cells[1:]])
+
+        folds = with_names and not self.columns[0].wraps
+        sections = [replace(section, rows=list(map(row, section.rows))) for section in self.sections]
+        return replace(self, columns=columns, sections=sections if folds else self.sections)
+
     def _with_columns(self, mask: Sequence[bool]) -> Self:
         sections = [
             Section(section.heading, [replace(row, cells=list(compress(row.cells, mask))) for row in section.rows])
@@ -248,22 +264,32 @@ def interval(found: object) -> Cell:
 
 
 def to_text(table: Table, with_page: bool = False) -> str:
-    """Return a table as plain text for a monospaced font, on request with the columns that only pages show."""
-    table = table.shown_on("always", "wide", *["page"] * with_page)
-    cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
-    headers = [column.header for column in table.columns]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    """Return a table as plain text for a monospaced font, on request with the columns that only pages show.
 
-    def line(row: Sequence[str]) -> str:
-        padded = (
-            text.rjust(width) if column.is_number else text.ljust(width)
-            for column, text, width in zip(table.columns, row, widths, strict=True)
+    Cells may have several lines. Headers end in the same line, and texts begin in the same one.
+    """
+    table = table.shown_on("always", "wide", *["page"] * with_page)
+    headers = [column.header for column in table.columns]
+    cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
+    columns = zip(headers, *cells, strict=True)
+    widths = [max(len(line) for text in column for line in text.split("\n")) for column in columns]
+
+    def line(row: Sequence[str], is_header: bool = False) -> str:
+        texts = [text.split("\n") for text in row]
+        most = max(map(len, texts))
+        empty = [[""] * (most - len(lines)) for lines in texts]
+        full = [[*more, *lines] if is_header else [*lines, *more] for lines, more in zip(texts, empty, strict=True)]
+        return "\n".join(
+            "  ".join(
+                text.rjust(width) if column.is_number else text.ljust(width)
+                for column, text, width in zip(table.columns, one, widths, strict=True)
+            ).rstrip()
+            for one in zip(*full, strict=True)
         )
-        return "  ".join(padded).rstrip()
 
     title = [table.title] if table.title else []
     body = _lines(table, lambda heading: [heading] if heading else [], lambda row: line([cell.text for cell in row]))
-    return printable_lines("\n".join([*title, line(headers), *body]))
+    return printable_lines("\n".join([*title, line(headers, is_header=True), *body]))
 
 
 def _lines(

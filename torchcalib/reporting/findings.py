@@ -368,8 +368,10 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
     decision = _decided(found, stage)
     if found.n_impossible:
         verdict, rest = "outcomes with predicted probability 0 occurred", decision.verdict
-        is_fault = decision.kind not in ("calibrated", "too little data", "clusters")
-        verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}" if is_fault else f"Not calibrated: {verdict}"
+        if decision.is_fault:
+            verdict = f"{capitalised(verdict)}; {rest[:1].lower()}{rest[1:]}"
+        else:
+            verdict = f"Not calibrated: {verdict}"
         occurred = capitalised("; ".join(_impossible_in_words(found)))
         words = f"{occurred}. This has probability 0 if the model is calibrated; errors over bins do not show it."
         decision = replace(
@@ -528,14 +530,16 @@ def _relative(found: Findings) -> str:
 def _with_cause(found: Findings, cause: CandidateCause, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     size, ratio = found.size_of(cause), found.ratio_of(cause)
-    name = "Class-wise RMSCE" if size is found.classwise_size else "RMSCE"
-    name += " of the group" if kind == "bad group" else ""
+    is_classwise = size is found.classwise_size
+    name = "Class-wise RMSCE" if is_classwise else f"RMSCE{' of the group' * (kind == 'bad group')}"
     interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
+    in_words = f"{name}, debiased: {significant(size.value)}{interval}."
     words = f"{_affected_labels(found)}{words}{'' if ratio is None else ratio.sentence}"
-    words += f" {name}, debiased: {significant(size.value)}{interval}."
+    # ECE of the top label does not measure errors of other classes.
+    words += f" {in_words}" * is_classwise
     words += " The size of the error is uncertain." * (found.degree == "") + _relative(found)
     action = _action(found, cause, kind, stage)
-    return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}".strip()), words, action)
+    return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}".strip()), words, action, in_words)
 
 
 def _affected_labels(found: Findings) -> str:

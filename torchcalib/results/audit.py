@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torchcalib._version import __version__
 from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
-from torchcalib.display.words import count, listed, p_words, printable_lines, significant
+from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
 from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
@@ -73,13 +73,14 @@ class AuditedConfidence:
 
     @property
     def direction(self) -> str:
-        """Sign of the mean confidence minus the frequency of the event, in words; empty if both round to one number.
+        """Sign of the mean confidence minus the frequency of the event, in words.
 
-        All options of a question are neither over- nor under-confident: their probabilities sum to 1.
+        Empty if both round to one number, and without a report. All options of a question are neither over- nor
+        under-confident: their probabilities sum to 1.
         """
-        if self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
+        if self.report is None or self.event == "each" or not abs(self.mean - self.frequency) >= _SMALL_GAP:
             return ""
-        line = None if self.report is None else self.report.line("ece")
+        line = self.report.line("ece")
         is_significant = line is None or line.p_value is None or line.p_value < _LEVEL
         word = "over-confident" if self.mean > self.frequency else "under-confident"
         return word if is_significant else f"{word}, not significant"
@@ -96,22 +97,31 @@ class AuditedConfidence:
         """Event whose probability the confidence is, in words."""
         return "the event occurs" if self.source == "forecast" else EVENTS[self.event]
 
+    @property
+    def page(self) -> str:
+        """Name of the file with the page of the report."""
+        return f"{self.key.replace('/', '_')}.html"
+
     def value(self, key: str) -> float:
         """Return a value of the report by its key; NaN if it has none."""
         line = None if self.report is None else self.report.line(key)
         return math.nan if line is None else float(line.value)
 
     @property
+    def formula(self) -> str:
+        """Definition of the confidence."""
+        return CONFIDENCES[self.source].formula + (f" (field `{self.field}`)" if self.field else "")
+
+    @property
     def definition(self) -> str:
         """Definition of the confidence, and the event whose probability it is."""
-        field = f" (field `{self.field}`)" if self.field else ""
-        return f"{CONFIDENCES[self.source].formula}{field}; event: {self.happens}"
+        return f"{self.formula}; event: {self.happens}"
 
     def card(self, n_answers: int) -> dict[str, str]:
         """Return the definition card of the numbers: what a publication must state beside them."""
         words, card = CONFIDENCES[self.source], {}
         card = {
-            "confidence": self.definition.rpartition("; event: ")[0],
+            "confidence": self.formula,
             "scored answer": words.scored,
             "context": words.context,
         }
@@ -125,6 +135,8 @@ class AuditedConfidence:
         n = count(int(self.report.n))
         rows = {"each": f"{n} options", "most frequent": f"{n} questions"}
         card["n"] = rows.get(self.event, f"{n} of {count(n_answers)} answers")
+        if not math.isnan(self.detectable):
+            card["smallest significant ECE"] = significant(self.detectable)
         clusters = of_ece.clusters
         card["clusters"] = "none, rows are independent" if clusters is None else f"{count(clusters)} questions"
         return card
@@ -236,12 +248,27 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
         return ", ".join(parts)
 
     @property
-    def sentence(self) -> str:
-        """A sentence for a paper; empty without a report.
+    def main(self) -> AuditedConfidence | None:
+        """Definition that the caller chose, or the first one that is not degenerate; None without a report."""
+        return next((each for each in self.confidences if each.report is not None), None)
 
-        It is on the definition that the caller chose, or on the first one that is not degenerate.
-        """
-        each = next((each for each in self.confidences if each.report is not None), None)
+    @property
+    def report(self) -> Report | None:
+        """Report of the main definition; None if no definition has one."""
+        return None if self.main is None else self.main.report
+
+    @property
+    def verdict(self) -> str:
+        """Verdict on the main definition in few words, with its name if there are several."""
+        if self.main is None or self.report is None:
+            return "Calibration cannot be measured"
+        is_single = len({each.source for each in self.confidences}) == 1
+        return f"{self.report.decision.verdict}{'' if is_single else f' ({self.main.name})'}"
+
+    @property
+    def sentence(self) -> str:
+        """A sentence for a paper on the main definition; empty without a report."""
+        each = self.main
         if each is None or each.report is None:
             return ""
         line, n = each.report.line("ece"), int(each.report.n)
@@ -265,27 +292,40 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
             f"{p_value}; {rows}), with the confidence defined as {each.definition}.{means}{pooled}"
         )
 
+    @property
+    def remarks(self) -> list[str]:
+        """All remarks: on definitions, on the log, and on rows, such as abstentions."""
+        named: dict[str, list[str]] = {}
+        for each in self.confidences:
+            for mark in each.marks:
+                named.setdefault(mark, []).append(f"{each.name} ({each.event})")
+        marks = [f"{listed(names)}: {mark}" for mark, names in named.items()]
+        return [*marks, *self.notes, *(f"{capitalised(reason)}: {count(n)}." for reason, n in self.counts.items())]
+
+    @property
+    def explanations(self) -> list[str]:
+        """The number of a benchmark, the sentence for a paper, all definitions, and the fields that were read."""
+        published = [] if self.published is None else [self.published.sentence]
+        formulas = dict.fromkeys(f"{each.name}: {each.formula}." for each in self.confidences)
+        events = dict.fromkeys(f"{each.event}: {each.happens}" for each in self.confidences)
+        cards = [*formulas, f"Events: {'. '.join(events)}."] if events else []
+        read = "; ".join(f"{role}: {names}" for role, names in self.fields.items())
+        fields, words = [f"Fields: {read}."] * bool(read), [EXPLAINED] * bool(self.confidences)
+        return [*published, *filter(None, [self.sentence]), *cards, *words, *fields]
+
     def layout(self) -> Table:
         """Return the table of all definitions."""
         return Table.from_items(_columns(), {"": self.confidences}, index=("confidence", "event"))
 
     def __str__(self) -> str:
         """Return the description of the log, the table and all remarks as plain text."""
-        marks = [f"{each.name} ({each.event}): {mark}" for each in self.confidences for mark in each.marks]
-        findings = [f"{reason}: {count(n)}" for reason, n in self.counts.items()]
-        cards = [f"{each.name} ({each.event}): {each.definition}." for each in self.confidences]
-        read = "; ".join(f"{role}: {names}" for role, names in self.fields.items())
-        blocks = [
-            [self.input_line],
-            [f"Fields: {read}."] * bool(read),
-            [Tabular.__str__(self)] * bool(self.confidences),
-            marks,
-            list(self.notes),
-        ]
-        blocks += [[self.published.sentence] if self.published else []]
-        blocks += [findings, cards, [self.sentence] * bool(self.sentence)]
-        blocks += [[EXPLAINED]] if self.confidences else []
-        blocks += [[Tabular.__str__(self.tasks)]] if self.tasks is not None else []
+        found = [f"{self.verdict}."]
+        if self.report is not None:
+            decision = self.report.decision
+            found = [f"{self.verdict}. {decision.cause}", f"What to do: {decision.action}"]
+        tables = [to_text(self.layout().folded())] if self.confidences else []
+        tasks = [] if self.tasks is None else [to_text(self.tasks.layout().folded())]
+        blocks = [[self.input_line], found, tables, self.remarks, tasks, self.explanations]
         return printable_lines("\n\n".join("\n".join(block) for block in blocks if block))
 
     def to_dict(self) -> dict[str, Any]:
@@ -362,14 +402,26 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         """Number of parts, in words."""
         return f"{len(self.audits)} values of `{self.by}`"
 
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks and sentence of each part."""
+        found = []
+        for name, audit in self.audits.items():
+            words = [f"{audit.verdict}.", *audit.remarks, *filter(None, [audit.sentence])]
+            found.append(f"{self.by}: {name}. {audit.input_line}. {' '.join(words)}")
+        return found
+
+    @property
+    def verdict(self) -> str:
+        """Number of parts whose main definition is miscalibrated, in words."""
+        reports = [audit.report for audit in self.audits.values() if audit.report is not None]
+        n = sum(report.decision.is_fault for report in reports)
+        found = f"Miscalibrated for {n}" if n else "No significant miscalibration for any"
+        return f"{found} of {len(self.audits)} values of {self.by}"
+
     def __str__(self) -> str:
         """Return the table, and the remarks and the sentence of each part, as plain text."""
-        lines = [self.title, "", Tabular.__str__(self), "", EXPLAINED]
-        for name, audit in self.audits.items():
-            marks = [f"{each.name}: {mark}" for each in audit.confidences for mark in each.marks]
-            findings = [f"{reason}: {count(n)}" for reason, n in audit.counts.items()]
-            lines += ["", f"{self.by}: {name}. {audit.input_line}", *marks, *audit.notes, *findings]
-            lines += [audit.sentence] if audit.sentence else []
+        lines = [f"{self.verdict}.", "", to_text(self.layout().folded()), "", *self.remarks, EXPLAINED]
         return printable_lines("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -464,10 +516,18 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
 _LEVEL = 0.05  # of the test whose result stands beside a direction
 _SMALL_GAP = 0.0005  # difference of mean confidence and accuracy without a direction
 EXPLAINED = (
-    "If calibrated: expected ECE of a calibrated model with these confidences. Significant from: 95% of samples from a "
-    "calibrated model have a smaller ECE. Accuracy at 80%: accuracy of the most confident 80% of the answers, if the "
-    "others are left out."
+    "If calibrated: expected ECE of a calibrated model with these confidences; p: probability of an ECE at least as "
+    "large for this model. Direction: over-confident if the mean confidence is above the accuracy, significant if p is "
+    "below 0.05."
 )
+"""Explanation of the columns of a table in a terminal."""
+
+EXPLAINED_ON_PAGES = (
+    "AUROC: probability that a right answer has a higher confidence than a wrong one. Accuracy at 80%: accuracy of the "
+    "most confident 80% of the answers, if the others are left out. Gain of calibration: decrease of the negative "
+    "log-likelihood by the recommended calibrator, cross-validated."
+)
+"""Explanation of further columns, which only pages show."""
 
 
 def _html(name: str) -> Any:
@@ -486,8 +546,9 @@ def _files_of_parts(audits: Mapping[str, Audit], name: str, pages: bool) -> dict
 def _columns() -> list[Column]:
     """Return the columns of a table of `AuditedConfidence`."""
 
-    def number(header: str, key: str) -> Column:
-        return Column(header, lambda each: _number(each.value(key)), data={key: lambda each: each.value(key)})
+    def number(header: str, key: str, shown: Literal["always", "page"] = "always") -> Column:
+        data = {key: lambda each: each.value(key)}
+        return Column(header, lambda each: _number(each.value(key)), data=data, shown=shown)
 
     def of_ece(each: AuditedConfidence, name: str) -> float:
         line = None if each.report is None else each.report.line("ece")
@@ -507,7 +568,7 @@ def _columns() -> list[Column]:
         return math.nan if each.event == "each" else each.mean
 
     return [
-        Column("confidence", lambda each: Cell(each.name, style="name"), is_number=False),
+        Column("confidence", lambda each: Cell(each.name, style="name", tip=each.definition), is_number=False),
         Column("event", lambda each: Cell(each.event), is_number=False),
         Column("n", lambda each: Cell() if each.report is None else Cell(count(each.report.n), each.report.n)),
         number("ECE", "ece"),
@@ -515,13 +576,13 @@ def _columns() -> list[Column]:
         Column("p", p_value),
         number("accuracy", "accuracy"),
         Column("mean confidence", lambda each: _number(mean(each))),
-        Column("direction", lambda each: Cell(each.direction), is_number=False),
-        number("NLL", "nll"),
-        number("Brier score", "brier"),
-        Column("significant from", lambda each: _number(each.detectable), shown="wide"),
-        number("AUROC", "correctness_auroc"),
-        number("accuracy at 80%", "accuracy_at_coverage"),
-        Column("gain of calibration", gain, shown="wide"),
+        Column("direction", lambda each: Cell(each.direction.rpartition(", ")[2]), is_number=False, wraps=True),
+        number("NLL", "nll", "page"),
+        number("Brier score", "brier", "page"),
+        Column("significant from", lambda each: _number(each.detectable), shown="data"),
+        number("AUROC", "correctness_auroc", "page"),
+        number("accuracy at 80%", "accuracy_at_coverage", "page"),
+        Column("gain of calibration", gain, shown="page"),
     ]
 
 

@@ -140,10 +140,13 @@ class Results(Exported, Mapping[str, V], Tabular):
         task = f"{self.task}{' (inferred from the shapes)' if self.task_is_inferred else ''}"
         dropped = f" ({self.n_dropped:,} dropped for NaN)" if self.n_dropped else ""
         if self.settings.get("kind") == "confidence":
-            return f"confidence in predictions, n = {count(self.n)}{dropped}"
+            return f"confidence in predictions, n = {self._n_in_words()}{dropped}"
         if self.task == "multilabel":
             return f"{task}, {self._multilabel_size()}{dropped}"
-        return f"{task}, n = {count(self.n)}{dropped}, {self.num_classes} classes"
+        return f"{task}, n = {self._n_in_words()}{dropped}, {self.num_classes} classes"
+
+    def _n_in_words(self) -> str:
+        return count(self.n)
 
     def _multilabel_size(self) -> str:
         return f"{count(self.n)} labelled entries, {self.num_classes:,} labels"

@@ -14,6 +14,7 @@ from torchcalib.results.base import Results
 from torchcalib.results.lines import (
     ComparedLine,
     Difference,
+    Verdict,
     by_group,
     explanation_columns,
     interval_column,
@@ -84,6 +85,20 @@ class Comparison(Results[ComparedLine]):
         return self.systems[0]
 
     @property
+    def verdict(self) -> str:
+        """Verdict on the second system, or the number of better and worse systems, as a sentence without full stop."""
+        first, others = short_name(self.baseline), self.systems[1:]
+        better, worse = systems_that_are("better", self), systems_that_are("worse", self)
+        if len(others) == 1 and not better and not worse:
+            return f"{short_name(others[0])} and {first} do not differ significantly in calibration"
+        if len(others) == 1:
+            return f"{short_name(others[0])} is {'better' if better else 'worse'} calibrated than {first}"
+        if worse and not better:
+            return f"{len(worse)} of {len(others)} systems are worse calibrated than {first}"
+        also = f", {len(worse)} worse" if worse else ""
+        return f"{len(better)} of {len(others)} systems are better calibrated than {first}{also}"
+
+    @property
     def caution(self) -> str:
         """Text on multiple comparisons or missing intervals, to show below the tables."""
         n = sum(difference.interval is not None for line in self.lines for difference in line.differences.values())
@@ -129,6 +144,12 @@ class Comparison(Results[ComparedLine]):
         return printable_lines("\n\n".join([" ".join(self.sentences.values()), *tables, notes]))
 
 
+def systems_that_are(verdict: Verdict, comparison: Comparison) -> list[str]:
+    """Return the names of the systems that are significantly better or worse calibrated than the baseline."""
+    differences = comparison["ece"].differences
+    return [name for name in comparison.systems[1:] if differences[name].verdict == verdict]
+
+
 def compared_verdict(comparison: Comparison, name: str) -> str:
     """Return the significant differences of a system from the baseline in ECE and NLL, in few words."""
     if name == comparison.baseline:
@@ -141,6 +162,20 @@ def compared_verdict(comparison: Comparison, name: str) -> str:
         return ", ".join(words)
     has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
     return "no significant difference" if has_intervals else "significance unknown"
+
+
+def direction_of(comparison: Comparison, name: str) -> str:
+    """Return whether the mean prediction of a system is too high or too low; empty unless this is significant.
+
+    It is significant if the 95% interval of the expected signed calibration error does not contain 0.
+    """
+    line = comparison.line("esce")
+    interval = None if line is None else line.intervals[name]
+    if interval is None or interval.low <= 0 <= interval.high:
+        return ""
+    if line.key.endswith("top_label"):
+        return "under-confident" if interval.low > 0 else "over-confident"
+    return f"probabilities too {'low' if interval.low > 0 else 'high'}"
 
 
 def system_table(comparison: Comparison) -> Table:

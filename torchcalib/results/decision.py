@@ -51,6 +51,7 @@ class Decision:
             and without a significant cause.
         verdict: the decision in few words, such as `"Clearly over-confident"`.
         cause: sentences on the cause, with the values that show it.
+        size: the RMSCE that determines the degree, as a sentence; empty without a significant cause.
         action: sentences on what to do. If calibrators were evaluated, they contain `Recommendation.text`, except for a
             bad group or label without advice for a calibrator.
         calibrator: name of the calibrator to add; empty for none.
@@ -68,11 +69,17 @@ class Decision:
     verdict: str
     cause: str
     action: str
+    size: str = ""
     calibrator: str = ""
     gain: float | None = None
     interval: LineInterval | None = None
     score: str = "NLL"
     safety: Safety = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the verdict is miscalibration."""
+        return self.kind not in ("calibrated", "too little data", "one class", "clusters")
 
     @property
     def sentence(self) -> str:

@@ -514,6 +514,14 @@ class Report(Results[float]):
     def _entry(self, line: Line) -> float:
         return line.value
 
+    def _n_in_words(self) -> str:
+        """Return the number of samples, for floating weights Kish's effective number (sum w)^2 / sum w^2."""
+        table = self.main_table
+        effective = self.n**2 / float((table.n.square() / table.effective_n).nan_to_num(0).sum())
+        if math.isclose(effective, self.n, rel_tol=1e-6):
+            return count(self.n)
+        return f"{effective:,.0f} (effective number, sum of weights {count(self.n)})"
+
     def _multilabel_size(self) -> str:
         size = f"{count(self.n_rows)} rows × {self.num_classes:,} labels"
         is_complete = math.isclose(self.n_rows * self.num_classes, self.n, rel_tol=1e-12)  # sums of weights are rounded

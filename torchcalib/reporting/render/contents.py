@@ -1,14 +1,26 @@
-"""Explanations, facts and key numbers of reports and comparisons, for HTML pages and terminals."""
+"""First screen, explanations and facts of reports, comparisons and audits, for HTML pages and terminals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.display.words import ONE_LOOK, count, gain, p_words, percent, printable, significant
+from torchcalib.display.words import (
+    ONE_LOOK,
+    capitalised,
+    count,
+    gain,
+    listed,
+    p_words,
+    percent,
+    printable,
+    significant,
+)
 from torchcalib.io.errors import short_name
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.base import Results
+from torchcalib.results.comparison import Comparison, compared_verdict, direction_of, systems_that_are
 from torchcalib.results.lines import SELECTIVE_GROUP, ClassLine, Line
 from torchcalib.results.report import Report
 
@@ -178,20 +190,98 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the numbers that a report shows first."""
+    """One of the numbers on a first screen."""
 
     name: str
     value: str
     detail: str  # values to compare it with; may be empty
 
 
+class FirstScreen(NamedTuple):
+    """First screen of a page or of terminal output."""
+
+    title: str
+    date: str
+    input: str  # description of the data
+    verdict: str
+    colour: str  # "good", "slight", "clear", "bad" or "unknown"
+    cause: str  # sentences; may be empty
+    action: str  # what to do; may be empty
+    numbers: Sequence[KeyNumber]
+
+
+_COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
+"""Colour of a verdict, by degree, or by kind without a degree."""
+
+
+def first_screen(results: Report | Comparison | Audit | AuditGroups | AuditComparison) -> FirstScreen:
+    """Return the first screen of results."""
+    match results:
+        case Report():
+            title = " of ".join(filter(None, ["Calibration report", title_words(results.source)]))
+            return _decided(results, title, results.decision.verdict, results)
+        case Audit():
+            return _decided(results, f"Audit of {results.file}", results.verdict, results.report)
+        case Comparison():
+            return _of_comparison(results)
+        case AuditGroups():
+            return _of_groups(results)
+    key, compared = next(iter(results.items()))
+    words = f"confidence: {CONFIDENCES[key].name}, {count(results.n_paired[key])} answers in pairs"
+    return _of_comparison(compared)._replace(title=f"Comparison of logs: {listed(list(results.audits))}", input=words)
+
+
+def _decided(results: Report | Audit, title: str, verdict: str, report: Report | None) -> FirstScreen:
+    """Return the first screen with the decision of a report; None for an audit without a report."""
+    found = FirstScreen(title, results.created, results.input_line, verdict, _colour(report), "", "", ())
+    if report is None:
+        return found
+    return found._replace(cause=report.decision.cause, action=report.decision.action, numbers=key_numbers(report))
+
+
+def _colour(report: Report | None) -> str:
+    return "unknown" if report is None else _COLOURS.get(report.decision.degree or report.decision.kind, "unknown")
+
+
+def _of_comparison(comparison: Comparison) -> FirstScreen:
+    """Return the verdict, the finding if there is only one, and ECE, verdict and direction of each system."""
+    names = [short_name(name) for name in comparison.systems]
+    better, worse = systems_that_are("better", comparison), systems_that_are("worse", comparison)
+    colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
+    numbers = []
+    for name, shown in zip(comparison.systems, names, strict=True):
+        detail = ", ".join(filter(None, [compared_verdict(comparison, name), direction_of(comparison, name)]))
+        numbers.append(KeyNumber(shown, f"ECE {significant(comparison['ece'].values[name])}", detail))
+    cause = ""
+    if len(comparison.sentences) == 1:  # it begins with the verdict
+        (sentence,) = comparison.sentences.values()
+        cause = capitalised(sentence[sentence.find("its ECE") :]) if "its ECE" in sentence else sentence
+    title = f"Comparison of {listed(names)}"
+    words = comparison.input_line
+    return FirstScreen(title, comparison.created, words, comparison.verdict, colour, cause, "", numbers)
+
+
+def _of_groups(found: AuditGroups) -> FirstScreen:
+    """Return the number of miscalibrated parts, and ECE and verdict of each."""
+    audits, numbers = found.audits.values(), []
+    colour = max((_colour(audit.report) for audit in audits), key=("unknown", *_COLOURS.values()).index)
+    for name, audit in found.audits.items():
+        value = "" if audit.report is None else f"ECE {significant(audit.report.main_line.value)}"
+        numbers.append(KeyNumber(short_name(printable(name)), value, audit.verdict))
+    first = next(iter(audits))  # whose file and date are those of all
+    n = f"{count(sum(audit.n_answers for audit in audits))} answers, {found.title}"
+    return FirstScreen(f"Audit of {first.file}", first.created, n, found.verdict, colour, "", "", numbers)
+
+
 def key_numbers(report: Report) -> list[KeyNumber]:
-    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities.
+    """Return ECE, accuracy, NLL, gain of calibration, and the worst group, class or range of probabilities.
 
     If no error was found, they include the smallest one that would have been found.
     """
     accuracy, nll, ece, decision = report.line("accuracy"), report.line("nll"), report.main_line, report.decision
-    numbers = []
+    gap = "confidence and accuracy" if ece.key.endswith("top_label") else "probability and frequency"
+    gap = "over labels" if report.task == "multilabel" else f"between {gap}"
+    numbers = [KeyNumber("ECE", significant(ece.value), ", ".join([f"mean gap {gap}", *_evidence(ece, "p")]))]
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
         frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
@@ -200,9 +290,10 @@ def key_numbers(report: Report) -> list[KeyNumber]:
         share = nll.value / nll.naive if nll.naive > 0 else math.nan
         kind = "label" if report.task == "multilabel" else "class"
         relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the {kind} frequencies"
-        numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
-    mean = ["mean over labels"] if report.task == "multilabel" else []
-    numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join([*mean, *_evidence(ece, "p")])))
+        if math.isinf(nll.value):
+            numbers.append(KeyNumber("NLL", "infinite", "an outcome with predicted probability 0 occurred"))
+        else:
+            numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
     if decision.kind in ("calibrated", "too little data") and report.minimum_detectable_error > 0:
         detail = "smallest mean error that is found with 80% probability"
         numbers.append(KeyNumber("Detectable", significant(report.minimum_detectable_error), detail))
@@ -226,7 +317,9 @@ def _worst(report: Report) -> list[KeyNumber]:
     if report.slices is not None and report.slices.n_slices:
         slices = report.slices
         first = f"first: {short_name(printable(slices.slice[0]), 40)}"
-        return [KeyNumber("Slices", slices.sentence, first if slices.smallest_p_value < 0.05 else ""), *_groups(report)]
+        found = KeyNumber("Slices", slices.sentence, first if slices.smallest_p_value < 0.05 else "")
+        # Groups are the smallest slices. They are only named if one of them is bad.
+        return [found, *(_groups(report) if report.groups is not None and report.groups.worst is not None else [])]
     return _groups(report) or _class_or_range(report)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 try:
@@ -24,8 +25,7 @@ except ImportError as error:
 
 from torchcalib.core.events import NamedMode
 from torchcalib.display.tables import to_html
-from torchcalib.display.words import ONE_LOOK, count, listed, significant
-from torchcalib.io.errors import short_name
+from torchcalib.display.words import ONE_LOOK, count, significant
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 from torchcalib.plots.comparison import difference_plot
 from torchcalib.plots.curves import training_curve
@@ -42,18 +42,18 @@ from torchcalib.reporting.render.contents import (
     event_name,
     explanations,
     facts,
+    first_screen,
     formatted,
-    key_numbers,
-    title_words,
     without_folders,
 )
-from torchcalib.results.audit import CONFIDENCES, EXPLAINED, Audit, AuditComparison, AuditedConfidence, AuditGroups
+from torchcalib.results.audit import CONFIDENCES, EXPLAINED, EXPLAINED_ON_PAGES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.calibration import CalibrationStage
-from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
+from torchcalib.results.comparison import Comparison, difference_table, system_table
 from torchcalib.results.definitions import definition_table
 from torchcalib.results.report import RCL_SOURCE, Report, class_table
 
 _MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
+_MAX_CURVES = 6  # curves of parts that differ in colour and mark
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
 _EVENTS = {
@@ -67,9 +67,6 @@ _EVENTS = {
     ),
 }
 """Definition of confidence and outcome for each mode."""
-
-_COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
-"""CSS class of the verdict, by degree, or by kind without a degree."""
 
 
 def render(results: Report | Comparison) -> str:
@@ -124,10 +121,10 @@ def _page(results: Report | Comparison, drawn: Mapping[str, str]) -> str:
 
 
 def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
-    stage, groups, decision = report.calibration, report.groups, report.decision
+    stage, groups = report.calibration, report.groups
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
     tables = [_bin_values(report, name, drawn) for name in report.tables]
-    overview, overview_after = _overview(report)
+    diagram, diagram_after = _overview(report)
     training = ""
     if report.history:
         warned = ", ".join(f"{row.epoch:,}" for row in report.history.warnings)
@@ -135,15 +132,14 @@ def _report_page(report: Report, drawn: Mapping[str, str]) -> str:
             f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(report.history)} validations"
             f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
         )
-    return _template("report.html.jinja").render(
-        results=report,
-        title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
-        colour=_COLOURS.get(decision.degree or decision.kind, "unknown"),
-        key_numbers=key_numbers(report),
-        overview=overview,
-        overview_after=overview_after,
+    return _rendered(
+        "report",
+        report,
+        diagram=diagram,
+        diagram_after=diagram_after,
         has_band=tables[0]["has_band"],
         facts=facts(report, report.source),
+        notes=report.notes,
         explanations=explanations(report),
         definitions=definition_table(report.lines, report.definitions),
         definition_words=DEFINITION_WORDS,
@@ -236,82 +232,59 @@ def _test_values(report: Report, key: NamedMode, drawn: str) -> dict[str, Any]:
 
 def _comparison_page(comparison: Comparison, drawn: str) -> str:
     others = comparison.systems[1:]
-    label = (
-        f"Differences between {', '.join(others)} and {comparison.baseline} with 95% intervals. "
-        "The tables below contain the values."
-    )
-    # The first screen has a diagram of these lines only, in the order of the table of systems.
-    lines = map(comparison.line, ("ece", "nll", "brier", "accuracy"))
-    main = replace(comparison, lines=tuple(line for line in lines if line is not None))
-    verdict, colour = _comparison_verdict(comparison)
     sources = {}
     for name, source in comparison.sources.items():
         files = formatted(without_folders(list(source.get("files", []))), 3)
         sources[name] = "; ".join([files, *[str(source[key]) for key in ("predictions",) if key in source]])
-    return _template("comparison.html.jinja").render(
-        results=comparison,
-        title=f"Comparison of {listed([short_name(name) for name in comparison.systems])}",
-        verdict=verdict,
-        colour=colour,
+    return _rendered(
+        "comparison",
+        comparison,
+        diagram=_main_differences(comparison),
+        baseline=comparison.baseline,
         systems=system_table(comparison),
         facts=facts(comparison, sources),
-        overview=both_themes(to_svg(difference_plot(main)), "overview", label),
-        narrow_overview=both_themes(to_svg(_narrow_differences(main)), "narrow", label),
-        picture=both_themes(drawn, "differences", label),
+        notes=comparison.notes,
+        picture=both_themes(drawn, "differences", _label_of(comparison)),
         tables=[difference_table(comparison, name) for name in others],
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
 
 
-def _narrow_differences(comparison: Comparison) -> Axes:
-    """Draw the differences in one column of panels, for telephones."""
-    height = 0.9 + len(comparison.lines) * (0.6 + 0.2 * len(comparison.systems[1:]))
+def _main_differences(comparison: Comparison) -> Markup:
+    """Draw the differences in ECE, NLL and accuracy in one column of panels, which fits on a telephone."""
+    lines = tuple(filter(None, map(comparison.line, ("ece", "nll", "accuracy"))))
+    height = 0.9 + len(lines) * (0.75 + 0.2 * len(comparison.systems[1:]))
     figure = Figure(figsize=(4.2, height), facecolor=LIGHT.paper)
-    return difference_plot(comparison, ax=figure.subplots(gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1}))
+    ax = figure.subplots(gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1})
+    drawn = to_svg(difference_plot(replace(comparison, lines=lines), ax=ax))
+    return both_themes(drawn, "overview", _label_of(comparison))
 
 
-def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
-    """Return the verdict on the second system, or the number of better systems, and its CSS class."""
-    others = comparison.systems[1:]
-    first, name = short_name(comparison.baseline), short_name(others[0])
-    verdicts = [compared_verdict(comparison, other) for other in others]
-    better = sum("better calibrated" in words for words in verdicts)
-    worse = sum("worse calibrated" in words for words in verdicts)
-    colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
-    if len(others) == 1 and (better or worse):
-        return f"{name} is {'better' if better else 'worse'} calibrated than {first}", colour
-    if len(others) == 1:
-        return f"{name} and {first} do not differ significantly in calibration", colour
-    if worse and not better:
-        return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
-    also = f", {worse} worse" if worse else ""
-    return f"{better} of {len(others)} systems are better calibrated than {first}{also}", colour
+def _label_of(comparison: Comparison) -> str:
+    return (
+        f"Differences between {', '.join(comparison.systems[1:])} and {comparison.baseline} with 95% intervals. "
+        "The tables below contain the values."
+    )
 
 
 # Audits of logs
 
 
 def render_audit(audit: Audit, with_links: bool = False) -> str:
-    """Return an audit as a self-contained page, with the reliability diagram of the first definition with a report.
+    """Return an audit as a self-contained page, with the reliability diagram of the main definition.
 
     `with_links` adds links to the pages of `audit_files`, which have the diagrams of all definitions.
     """
-    found = [{"each": each, "page": _page_of(each) if with_links else ""} for each in audit.confidences]
-    main = next((each for each in audit.confidences if each.report is not None), None)
-    diagram = ""
-    if main is not None:
-        with matplotlib_style.context("default"):
-            svg = to_svg(reliability_diagram(main.report))
-        diagram = both_themes(svg, "reliability", f"Reliability diagram of the confidence: {main.name}, {main.event}.")
-    has_gain = any(each.report is not None and each.report.decision.gain is not None for each in audit.confidences)
-    return _template("audit.html.jinja").render(
-        results=audit,
-        title=f"Audit of {audit.file}",
-        definitions=found,
-        main=main,
+    with matplotlib_style.context("default"):
+        diagram, after = ("", "") if audit.report is None else _overview(audit.report)
+    return _rendered(
+        "audit",
+        audit,
         diagram=diagram,
-        has_gain=has_gain,
+        diagram_after=after,
+        facts=list(audit.fields.items()),
+        with_links=with_links,
     )
 
 
@@ -320,20 +293,26 @@ def audit_files(audit: Audit, pages: bool) -> dict[str, bytes]:
     files = {"audit.json": audit.to_json().encode() + b"\n", "audit.html": render_audit(audit, pages).encode()}
     for each in audit.confidences if pages else ():
         if each.report is not None:
-            files[_page_of(each)] = render(each.report).encode()
+            files[each.page] = render(each.report).encode()
     return files
 
 
 def comparison_files(found: AuditComparison) -> dict[str, bytes]:
     """Return the JSON file, a page for each comparison, and the page with links to them and to the audits."""
     pages = {key: f"compare_{key}.html" for key in found}
-    names = {key: CONFIDENCES[key].name for key in found}
-    title = " and ".join(found.audits)
-    first = next(iter(found.audits.values()))  # whose version and date are those of all
-    template = _template("audits.html.jinja")
-    index = template.render(results=first, found=found, title=title, comparisons=pages, names=names)
-    files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": index.encode()}
+    files = {"audit.json": f"{found.to_json()}\n".encode(), "audit.html": _render_audits(found, pages).encode()}
     return files | {page: render(found[key]).encode() for key, page in pages.items()}
+
+
+def _render_audits(found: AuditComparison, pages: Mapping[str, str]) -> str:
+    """Return the page with the first comparison, and links to the `pages` of all comparisons and audits."""
+    first = next(iter(found.values()))
+    with matplotlib_style.context("default"):
+        diagram = _main_differences(first)
+    names = {key: CONFIDENCES[key].name for key in found}
+    return _rendered(
+        "audits", found, diagram=diagram, baseline=first.baseline, found=found, comparisons=pages, names=names
+    )
 
 
 def group_files(found: AuditGroups) -> dict[str, bytes]:
@@ -342,17 +321,26 @@ def group_files(found: AuditGroups) -> dict[str, bytes]:
 
 
 def render_groups(found: AuditGroups, with_links: bool = False) -> str:
-    """Return a page with the table of all parts, and the remarks and the sentence of each."""
-    first = next(iter(found.audits.values()))  # whose version and date are those of all
-    template = _template("audit_groups.html.jinja")
-    return template.render(results=first, found=found, title=found.title, with_links=with_links)
-
-
-def _page_of(confidence: AuditedConfidence) -> str:
-    return f"{confidence.key.replace('/', '_')}.html"
+    """Return a page with the table of all parts, a curve for each, and their remarks and sentences."""
+    reports = {name: audit.report for name, audit in found.items() if audit.report is not None}
+    drawn, diagram = dict(islice(reports.items(), _MAX_CURVES)), ""
+    if drawn:
+        with matplotlib_style.context("default"):
+            svg = to_svg(draw_reliability(Source(drawn), None, is_square=True).ax)
+        diagram = both_themes(svg, "overview", f"Reliability diagram with a curve for each part, by {found.by}.")
+    return _rendered("audit_groups", found, diagram=diagram, found=found, n_curves=len(drawn), with_links=with_links)
 
 
 # Templates and diagrams
+
+
+def _rendered(name: str, results: Any, **values: Any) -> str:
+    """Return the page of a template, with the first screen of results; the version of several audits is that of one."""
+    first = {"facts": (), "notes": (), "first": first_screen(results)}
+    audits = getattr(results, "audits", None)
+    return _template(f"{name}.html.jinja").render(
+        results=results if audits is None else next(iter(audits.values())), **{**first, **values}
+    )
 
 
 @cache
@@ -369,7 +357,7 @@ def _template(name: str) -> Template:
     environment.filters.update(
         count=count, significant=significant, linked=_linked, table=lambda shown: Markup(to_html(shown.layout()))
     )
-    environment.globals.update(light=LIGHT, dark=DARK, explained=EXPLAINED)
+    environment.globals.update(light=LIGHT, dark=DARK, explained=f"{EXPLAINED} {EXPLAINED_ON_PAGES}")
     return environment.get_template(name)
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from textwrap import fill
 from typing import Any, Literal
 
 try:
@@ -28,7 +27,7 @@ except ImportError:
     Console: Any = object  # type: ignore[no-redef]
 
 from torchcalib.display.tables import Table
-from torchcalib.display.words import printable
+from torchcalib.display.words import printable, printable_lines
 from torchcalib.io.source import Source
 from torchcalib.reporting.render.contents import (
     DIFFERENCE_WORDS,
@@ -37,9 +36,9 @@ from torchcalib.reporting.render.contents import (
     class_words,
     event_name,
     explanations,
-    key_numbers,
-    title_words,
+    first_screen,
 )
+from torchcalib.results.audit import CONFIDENCES, Audit, AuditComparison, AuditGroups
 from torchcalib.results.calibration import CalibrationStage, calibrator_table
 from torchcalib.results.comparison import Comparison, difference_table, system_table
 from torchcalib.results.history import History
@@ -48,17 +47,17 @@ from torchcalib.results.report import WORST_CLASSES, Report, class_table, line_t
 _WIDTH = 120  # characters per line of output to a file or pipe, unless the variable COLUMNS is set
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
 _NAME_WIDTH = 24  # maximum width of name columns in characters
-_NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
 _UNLIMITED = 1000  # characters per line to measure the width of a table
 _N_CALIBRATORS = 2  # number of calibrators in the short output
 _N_LABELS = 5  # number of labels in the short output
 _BADGES = {
-    "calibrated": "black on green",
-    "slightly": "black on yellow",
-    "clearly": "black on dark_orange",
-    "badly": "white on red",
+    "good": "black on green",
+    "slight": "black on yellow",
+    "clear": "black on dark_orange",
+    "bad": "white on red",
+    "unknown": "reverse",
 }
-"""Style of the verdict, by degree, or by kind without a degree."""
+"""Style of the verdict, by its colour."""
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
@@ -109,7 +108,7 @@ def _escaped(text: object) -> str:
 
 
 def show(report: Report, everything: bool = False) -> None:
-    """Print a report: verdict, cause, action, key numbers, main errors, and best calibrators or worst labels.
+    """Print a report: its first screen, main errors, and best calibrators or worst labels.
 
     With `everything`, print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
     """
@@ -117,17 +116,7 @@ def show(report: Report, everything: bool = False) -> None:
         _print_plain(report)
         return
     console = _console()
-    decision = report.decision
-    console.print()
-    title = ", ".join(filter(None, [title_words(report.source), report.created]))
-    console.print(f"[dim]{_escaped(title)}: {_escaped(report.input_line)}[/dim]\n", soft_wrap=True)
-    style = _BADGES.get(decision.degree or decision.kind, "reverse")
-    console.print(f"[{style}] {_escaped(decision.verdict)} [/{style}] {_escaped(decision.cause)}")
-    console.print(f"[bold]What to do:[/bold] {_escaped(decision.action)}\n")
-    grid = rich_table.Table.grid(padding=(0, 2))
-    for each in key_numbers(report):
-        grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))
-    console.print(grid)
+    _show_first(console, report)
     if report.history:
         console.print(f"\n{_escaped(report.history.summary)}")
     if everything:
@@ -142,6 +131,24 @@ def show(report: Report, everything: bool = False) -> None:
         _print_table(console, calibrator_table(report.calibration, _N_CALIBRATORS))
     hidden = f"{len(report.notes)} {'note' if len(report.notes) == 1 else 'notes'} and " if report.notes else ""
     console.print(f"[dim]{hidden}more tables: --all[/dim]")
+
+
+def _show_first(console: Console, results: Any) -> None:
+    """Print the first screen of results."""
+    first = first_screen(results)
+    if isinstance(results, Comparison):  # whose sentences and numbers follow
+        first = first._replace(cause="", numbers=())
+    console.print(f"\n[dim]{_escaped(first.title)}, {first.date}: {_escaped(first.input)}[/dim]\n", soft_wrap=True)
+    style = _BADGES[first.colour]
+    console.print(f"[{style}] {_escaped(first.verdict)} [/{style}] {_escaped(first.cause)}")
+    if first.action:
+        console.print(f"[bold]What to do:[/bold] {_escaped(first.action)}")
+    if first.numbers:
+        grid = rich_table.Table.grid(padding=(0, 2))
+        for each in first.numbers:
+            grid.add_row(printable(each.name), Text(printable(each.value), "bold"), Text(printable(each.detail), "dim"))
+        console.print()
+        console.print(grid)
 
 
 def _show_tables(console: Console, report: Report) -> None:
@@ -178,10 +185,7 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
         _print_plain(comparison)
         return
     console = _console()
-    console.print(f"\n[dim]{_escaped(comparison.input_line)}[/dim]\n")
-    _print_table(console, system_table(comparison))
-    for sentence in comparison.sentences.values():
-        console.print(f"{_escaped(sentence)}")
+    _show_compared(console, comparison)
     if not everything:
         console.print("[dim]tables of all metrics: --all[/dim]")
         return
@@ -197,6 +201,40 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
     _print_notes(console, [DIFFERENCE_WORDS, comparison.caution, *comparison.notes])
 
 
+def _show_compared(console: Console, comparison: Comparison) -> None:
+    """Print the verdict, the table of systems and the main findings."""
+    _show_first(console, comparison)
+    _print_table(console, system_table(comparison))
+    for sentence in comparison.sentences.values():
+        console.print(_escaped(sentence))
+
+
+def show_audit(found: Audit | AuditGroups | AuditComparison) -> None:
+    """Print an audit: its first screen, the table of all definitions, remarks and definitions."""
+    if not HAS_RICH:
+        _print_plain(found)
+        return
+    console = _console()
+    if isinstance(found, AuditComparison):
+        for name, audit in found.audits.items():
+            console.print(f"[dim]{_escaped(name)}: {_escaped(audit.input_line)}[/dim]", soft_wrap=True)
+        for key, compared in found.items():
+            console.print(f"\n[bold]{_escaped(CONFIDENCES[key].name)}[/bold]: {found.n_paired[key]:,} answers in pairs")
+            _show_compared(console, compared)
+        _print_notes(console, found.notes)
+        return
+    _show_first(console, found)
+    if len(found):
+        _print_table(console, found.layout())
+    for remark in found.remarks:
+        console.print(_escaped(remark))
+    if isinstance(found, Audit):
+        if found.tasks is not None:
+            _print_table(console, found.tasks.layout())
+        console.print()
+        _print_notes(console, found.explanations)
+
+
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
     """Print a table and notes below it. Columns with `shown="wide"` are omitted on a terminal where they do not fit."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
@@ -208,28 +246,24 @@ def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> N
     _print_notes(console, notes)
 
 
-def _drawn(table: Table, is_wide: bool, wraps_names: bool = False) -> rich_table.Table:
-    """Return a table for rich, with long texts of the first column divided between words if `wraps_names`."""
-
-    def first_text(text: str) -> str:
-        is_divided = wraps_names and not table.columns[0].wraps
-        return fill(printable(text), _NARROW_WIDTH, break_long_words=False) if is_divided else printable(text)
-
+def _drawn(table: Table, is_wide: bool, wraps_names: bool) -> rich_table.Table:
+    """Return a table for rich, with headers in several lines unless `is_wide`, and names if `wraps_names`."""
+    table = table if is_wide and not wraps_names else table.folded(wraps_names)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.collapse_padding = not is_wide
     for column in table.columns:
-        header = Text(column.header if is_wide else column.header.replace(" ", "\n", 1))
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         width = _NAME_WIDTH if column.wraps else None
-        drawn.add_column(header, justify=justify, no_wrap=not column.wraps, max_width=width, overflow="fold")
+        header, no_wrap = Text(column.header), not column.wraps
+        drawn.add_column(header, justify=justify, no_wrap=no_wrap, max_width=width, overflow="fold")
     for section in table.sections:
         drawn.add_section()
         if section.heading:
-            drawn.add_row(Text(first_text(section.heading), "bold"))
+            drawn.add_row(Text(printable(section.heading), "bold"))
         for row in section.rows:
-            cells = [Text(printable(cell.text), _STYLES.get(cell.style, "")) for cell in row.cells]
-            cells[0] = Text(first_text(row.cells[0].text), _STYLES.get(row.cells[0].style, ""))
+            texts = [(printable_lines if wraps_names else printable)(cell.text) for cell in row.cells]
+            cells = [Text(text, _STYLES.get(cell.style, "")) for text, cell in zip(texts, row.cells, strict=True)]
             drawn.add_row(*cells, style="dim" if row.is_quiet else "")
     return drawn
 
