@@ -13,7 +13,17 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import agree, check_order, class_columns, classes_among, groups_of, shown_classes, split
+from torchcalib.io.columns import (
+    COUNTED,
+    agree,
+    around,
+    check_order,
+    class_columns,
+    classes_among,
+    groups_of,
+    shown_classes,
+    split,
+)
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
@@ -239,10 +249,12 @@ def _preds_of(
             candidates = several  # beside class columns, a column such as `confidence` is derived
         return [_with_labels(reader, name, labels, class_names) for name in candidates]
     columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
-    named = [
-        name for name in columns if arrays[name].dtype in FLOATS | WHOLE and name.strip() in {*labels, *class_names}
-    ]
-    if len(named) >= max(2, len(labels) if not class_names else len(class_names)):
+    numbers = [name for name in columns if arrays[name].dtype in FLOATS | WHOLE]
+    named = [name for name in numbers if name.strip() in {*labels, *class_names}]
+    if len(named) < max(2, len(class_names or labels)):
+        some = (labels, *(COUNTED if not candidates else ()))
+        named = next((list(found.values()) for each in some if (found := around(numbers, each))), [])
+    if named:
         return [reader.compose(named, labels, class_names)]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT

@@ -156,7 +156,7 @@ class Csv(_Table):
     """Reader of text with a header line and columns separated by commas, or by other marks; see `text_layout`.
 
     Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
-    `.gz` are decompressed in chunks. Cells in quotes may have several lines.
+    `.gz` are decompressed in chunks. Cells in quotes may have several lines. Comments after `#` are skipped.
     """
 
     format = "csv"
@@ -167,7 +167,7 @@ class Csv(_Table):
         check_columns(self._layout.n_columns, self.paths, self.label)
         with self._opened() as file:
             schema = file.schema
-        if all(map(_is_number, schema.names)):
+        if all(map(is_number, schema.names)):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
@@ -179,7 +179,11 @@ class Csv(_Table):
     def _opened(self, **options: Any) -> Any:
         wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, **options)
         how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self._layout.skipped)
-        form = csv.ParseOptions(delimiter=self._layout.separator, newlines_in_values=True)
+        form = csv.ParseOptions(
+            delimiter=self._layout.separator,
+            newlines_in_values=True,
+            invalid_row_handler=lambda row: "skip" if row.text.startswith("#") else "error",
+        )
         return csv.open_csv(self.paths[0], how, form, wanted)
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
@@ -565,7 +569,7 @@ def text_layout(path: Path) -> TextLayout:
     mark = named or next((mark for mark in marks if mark in lines[first]), marks[0])
     if first and lines[first - 1][:1] == b"#":
         above, below = ([cell.decode(errors="replace") for cell in line.split(mark)] for line in lines[first - 1 :][:2])
-        are_columns = len(above) == len(below) > 1 and any(map(_is_number, below)) and not any(map(_is_number, above))
+        are_columns = len(above) == len(below) > 1 and any(map(is_number, below)) and not any(map(is_number, above))
         first -= are_columns
     cells = (cell for line in lines[first + 1 : first + 100] for cell in line.split(mark))
     has_commas = mark == b";" and any(map(DECIMAL_COMMA.fullmatch, cells))
@@ -669,7 +673,8 @@ def _dtype(arrow_type: Any) -> str:
     return _DTYPES.get(str(arrow_type), str(arrow_type))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether `float` converts a text."""
     try:
         float(text)
     except ValueError:

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import numbers_of
+from torchcalib.io.columns import WHOLE, numbers_of, positions
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
     NEITHER,
@@ -162,33 +163,33 @@ class Lines(RowLog):
         return found
 
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
-        """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
+        """Return the index of the right option; None if it has no probability.
 
-        Texts may differ in case if one option only has the text. A number is that of an option, such as `class_1`, or
-        an index from 0 if options have no numbers.
+        A label names an option by the rules of `io.columns.positions`. It may also differ in case, or be a letter, or an
+        index from 0 of options that have no numbers. With a list of choices, numbers are indices.
         """
-        if isinstance(gold, bool):
-            words = ("true", "yes") if gold else ("false", "no")
-            return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
-        right = option_index(str(gold), options)
-        if right is not None:
+        has_choices = self.roles.choices is not None
+        with suppress(ValueError):
+            found = positions([gold], options) if not (has_choices and _is_index(gold)) else None
+            if found is not None:
+                return found[gold]
+        texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
+        if texts.count(wanted) == 1:
+            return texts.index(wanted)
+        if not isinstance(gold, bool) and (right := option_index(str(gold), options)) is not None:
             return right
-        if not _is_index(gold):
-            texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
-            return texts.index(wanted) if texts.count(wanted) == 1 else None
-        index = int(float(gold))
-        if (numbers := numbers_of(options)) is not None:
-            return numbers.index(index) if index in numbers else None
-        if not options or not are_letters(options):
-            return index if index < len(options) else None
-        letter = chr(ord("A") + min(index, 26))
-        n = ord(max(self._letters, default="A")) - ord("A") + 1
-        if index >= max(n, len(options)):
+        if isinstance(gold, bool) or not options or numbers_of(options) is not None or not (whole := WHOLE.fullmatch(wanted)):
+            return None
+        index, n, last = int(whole[1]), len(options), ""
+        letter = chr(ord("A") + min(max(index, 0), 26))
+        if are_letters(options):
+            n, last = max(n, ord(max(self._letters, default="A")) - ord("A") + 1), " (0 for A)"
+        if not 0 <= index < n:
             raise InputError(
-                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for A), got {index} in "
-                f"{place}. Write letters, or subtract 1 from all indices."
+                f"`{self.path}` must have indices of right answers from 0 to {n - 1}{last}, got {index} in {place}. "
+                "Write letters or texts, or subtract 1 from all indices if they count from 1."
             )
-        return options.index(letter) if letter in options else None
+        return index if not last else options.index(letter) if letter in options else None
 
 
 class Responses(Lines):

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import class_columns, classes_among, groups_of, split
+from torchcalib.io.columns import COUNTED, around, class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -130,7 +130,6 @@ MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
 _STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
-_SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
 GRADES = {"A": 1.0, "B": 0.0, "C": math.nan}
@@ -375,16 +374,13 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     for stem, columns in groups_of(numbers).items():
         if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
             named = class_columns(columns, golds)
-            options = (name.upper() if len(name) == 1 else name for name in named.classes)
-            candidates.append((dict(zip(options, named.columns, strict=True)), stem.startswith("log")))
-    suffixed = [(match, name) for name in numbers if (match := _SUFFIX.fullmatch(name.strip()))]
-    candidates += [
-        ({match[1].upper(): name for match, name in suffixed if bool(match[2]) == is_log}, is_log)
-        for is_log in (False, True)
-    ]
-    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1 and name.strip().isalpha()}
+            candidates.append((dict(zip(named.classes, named.columns, strict=True)), stem.startswith("log")))
+    for some in (golds, *COUNTED):
+        if found := around(numbers, some):
+            candidates.append((found, "log" in key_of(next(iter(found.values())))))
+    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
-    candidates.append(({letter: letters[letter] for letter in run}, None))
+    candidates.append(({letters[letter].strip(): letters[letter] for letter in run}, None))
     candidates.append((_of_sum_1(numbers, len(rows), golds), None))
     problem = ""
     for found, is_logarithm in candidates:
