@@ -242,11 +242,13 @@ def _preds_of(
         if name not in used and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
     }
     candidates = [name for key in ROLES["preds"].names for name in by_key[key] if name in free]
+    for name in candidates:
+        _read_texts(reader, name, labels, class_names)
     candidates = [name for name in candidates if arrays[name].dtype in FLOATS] or candidates
     several = [name for name in candidates if len(arrays[name].shape) > 1]
     if several:
-        if len(several) < len(candidates) and all(arrays[name].columns for name in several):
-            candidates = several  # beside class columns, a column such as `confidence` is derived
+        if len(several) < len(candidates) and reader.format in (*TABLES, "DataFrame"):
+            candidates = several  # beside classes, a column such as `confidence` is derived
         return [_with_labels(reader, name, labels, class_names) for name in candidates]
     columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
     numbers = [name for name in columns if arrays[name].dtype in FLOATS | WHOLE]

@@ -15,6 +15,7 @@ from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
+    FORECASTS,
     LOG_PROBS,
     NEUTRAL,
     OF_PREDICTED,
@@ -22,6 +23,7 @@ from torchcalib.io.names import (
     PROBS,
     TARGET_TIERS,
     key_of,
+    outcome_names,
 )
 
 Row = Mapping[str, Any]
@@ -76,11 +78,11 @@ ANSWERS = Fields(
         *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
     ),
     content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
-    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", "resolution")),
+    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", *FORECASTS)),
     chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
     correct=(
         *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
-        *("outcome", "resolution", "resolved", "resolved_to", "resolve", "score"),
+        *("outcome", *FORECASTS, "score"),
     ),
     response=(
         *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
@@ -94,9 +96,6 @@ ANSWERS = Fields(
     choices=("options", "choices"),
 )
 """Answers in lines and tables, chat responses, and files of right answers."""
-
-FORECASTS = ("resolution", "resolved", "resolved_to", "resolve")
-"""Names of outcomes of forecasts, whose confidence is the probability of "yes"."""
 
 LM_EVAL = Fields(
     question=("doc_id",), content=("doc_hash", "doc"), gold=("target",), correct=("acc", "exact_match"),
@@ -277,6 +276,8 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     if "confidence" not in found and len(others) == 1:
         found["confidence"] = others[0]
         taken.add(others[0])
+    if not {"chosen", "confidence", "correct"} & given.keys():
+        _check_event(found, rows, label)
     search("response", ANSWERS.response, _are_texts)
     data_sets = [by_name[each] for each in ANSWERS.data_set if each in by_name]
     taken.update(data_sets)
@@ -303,6 +304,24 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
         named=frozenset(given),
         found=tuple(fields),
     )
+
+
+def _check_event(found: Mapping[str, str], rows: Sequence[Row], label: str) -> None:
+    """Raise if a probability is not that of the answer, but of one of two answers: below 0.5 for all others."""
+    roles = ("gold", "chosen", "confidence")
+    if not found.keys() >= {*roles} or key_of(found["confidence"]) in (*CONFIDENCES, *OF_PREDICTED):
+        return
+    read = [[str(row.get(found[role], "")).strip() for role in roles] for row in rows]
+    labels = {text for gold, chosen, _ in read for text in (gold, chosen)} - {""}
+    event = (outcome_names(labels) or sorted(labels) or [""])[-1]
+    p = [(chosen == event, number_of(each)) for _, chosen, each in read]
+    if len(labels) == 2 and all(is_event == (each > 0.5) for is_event, each in p if each != 0.5) and any(
+        each < 0.5 for _, each in p
+    ):
+        raise InputError(
+            f"`{found['confidence']}` in `{label}` must be the confidence of the answer `{found['chosen']}`, got the "
+            f"probability of `{event}`. Use `report` for the probability of an event, or pass confidence='NAME'."
+        )
 
 
 def looked_for(roles: Roles) -> str:
@@ -347,10 +366,7 @@ def _are_outcomes(values: Sequence[Any]) -> bool:
 
 
 def _have_options(values: Sequence[Any]) -> bool:
-    return bool(values) and all(
-        isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
-        for value in values
-    )
+    return bool(values) and all(scores_in(value) is not None for value in values)
 
 
 def _have_labels(values: Sequence[Any]) -> bool:
