@@ -153,6 +153,15 @@ def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
     return ()
 
 
+def is_number(text: str) -> bool:
+    """Return whether `float` converts a text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def percent_in(text: str) -> float | None:
     """Return the number in a text such as "70%" or "70 %"; None for other texts."""
     match = _PERCENT.fullmatch(text)

@@ -24,7 +24,7 @@ from torchcalib.io.columns import (
     shown_classes,
     split,
 )
-from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -43,6 +43,7 @@ from torchcalib.io.names import (
     Shapes,
     Task,
     are_logits,
+    is_number,
     key_of,
     named_as_logits,
     numbered,
@@ -132,6 +133,8 @@ def find_roles(
         )
     for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
         if roles[role] is None:
+            if role == "preds" and (columns := _class_columns_of_text(reader)):
+                raise _wrong_dtype(reader, role, columns[0])
             raise InputError(
                 f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
                 f"{_listed(reader)}. {reader.advice}"
@@ -544,6 +547,25 @@ def _single(names: Iterable[str]) -> list[str]:
     return found if len(found) == 1 else []
 
 
+def _class_columns_of_text(reader: Reader) -> list[str]:
+    """Return columns such as `prob_cat` without numbers."""
+    names = [name for name, array in reader.arrays.items() if array.dtype not in FLOATS | WHOLE]
+    return [name for name in names if (parts := split(name)) and parts[0] in (*LOGITS, *PROBS)]
+
+
+def _wrong_dtype(reader: Reader, role: str, name: str) -> InputError:
+    """Return the error for an array with the dtype of another role, with a text, if it is one."""
+    array, (_, _, rule, advice) = reader.arrays[name], ROLES[role]
+    found = array.dtype
+    if found in TEXT and len(array.shape) == 1 and not array.columns:
+        (values,) = next(reader.stream([name], 2**16, allow_missing=True))
+        texts = [text for text in values.names if not is_number(text)] or values.names
+        found = f"the text {shown(next(filter(None, texts), ''), 28)}"
+        if role == "preds":
+            advice = "Write numbers with a decimal point, lists of them, or objects of label -> probability."
+    return InputError(f"`{name}` in `{reader.label}` must {rule}, got {found}. {advice}")
+
+
 def _listed(reader: Reader) -> str:
     members = {column for array in reader.arrays.values() for column in array.columns}
     return quoted(name for name in reader.arrays if name not in members)
@@ -573,9 +595,8 @@ def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.shape[0] == 0:
             continue
-        _, dtypes, rule, advice = ROLES[role]
-        if array.dtype not in dtypes:
-            raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
+        if array.dtype not in ROLES[role].dtypes:
+            raise _wrong_dtype(reader, role, name)
         if 0 in array.shape or array.row_bytes > most:
             raise InputError(
                 f"{where} must have non-empty rows of at most {most:,} bytes, "

@@ -178,7 +178,12 @@ class Lines(RowLog):
             return texts.index(wanted)
         if not isinstance(gold, bool) and (right := option_index(str(gold), options)) is not None:
             return right
-        if isinstance(gold, bool) or not options or numbers_of(options) is not None or not (whole := WHOLE.fullmatch(wanted)):
+        if (
+            isinstance(gold, bool)
+            or not options
+            or numbers_of(options) is not None
+            or not (whole := WHOLE.fullmatch(wanted))
+        ):
             return None
         index, n, last = int(whole[1]), len(options), ""
         letter = chr(ord("A") + min(max(index, 0), 26))

@@ -315,8 +315,10 @@ def _check_event(found: Mapping[str, str], rows: Sequence[Row], label: str) -> N
     labels = {text for gold, chosen, _ in read for text in (gold, chosen)} - {""}
     event = (outcome_names(labels) or sorted(labels) or [""])[-1]
     p = [(chosen == event, number_of(each)) for _, chosen, each in read]
-    if len(labels) == 2 and all(is_event == (each > 0.5) for is_event, each in p if each != 0.5) and any(
-        each < 0.5 for _, each in p
+    if (
+        len(labels) == 2
+        and all(is_event == (each > 0.5) for is_event, each in p if each != 0.5)
+        and any(each < 0.5 for _, each in p)
     ):
         raise InputError(
             f"`{found['confidence']}` in `{label}` must be the confidence of the answer `{found['chosen']}`, got the "

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, is_number, opened_lines, opened_text, text_layout
+from torchcalib.io.names import is_number
+from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, opened_lines, opened_text, text_layout
 
 try:
     import orjson  # parses a line three times as fast
