@@ -39,7 +39,8 @@ _WORDS = (
     "correct pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id "
     "ids rank value values val count threshold cutoff weight weights score scores prob probs probability confidence "
     "conf argmax chosen selected type number name loss hash calibrated uncalibrated uncertainty ensemble ens weighted "
-    "temp error err lower upper nll brier ece spread iqr quantile skew kurtosis model of in the best worst highest lowest"
+    "temp error err lower upper nll brier ece spread iqr quantile skew kurtosis model of in the "
+    "best worst highest lowest"
 )
 _DERIVED = frozenset(_WORDS.split())
 """Words of columns that are computed from the classes, or that describe a row."""
@@ -130,8 +131,8 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     else:
         named = {}
     full = {name.strip(): name for name in columns}
-    counted = (around(columns, pair) for pair in COUNTED)
-    known = [kind for kind in (named, around(columns, {*labels, *wanted}), full, _between(columns), *counted) if kind]
+    counted = [kind for pair in COUNTED for kind in around(columns, pair)]
+    known = [kind for kind in (named, *around(columns, {*labels, *wanted}), full, _between(columns), *counted) if kind]
     fits = (kind for kind in known if wanted and {*wanted} <= {*kind})
     if chosen := next(fits, None):
         return ClassColumns(tuple(chosen[name] for name in wanted), tuple(wanted))
@@ -145,24 +146,25 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     return ClassColumns(tuple(found[name] for _, name in by_number), names)
 
 
-def around(columns: Iterable[str], labels: Collection[str]) -> dict[str, str]:
-    """Return columns of scores by class, whose names are classes within a text that they share; {} for other columns.
+def around(columns: Iterable[str], labels: Collection[str]) -> list[dict[str, str]]:
+    """Return arrays of columns of scores by class, whose names are classes within a text that they share.
 
     All labels are classes. Names are such as `cat_prob`, `P(cat)` and `gpt_choiceA_probs`.
     """
     full, label = {name.strip(): name for name in columns}, max(labels, key=len, default="")
     if not label:
-        return {}
+        return []
     word = re.compile(rf"(?:(?<![^\W_])|(?<=[a-z])(?=[A-Z])){re.escape(label)}(?![^\W_])")
     texts = {(name[: match.start()], name[match.end() :]): None for name in full for match in word.finditer(name)}
+    arrays = []
     for before, after in islice(texts, _MOST_TEXTS):
         if are_logits(re.sub(r"\W", "_", f"{before}_{after}")) is None:
             continue
         named = [x for x in full if x.startswith(before) and x.endswith(after) and len(x) > len(before + after)]
         found = {name[len(before) : len(name) - len(after)]: full[name] for name in named}
         if len(found) > 1 and {*labels} <= found.keys():
-            return {kind: found[kind] for kind in classes_among(list(found), labels)}
-    return {}
+            arrays.append({kind: found[kind] for kind in classes_among(list(found), labels)})
+    return arrays
 
 
 def are_options(names: Iterable[str]) -> bool:

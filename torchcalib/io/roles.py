@@ -256,11 +256,11 @@ def _preds_of(
     columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
     numbers = [name for name in columns if arrays[name].dtype in FLOATS | WHOLE]
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
-    if len(named) < max(2, len(class_names or labels)):
-        some = (labels, *(COUNTED if not candidates else ()))
-        named = next((list(found.values()) for each in some if (found := around(numbers, each))), [])
-    if named:
+    if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
+    for some in (labels, *(COUNTED if not candidates else ())):
+        if found := around(numbers, some):
+            return [reader.compose(list(each.values()), labels, class_names) for each in found]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
         candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates

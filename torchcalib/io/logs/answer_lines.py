@@ -33,13 +33,13 @@ from torchcalib.io.logs.answers import (
     start_of,
 )
 from torchcalib.io.logs.blocks import NONE, Answer, Columns
-from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
+from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, id_of, roles_of
 from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
-_UNMATCHED = "answer without a right answer in the second file"
+UNMATCHED = "answer without a right answer in the second file"
 
 
 class Lines(RowLog):
@@ -102,7 +102,7 @@ class Lines(RowLog):
     def _document_of(self, row: Mapping[str, Any], index: int) -> str:
         roles = self.roles
         value = None if roles.question is None else row.get(roles.question)
-        name = str(value) if value is not None else str(index) if roles.question is None else f"row {index}"
+        name = id_of(value) if value is not None else str(index) if roles.question is None else f"row {index}"
         return self.document_of(*(row.get(each) for each in roles.data_sets), name)
 
     def _content_of(self, row: Mapping[str, Any], gold: Any) -> str:
@@ -111,12 +111,14 @@ class Lines(RowLog):
 
     def _gold_of(self, row: Mapping[str, Any]) -> Any:
         """Return the right answer of a row, or of the second file; None without one."""
-        if self.options.gold is None:
+        gold = self.options.gold
+        if gold is None:
             return None if self.roles.gold is None else row.get(self.roles.gold)
-        names = [self._document_of(row, 0), "" if self.roles.question is None else str(row.get(self.roles.question))]
-        found = next((self.options.gold[name] for name in names if name in self.options.gold), None)
+        name = "" if self.roles.question is None else id_of(row.get(self.roles.question))
+        found = next((gold[x] for x in (self._document_of(row, 0), name) if x in gold), None)
         if found is None:
-            self.counts[_UNMATCHED] += 1
+            self.counts[UNMATCHED] += 1
+            self.unmatched = self.unmatched or name
         return found
 
     def _count_abstention(self, answer: Answer, row: Mapping[str, Any], gold: Any, logged: Any) -> None:
@@ -165,8 +167,8 @@ class Lines(RowLog):
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option; None if it has no probability.
 
-        A label names an option by the rules of `io.columns.positions`. It may also differ in case, or be a letter, or an
-        index from 0 of options that have no numbers. With a list of choices, numbers are indices.
+        A label names an option by the rules of `io.columns.positions`. It may also differ in case, be a letter, or be
+        an index from 0 of options that have no numbers. With a list of choices, numbers are indices.
         """
         has_choices = self.roles.choices is not None
         with suppress(ValueError):
@@ -398,7 +400,7 @@ _MOST_TEXT = 2**16  # letters of a text with probabilities
 @lru_cache(2**10)
 def _agree(gold: str, chosen: str) -> bool:
     """Return True for the same answer: the same text or number, or the letter with the index of the other."""
-    a, b = gold.strip(), chosen.strip()
+    a, b = (text.strip().rstrip(".").rstrip() for text in (gold, chosen))
     if a.casefold() == b.casefold():
         return True
     index, letter = (a, b) if _is_index(a) else (b, a)

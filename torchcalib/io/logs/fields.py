@@ -172,6 +172,11 @@ def correctness(value: Any) -> float:
     return number if number in (0.0, 1.0) else math.nan
 
 
+def id_of(value: Any) -> str:
+    """Return an id as text. Whole floats are integers, as in tables with missing values."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def first(row: Row, names: Sequence[str]) -> Any:
     """Return the value of the first field that has one; None without any."""
     return next((value for name in names if (value := row.get(name)) is not None), None)
@@ -394,8 +399,13 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
             named = class_columns(columns, golds)
             candidates.append((dict(zip(named.classes, named.columns, strict=True)), stem.startswith("log")))
     for some in (golds, *COUNTED):
-        if found := around(numbers, some):
-            candidates.append((found, "log" in key_of(next(iter(found.values())))))
+        arrays = around(numbers, some)
+        if len(arrays) > 1 and not candidates:
+            raise InputError(
+                f"`{label}` must have one column for each option, got {quoted(arrays[0].values())} and "
+                f"{quoted(arrays[1].values())}. Remove the columns of other systems."
+            )
+        candidates += [(found, "log" in key_of(next(iter(found.values())))) for found in arrays]
     letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
     candidates.append(({letters[letter].strip(): letters[letter] for letter in run}, None))

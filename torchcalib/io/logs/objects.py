@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ _MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its 
 _COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
 """Bytes of an object with up to 5 keys, of an array, of a value after a comma, and of a key with its place."""
 _IN_PARTS = "Write a format that is read in parts, such as .eval or .jsonl."
-_LINE = re.compile(rb"\S[^\n]*")  # a line that is not blank, from its first letter
 _BATCH = 2**12  # rows of a table that are converted at once
 _MISSING = ("", "NaN", "nan")  # cells of text files without a value
 _NO_NUMBERS = ("NA", "N/A", "null", "None")  # the same in columns of numbers: in columns of text, they may be classes
@@ -203,13 +201,14 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
             if text.isspace():
                 place += text.count(b"\n")
                 continue
-            lines, places, end = [], [], 0
-            for line in _LINE.finditer(text):
-                place += text.count(b"\n", end, line.start())
-                end = line.start()
-                lines.append(line[0])
-                places.append(place)
-            place += text.count(b"\n", end)
+            lines = text.removesuffix(b"\n").split(b"\n")
+            places: Sequence[int] = range(place, place + len(lines))
+            place += len(lines)
+            is_blank = [not line or line.isspace() for line in lines]
+            if any(is_blank):
+                lines, places = (
+                    [x for x, blank in zip(each, is_blank, strict=True) if not blank] for each in (lines, places)
+                )
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
                 yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
