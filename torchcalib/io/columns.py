@@ -48,8 +48,9 @@ _LAST = ("id", "ids", "idx", "index", "gap", "margin", "entropy", "threshold", "
 _RANKED = re.compile(r"top_?k?\d*|(?:top|rank|second|max|min)\d+|q\d{1,3}|p\d{1,3}")
 
 
-COUNTED = (("A", "B"), ("0", "1"), ("1", "2"))
-"""Names of the first two classes that are letters or numbers."""
+_COUNTED = (("A", "B"), ("0", "1"), ("1", "2"))  # the first two classes that are letters or numbers
+_OF_CLASSES = re.compile(r"((.*[_\W])?(class|choice|option|answer|label)[_\W]?)?", re.IGNORECASE)
+"""Texts before letters or numbers of classes. After others, they may be those of models, or ranks: `model_1_prob`."""
 
 MATCH_NAMES = "Rename the columns, or pass class_names=[...] with the labels in the order of the columns."
 """Advice for labels that are no class."""
@@ -131,8 +132,8 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     else:
         named = {}
     full = {name.strip(): name for name in columns}
-    counted = [kind for pair in COUNTED for kind in around(columns, pair)]
-    known = [kind for kind in (named, *around(columns, {*labels, *wanted}), full, _between(columns), *counted) if kind]
+    known = [named, *around(columns, {*labels, *wanted}), full, _between(columns), *around(columns)]
+    known = [kind for kind in known if kind]
     fits = (kind for kind in known if wanted and {*wanted} <= {*kind})
     if chosen := next(fits, None):
         return ClassColumns(tuple(chosen[name] for name in wanted), tuple(wanted))
@@ -146,19 +147,26 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     return ClassColumns(tuple(found[name] for _, name in by_number), names)
 
 
-def around(columns: Iterable[str], labels: Collection[str]) -> list[dict[str, str]]:
+def around(columns: Iterable[str], labels: Collection[str] = ()) -> list[dict[str, str]]:
     """Return arrays of columns of scores by class, whose names are classes within a text that they share.
 
-    All labels are classes. Names are such as `cat_prob`, `P(cat)` and `gpt_choiceA_probs`.
+    Names are such as `cat_prob`, `P(cat)` and `gpt_choiceA_probs`. All labels are classes. Without labels, classes are
+    letters or numbers.
     """
-    full, label = {name.strip(): name for name in columns}, max(labels, key=len, default="")
-    if not label:
-        return []
-    word = re.compile(rf"(?:(?<![^\W_])|(?<=[a-z])(?=[A-Z])){re.escape(label)}(?![^\W_])")
+    full = {name.strip(): name for name in columns}
+    if labels:
+        return _around(full, labels, re.compile(".*", re.DOTALL))
+    return next((found for pair in _COUNTED if (found := _around(full, pair, _OF_CLASSES))), [])
+
+
+def _around(full: Mapping[str, str], labels: Collection[str], allowed: re.Pattern[str]) -> list[dict[str, str]]:
+    """Return the arrays of `around` among columns by their names, after texts that are allowed."""
+    label = re.escape(max(labels, key=len))
+    word = re.compile(rf"(?:(?<![^\W_])|(?<=[a-z])(?=[A-Z])){label}(?![^\W_])")
     texts = {(name[: match.start()], name[match.end() :]): None for name in full for match in word.finditer(name)}
     arrays = []
     for before, after in islice(texts, _MOST_TEXTS):
-        if are_logits(re.sub(r"\W", "_", f"{before}_{after}")) is None:
+        if not allowed.fullmatch(before) or are_logits(re.sub(r"\W", "_", f"{before}_{after}")) is None:
             continue
         named = [x for x in full if x.startswith(before) and x.endswith(after) and len(x) > len(before + after)]
         found = {name[len(before) : len(name) - len(after)]: full[name] for name in named}

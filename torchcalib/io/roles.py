@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
 from torchcalib.io.columns import (
-    COUNTED,
     agree,
     around,
     check_order,
@@ -258,9 +257,9 @@ def _preds_of(
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
     if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
-    for some in (labels, *(COUNTED if not candidates else ())):
-        if found := around(numbers, some):
-            return [reader.compose(list(each.values()), labels, class_names) for each in found]
+    found = around(numbers, labels) if labels else []
+    if found or (not candidates and (found := around(numbers))):
+        return [reader.compose(list(each.values()), labels, class_names) for each in found]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
         candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates
@@ -559,10 +558,13 @@ def _wrong_dtype(reader: Reader, role: str, name: str) -> InputError:
     found = array.dtype
     if found in TEXT and len(array.shape) == 1 and not array.columns:
         (values,) = next(reader.stream([name], 2**16, allow_missing=True))
-        texts = [text for text in values.names if not is_number(text)] or values.names
+        texts = [text for text in values.names if not is_number(text.strip().removesuffix("%"))] or values.names
         found = f"the text {shown(next(filter(None, texts), ''), 28)}"
         if role == "preds":
-            advice = "Write numbers with a decimal point, lists of them, or objects of label -> probability."
+            advice = (
+                "Write numbers with a decimal point, lists of them, or objects of label -> probability, and divide "
+                "percentages by 100."
+            )
     return InputError(f"`{name}` in `{reader.label}` must {rule}, got {found}. {advice}")
 
 

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import COUNTED, around, class_columns, classes_among, groups_of, split
+from torchcalib.io.columns import around, class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -398,7 +398,7 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
         if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
             named = class_columns(columns, golds)
             candidates.append((dict(zip(named.classes, named.columns, strict=True)), stem.startswith("log")))
-    for some in (golds, *COUNTED):
+    for some in (golds, ()):
         arrays = around(numbers, some)
         if len(arrays) > 1 and not candidates:
             raise InputError(
