@@ -1199,7 +1199,7 @@ REPORTS = [
      ValueError, lambda: tc.audit(unjudged("{}"), gold={float(k): "ab"[k % 2] for k in range(9)},
                                   with_calibration=False)),
     (lambda: tc.audit([{**row, "answer": k % 3 - 1} for k, row in enumerate(unjudged("{}"))], with_calibration=False),
-     "must have indices of right answers from 0 to 1, got -1 in row 1. Write letters or texts"),
+     "must have indices of right answers from 0 to 1 (0 for a), got -1 in row 1. Write letters or texts"),
     (lambda: tc.audit([{f"{x}_option{k}_prob": 0.5 for x in "ab" for k in "AB"} | {"answer": "A"}] * 2,
                       with_calibration=False), "must have one column for each option, got `a_optionA_prob`"),
     (lambda: tc.audit(stated(), stated(id="other"), with_calibration=False), "questions in common"),

@@ -170,33 +170,28 @@ class Lines(RowLog):
         A label names an option by the rules of `io.columns.positions`. It may also differ in case, be a letter, or be
         an index from 0 of options that have no numbers. With a list of choices, numbers are indices.
         """
-        has_choices = self.roles.choices is not None
-        with suppress(ValueError):
-            found = positions([gold], options) if not (has_choices and _is_index(gold)) else None
-            if found is not None:
-                return found[gold]
+        if self.roles.choices is None or not _is_index(gold):
+            with suppress(ValueError):
+                if (found := positions([gold], options)) is not None:
+                    return found[gold]
         texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
         if texts.count(wanted) == 1:
             return texts.index(wanted)
         if not isinstance(gold, bool) and (right := option_index(str(gold), options)) is not None:
             return right
-        if (
-            isinstance(gold, bool)
-            or not options
-            or numbers_of(options) is not None
-            or not (whole := WHOLE.fullmatch(wanted))
-        ):
+        whole = WHOLE.fullmatch(wanted)
+        if whole is None or not options or numbers_of(options) is not None:
             return None
-        index, n, last = int(whole[1]), len(options), ""
-        letter = chr(ord("A") + min(max(index, 0), 26))
-        if are_letters(options):
-            n, last = max(n, ord(max(self._letters, default="A")) - ord("A") + 1), " (0 for A)"
+        names: Sequence[str] = options
+        if are_letters(options):  # some of A to the last letter of any row
+            names = [chr(code) for code in range(ord("A"), ord(max({*options, *self._letters})) + 1)]
+        index, n = int(whole[1]), len(names)
         if not 0 <= index < n:
             raise InputError(
-                f"`{self.path}` must have indices of right answers from 0 to {n - 1}{last}, got {index} in {place}. "
-                "Write letters or texts, or subtract 1 from all indices if they count from 1."
+                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for {names[0]}), got {index} "
+                f"in {place}. Write letters or texts, or subtract 1 from all indices if they count from 1."
             )
-        return index if not last else options.index(letter) if letter in options else None
+        return options.index(names[index]) if names[index] in options else None
 
 
 class Responses(Lines):
