@@ -257,9 +257,9 @@ def _preds_of(
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
     if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
-    found = around(numbers, labels) if labels else []
-    if found or (not candidates and (found := around(numbers))):
-        return [reader.compose(list(each.values()), labels, class_names) for each in found]
+    systems = around(numbers, labels) if labels else []
+    if systems or (not candidates and (systems := around(numbers))):
+        return [reader.compose(list(each.values()), labels, class_names) for each in systems]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
         candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates

@@ -204,11 +204,9 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
             lines = text.removesuffix(b"\n").split(b"\n")
             places: Sequence[int] = range(place, place + len(lines))
             place += len(lines)
-            is_blank = [not line or line.isspace() for line in lines]
-            if any(is_blank):
-                lines, places = (
-                    [x for x, blank in zip(each, is_blank, strict=True) if not blank] for each in (lines, places)
-                )
+            if b"" in lines or any(map(bytes.isspace, lines)):
+                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
+                lines = [line for line in lines if line.strip()]
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
                 yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
