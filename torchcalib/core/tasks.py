@@ -127,7 +127,8 @@ def as_tensors(
 
 def _check_index(preds: Any, target: Any) -> None:
     """Warn if the rows of two objects of pandas have the same names in different orders."""
-    own, other = getattr(preds, "index", None), getattr(target, "index", None)
+    own: Any = getattr(preds, "index", None)
+    other: Any = getattr(target, "index", None)
     if not (hasattr(own, "equals") and hasattr(other, "equals")) or len(own) != len(other) or own.equals(other):
         return
     if own.is_unique and own.sort_values().equals(other.sort_values()):
