@@ -1096,6 +1096,15 @@ def stated(n=9, **changes):
     return [{"id": k, "confidence": 0.5 + 0.05 * k, "correct": k % 2 == 0, **changes} for k in range(n)]
 
 
+def chosen(n=9):
+    return [{"id": k, "truth": "yes", "prediction": ("no", "yes")[k % 2], "probability": (0.2, 0.9)[k % 2]}
+            for k in range(n)]  # fmt: skip
+
+
+def unjudged(name, n=9):
+    return [{"id": name.format(k), "probs": {"a": 0.6, "b": 0.4}} for k in range(n)]
+
+
 def of_frame(data=None, target="label", drop=(), **options):
     import pandas as pd
 
@@ -1190,6 +1199,17 @@ REPORTS = [
         ({"words": {"high": 90}}, "in [0, 1], got 90 for 'high'"),
         ({"as_published": "mmlu"}, "`as_published` must be")),
     (lambda: tc.audit(iter(stated())), "must be a path, a DataFrame or a list of dicts, got list_iterator"),
+    (lambda: tc.audit(chosen(), with_calibration=False),
+     "`probability` in `list` must be the confidence of the answer `prediction`, got the probability of `yes`",
+     ValueError, lambda: tc.audit(chosen(), confidence="probability", with_calibration=False)),
+    (lambda: tc.audit(unjudged("q{}"), gold=dict.fromkeys(range(9), "a"), with_calibration=False),
+     "`gold` must have the ids of `list`, got no right answer for the first id 'q0', and the ids `0`, `1`, `2`",
+     ValueError, lambda: tc.audit(unjudged("{}"), gold={float(k): "ab"[k % 2] for k in range(9)},
+                                  with_calibration=False)),
+    (lambda: tc.audit([{**row, "answer": k % 3 - 1} for k, row in enumerate(unjudged("{}"))], with_calibration=False),
+     "must have indices of right answers from 0 to 1 (0 for a), got -1 in row 1. Write letters or texts"),
+    (lambda: tc.audit([{f"{x}_option{k}_prob": 0.5 for x in "ab" for k in "AB"} | {"answer": "A"}] * 2,
+                      with_calibration=False), "must have one column for each option, got `a_optionA_prob`"),
     (lambda: tc.audit(stated(), stated(id="other"), with_calibration=False), "questions in common"),
     (lambda: tc.audit(stated(), [{"id": k, "probs": {"a": 0.6, "b": 0.4}, "answer": "a"} for k in range(9)],
                       with_calibration=False), "a confidence in common, got `reported` and `probabilities`"),

@@ -149,6 +149,12 @@ LAYOUTS = [
     classes("names that end in digits", named_columns("prob_type", range(1, 5)), named_columns("type", range(1, 5))),
     classes("labels of transformers", named_columns("prob_LABEL_", range(4)), named_columns("LABEL_", range(4))),
     classes("synsets", named_columns("prob_n0208", [5620, 5782, 5936]), named_columns("n0208", [5620, 5782, 5936])),
+    # names of classes within other texts
+    classes("text after the names", [f"{name}_prob" for name in ANIMALS], ANIMALS, order=[1, 0, 3, 2]),
+    classes("names in brackets", [f"P({name})" for name in ANIMALS], ANIMALS, order=[1, 0, 3, 2]),
+    classes("numbers before a text", [f"{k}_prob" for k in range(4)], range(4), order=[1, 0, 3, 2]),
+    classes("ranks as names", named_columns("prob_", ["p1", "p2", "p3"]), ["p1", "p2", "p3"]),
+    classes("names for missing values", named_columns("prob_", ["None", "NA", "mild"]), ["None", "NA", "mild"]),
     # misleading columns
     classes("a maximum", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_max": TOP}),
     classes("a mean and a gap", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_mean": TOP, "prob_gap": TOP}),
@@ -179,6 +185,11 @@ LAYOUTS = [
         "tensors as text", {"probs": [f"tensor({row})" for row in PROBS.tolist()], "label": LABELS},
         of_label(PROBS, LABELS),
     ),
+    single("vectors of numpy",
+           {"probs": [f"[{', '.join(map(repr, row))}]" for row in PROBS], "label": LABELS}, of_label(PROBS, LABELS)),
+    single("vectors without brackets, and a confidence",
+           {"probs": [" ".join(map(str, row)) for row in PROBS.tolist()], "confidence": TOP, "label": LABELS},
+           of_label(PROBS, LABELS)),
     single(
         "objects", {"probs": by_class(slice(None)), "label": [ANIMALS[k] for k in LABELS]}, of_label(PROBS, LABELS)
     ),
@@ -207,6 +218,7 @@ LAYOUTS = [
     single("words", {"prob": P.tolist(), "label": [("no", "yes")[y] for y in Y]}),
     single("the positive class", {"prob_spam": P.tolist(), "label": [("ham", "spam")[y] for y in Y]}),
     single("a p-value", {"p_value": P[::-1].tolist(), "prob": P.tolist(), "label": Y.tolist()}),
+    single("forecasts", {"forecast": P.tolist(), "resolved": [("no", "yes")[y] for y in Y]}),
     single("confidences", {"confidence": P.tolist(), "correct": Y.tolist()}),
     single("capitals of confidences", {"Model Confidence": P.tolist(), "isCorrect": Y.tolist()}),
     single("a row number", {"id": list(range(N)), "confidence": P.tolist(), "correct": (Y == 1).tolist()}),
@@ -249,6 +261,11 @@ LAYOUTS = [
     single("predicted names of numbers",
            {"label": LABELS, "pred_label": [f"LABEL_{k}" for k in CHOICE], "score": TOP},
            "must have the labels of the targets"),
+    single("columns of two systems",
+           {**{f"{x}_choice{k}_prob": TOP for x in "ab" for k in "ABCD"}, "label": ["ABCD"[k] for k in LABELS]},
+           "must contain one array of predictions"),
+    single("words as probabilities", {"prob_cat": ["high"] * N, "prob_dog": ["low"] * N, "label": ["cat"] * N},
+           "`prob_cat` in .* must be floating-point predictions, got the text 'high'"),
     single("no predictions", {"age": P.tolist(), "label": Y.tolist()}, "must contain predictions under a known name"),
     single("no targets", {"prob": P.tolist(), "age": Y.tolist()}, "must contain targets under a known name"),
     single("two predictions", {"prob": P.tolist(), "score": P.tolist(), "label": Y.tolist()},
@@ -274,12 +291,13 @@ def files(layout, folder):
     table = pd.DataFrame(layout.columns)
     table.to_csv(folder / "t.csv", index=False)
     table.to_csv(folder / "t.tsv", index=False, sep="\t")
-    rows = table.to_csv(index=False, sep=";")
+    rows = table.to_csv(index=False, sep=";").replace("\n", "\n# a comment, between rows\n", 1)
     (folder / "comments.csv").write_text(f"# written by a program, seed 0\n# two lines\n{rows}")
     table.to_csv(folder / "tabs.csv", index=False, sep="\t")
     table.to_json(folder / "t.jsonl", orient="records", lines=True, double_precision=15)
     table.to_json(folder / "t.json", orient="records", double_precision=15)
     rows = json.loads((folder / "t.json").read_text())
+    (folder / "columns.json").write_text(json.dumps({name: [row[name] for row in rows] for name in layout.columns}))
     (folder / "results.json").write_text(json.dumps({"model": "m", "n": [1], "results": rows}))
     table.to_parquet(folder / "t.parquet")
     yield from sorted(folder.iterdir())

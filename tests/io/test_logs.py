@@ -229,7 +229,7 @@ def test_probabilities_by_option_are_mappings_or_lists(tmp_path):
 
 
 def test_the_right_option_may_be_an_index(tmp_path):
-    rows = [{"gold": gold, "probs": {"red": 0.75, "blue": 0.25}} for gold in (1, "blue", 7)]
+    rows = [{"gold": gold, "probs": {"red": 0.75, "blue": 0.25}} for gold in (1, "blue", "pink")]
     found = answers_of(write_lines(tmp_path / "a.jsonl", rows))
     assert [answer.right for answer in found] == [(1,), (1,), ()]
 
@@ -408,6 +408,11 @@ PROBS = {"item_id": 1, "gold": "a", "probs": {"a": 0.75, "b": 0.25}}
         ([ROW, [1, 2]], "line 2 must contain an object, got list"),
         ([{**PROBS, "probs": {"a": 75, "b": 25}}], r"probabilities in \[0, 1\], got 75 in line 1. Divide percentages"),
         ([{**PROBS, "probs": {"a": "high", "b": 0.1}}], "got 'high' in line 1"),
+        (
+            [{**PROBS, "gold": 1}, {**PROBS, "gold": 2}],
+            r"right answers from 0 to 1 \(0 for a\), got 2 in line 2\. Write letters",
+        ),
+        ([{**PROBS, "gold": -1}], r"right answers from 0 to 1 \(0 for a\), got -1 in line 1"),
         ([{**PROBS, "confidence": 710}], "in \\[0, 1\\] or \\[0, 100\\], got 710 in the confidence of line 1"),
         ([{**PROBS, "confidence": 10**400}], "in the confidence of line 1"),
         ([RESPONSE], "which are at most 0, got 0.75 in line 1"),

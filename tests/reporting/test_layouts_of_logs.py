@@ -12,7 +12,7 @@ from torchcalib import audit
 from torchcalib.io.errors import InputError
 
 QUICK = {"with_calibration": False, "with_intervals": False}
-N, LETTERS, TEXTS = 60, "ABCD", ("red", "blue", "green", "pink")
+N, LETTERS, TEXTS, MISSING = 60, "ABCD", ("red", "blue", "green", "pink"), ("None", "NA", "null", "mild")
 _rng = random.Random(3)
 PROBS, RIGHT = [], []
 for _ in range(N):
@@ -66,6 +66,10 @@ OPTIONS = {
     ),
     "log-probabilities": rows(lambda p, y, _: {"gold": LETTERS[y], "logprobs": columns([math.log(q) for q in p])}),
     "lists": rows(lambda p, y, _: {"gold": TEXTS[y], "choices": list(TEXTS), "probs": p}),
+    "text after the options": rows(lambda p, y, _: {"label": TEXTS[y], **columns(p, [f"{x}_prob" for x in TEXTS])}),
+    "words for missing values": rows(
+        lambda p, y, _: {"label": MISSING[y], **columns(p, [f"prob_{x}" for x in MISSING])}
+    ),
     "lists of objects": rows(
         lambda p, y, _: {"gold": TEXTS[y], "probs": [{"label": x, "prob": q} for x, q in zip(TEXTS, p, strict=True)]}
     ),
@@ -172,6 +176,17 @@ def test_options_name_fields_that_no_list_knows():
 def test_misleading_layouts_raise_errors(layout, error):
     with pytest.raises(InputError, match=error):
         audit(layout, **QUICK)
+
+
+def test_numbers_are_outcomes_of_columns_and_indices_of_choices():
+    layout = rows(lambda p, y, _: {"gold": int(y > 1), "prob_yes": p[0], "prob_no": 1 - p[0]})
+    listed = [
+        {"gold": 1 - row["gold"], "choices": ["yes", "no"], "probs": [row["prob_yes"], row["prob_no"]]}
+        for row in layout
+    ]
+    nll = -math.fsum(math.log(row["prob_yes"] if row["gold"] else row["prob_no"]) for row in layout) / N
+    for log in (layout, listed):
+        assert audit(log, **QUICK)["probabilities"].value("nll") == pytest.approx(nll, rel=1e-9)
 
 
 def test_a_letter_without_a_probability_does_not_change_the_others():

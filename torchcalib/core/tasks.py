@@ -101,6 +101,7 @@ def data_of(
         preds = _fractions(preds, target)
     classes: tuple[str, ...] = ()
     if column_names(preds):
+        _check_index(preds, target)
         preds, classes = class_table("preds", preds, target, class_names)
     classes = tuple(class_names) or classes
     preds = as_tensor("preds", preds)
@@ -122,6 +123,19 @@ def as_tensors(
     if are_plain((preds, target) if weights is None else (preds, target, weights)):
         return preds, target, weights
     return data_of(preds, target, weights, **how)[:3]
+
+
+def _check_index(preds: Any, target: Any) -> None:
+    """Warn if the rows of two objects of pandas have the same names in different orders."""
+    own: Any = getattr(preds, "index", None)
+    other: Any = getattr(target, "index", None)
+    if not (hasattr(own, "equals") and hasattr(other, "equals")) or len(own) != len(other) or own.equals(other):
+        return
+    if own.is_unique and own.sort_values().equals(other.sort_values()):
+        warn(
+            "`preds` and `target` have the same index in different orders. Their rows are combined by position. "
+            "Pass target.loc[preds.index] to combine them by name."
+        )
 
 
 def _columns_of_classes(target: Any, classes: Sequence[str]) -> Tensor:

@@ -9,6 +9,11 @@ from typing import Any
 from torchcalib.io.names import percent_in
 
 _VECTOR = re.compile(r"(?:(?:np\.)?array|tensor)?\(?\s*\[([^\[\]{}]*)\]\s*(?:,[^\[\]{}]*)?\)?")
+_OF_NUMPY = re.compile(r"np\.float\d+\(([^()]*)\)")
+_NUMBER = r"-?\d*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)"
+_PLAIN = re.compile(rf"{_NUMBER}(?:(?:\s*[,;]\s*|\s+){_NUMBER})+", re.IGNORECASE)
+"""Numbers without brackets. They have a decimal point: `0,7` is a number."""
+_STARTS = frozenset("[{(ant-.0123456789")  # of vectors and objects
 LABEL_KEYS = ("label", "value", "option", "letter", "text")
 SCORE_KEYS = ("score", "probability", "prob", "p", "logprob")
 """Keys of the label and the score of an option in a list of objects."""
@@ -16,9 +21,11 @@ SCORE_KEYS = ("score", "probability", "prob", "p", "logprob")
 
 def parsed(text: str) -> Any:
     """Return the value of a text in the notation of JSON, Python, numpy or torch; None for another text."""
+    text = _OF_NUMPY.sub(r"\1", text.strip())
+    text = f"[{text}]" if _PLAIN.fullmatch(text) else re.sub(r"^\((.*)\)$", r"[\1]", text, flags=re.DOTALL)
     for parse in (json.loads, ast.literal_eval, _numbers_of_array):
         try:
-            return parse(text.strip())
+            return parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     return None
@@ -27,7 +34,7 @@ def parsed(text: str) -> Any:
 def _numbers_of_array(text: str) -> list[float] | None:
     """Return the numbers of a text such as `[0.1 0.9]` or `tensor([0.1, 0.9], device='cuda:0')`."""
     match = _VECTOR.fullmatch(text)
-    return match and [float(number) for number in re.split(r"[\s,]+", match[1].strip(" \n\t\r,"))]
+    return match and [float(number) for number in re.split(r"[\s,;]+", match[1].strip(" \n\t\r,"))]
 
 
 def scores_in(cell: Any) -> list[Any] | dict[str, Any] | None:
@@ -36,7 +43,7 @@ def scores_in(cell: Any) -> list[Any] | dict[str, Any] | None:
     A cell is a list, an object of label -> score, a list of objects such as `{"label": "cat", "score": 0.9}`, which
     pipelines of Hugging Face return, or the text of one of them.
     """
-    found = parsed(cell) if isinstance(cell, str) and cell.strip()[:1] in ("[", "{", "a", "n", "t") else cell
+    found = parsed(cell) if isinstance(cell, str) and cell.strip()[:1] in _STARTS else cell
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
         found = found[0]
     if isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):

@@ -2,7 +2,8 @@
 
 Files, frames, tables and functions use these rules. Neither torch nor numpy is imported.
 
-1. Columns with a known stem, such as `prob_cat` and `prob_dog`, are one array. Columns whose names are labels are too.
+1. Columns with a known stem, such as `prob_cat` and `prob_dog`, are one array. Columns whose names are labels are too,
+   alone or in a text that they share, such as `cat_prob` and `P(cat)`.
 2. A derived column, such as `prob_max`, is no class, unless a label has its name.
 3. Columns whose names are numbers, or numbers in a common text, are ordered by number. Their classes are called by the
    numbers, unless labels are text. Columns A, B, C ... are ordered by letter. Others keep their order.
@@ -13,21 +14,24 @@ Files, frames, tables and functions use these rules. Neither torch nor numpy is 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from os.path import commonprefix
-from string import ascii_uppercase
+from string import ascii_lowercase, ascii_uppercase
 from typing import NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.names import LOGITS, NEUTRAL, OUTCOMES, PROBS, TARGET_TIERS, key_of, outcome_names
+from torchcalib.io.names import LOGITS, NEUTRAL, OUTCOMES, PROBS, TARGET_TIERS, are_logits, key_of, outcome_names
 
 _STEMS = "|".join(
     sorted({*LOGITS, *PROBS, *NEUTRAL, *TARGET_TIERS[0], *TARGET_TIERS[1]}, key=lambda stem: (-len(stem), stem))
 ).replace("_", "[_ ]?")
 _LETTER = r"(?<=(?-i:[a-z]))(?-i:([A-Z]))"  # directly after the stem, as in `probA`
 _BY_CLASS = re.compile(rf"#?\s*({_STEMS})(?:[_.: ]+(-\d+)|[_.:\- ]+(.*\S)|(\d+)|{_LETTER})", re.IGNORECASE)
-_WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
+WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
+"""A whole number as text."""
 _NUMBER = re.compile(r"(-?\d+)(?:\.0+)?(\D*)")
 _MAX_DIGITS = 6  # longer numbers beside a text are identifiers, such as synsets
+_MOST_TEXTS = 20  # texts around a label that are tried
 _MAX_DIGITS_ALONE = 18  # longer numbers do not fit into int64
 _WORDS = (
     "max maximum min minimum mean avg average median std stdev sd var variance sum total range gap margin diff "
@@ -35,13 +39,18 @@ _WORDS = (
     "correct pred predicted prediction preds predictions top second runner scale scaled temperature bias index idx id "
     "ids rank value values val count threshold cutoff weight weights score scores prob probs probability confidence "
     "conf argmax chosen selected type number name loss hash calibrated uncalibrated uncertainty ensemble ens weighted "
-    "temp error err lower upper nll brier ece spread iqr quantile skew kurtosis model of in the"
+    "temp error err lower upper nll brier ece spread iqr quantile skew kurtosis model of in the "
+    "best worst highest lowest"
 )
 _DERIVED = frozenset(_WORDS.split())
 """Words of columns that are computed from the classes, or that describe a row."""
 _LAST = ("id", "ids", "idx", "index", "gap", "margin", "entropy", "threshold", "hash")
 _RANKED = re.compile(r"top_?k?\d*|(?:top|rank|second|max|min)\d+|q\d{1,3}|p\d{1,3}")
 
+
+_COUNTED = (("A", "B"), ("0", "1"), ("1", "2"))  # the first two classes that are letters or numbers
+_OF_CLASSES = re.compile(r"((.*[_\W])?(class|choice|option|answer|label)[_\W]?)?", re.IGNORECASE)
+"""Texts before letters or numbers of classes. After others, they may be those of models, or ranks: `model_1_prob`."""
 
 MATCH_NAMES = "Rename the columns, or pass class_names=[...] with the labels in the order of the columns."
 """Advice for labels that are no class."""
@@ -123,7 +132,8 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     else:
         named = {}
     full = {name.strip(): name for name in columns}
-    known = [kind for kind in (named, full, _between(columns)) if kind]
+    known = [named, *around(columns, {*labels, *wanted}), full, _between(columns), *around(columns)]
+    known = [kind for kind in known if kind]
     fits = (kind for kind in known if wanted and {*wanted} <= {*kind})
     if chosen := next(fits, None):
         return ClassColumns(tuple(chosen[name] for name in wanted), tuple(wanted))
@@ -137,10 +147,38 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     return ClassColumns(tuple(found[name] for _, name in by_number), names)
 
 
+def around(columns: Iterable[str], labels: Collection[str] = ()) -> list[dict[str, str]]:
+    """Return arrays of columns of scores by class, whose names are classes within a text that they share.
+
+    Names are such as `cat_prob`, `P(cat)` and `gpt_choiceA_probs`. All labels are classes. Without labels, classes are
+    letters or numbers.
+    """
+    full = {name.strip(): name for name in columns}
+    if labels:
+        return _around(full, labels, re.compile(".*", re.DOTALL))
+    return next((found for pair in _COUNTED if (found := _around(full, pair, _OF_CLASSES))), [])
+
+
+def _around(full: Mapping[str, str], labels: Collection[str], allowed: re.Pattern[str]) -> list[dict[str, str]]:
+    """Return the arrays of `around` among columns by their names, after texts that are allowed."""
+    label = re.escape(max(labels, key=len))
+    word = re.compile(rf"(?:(?<![^\W_])|(?<=[a-z])(?=[A-Z])){label}(?![^\W_])")
+    texts = {(name[: match.start()], name[match.end() :]): None for name in full for match in word.finditer(name)}
+    arrays = []
+    for before, after in islice(texts, _MOST_TEXTS):
+        if not allowed.fullmatch(before) or are_logits(re.sub(r"\W", "_", f"{before}_{after}")) is None:
+            continue
+        named = [x for x in full if x.startswith(before) and x.endswith(after) and len(x) > len(before + after)]
+        found = {name[len(before) : len(name) - len(after)]: full[name] for name in named}
+        if len(found) > 1 and {*labels} <= found.keys():
+            arrays.append({kind: found[kind] for kind in classes_among(list(found), labels)})
+    return arrays
+
+
 def are_options(names: Iterable[str]) -> bool:
     """Return whether the names are the letters A, B, C ... of options."""
     found = sorted(names)
-    return len(found) > 1 and found == list(ascii_uppercase[: len(found)])
+    return len(found) > 1 and "".join(found) in (ascii_uppercase[: len(found)], ascii_lowercase[: len(found)])
 
 
 def check_order(name: str, classes: Sequence[str]) -> None:
@@ -185,7 +223,7 @@ def check_same_words(predicted: Collection[str], true: Collection[str], where: s
     own, other = ({text for text in each if text not in ("", "nan")} for each in (predicted, true))
     if not own or not other or own & other:
         return
-    numeric = [all(map(_WHOLE.fullmatch, each)) for each in (own, other)]
+    numeric = [all(map(WHOLE.fullmatch, each)) for each in (own, other)]
     if numeric[0] != numeric[1] or {text.lower() for text in own} & {text.lower() for text in other}:
         raise ValueError(
             f"{where} must have the labels of the targets, got {quoted(sorted(own))} and targets "
@@ -217,12 +255,12 @@ def positions(labels: Iterable[int | str], classes: Sequence[str]) -> dict[int |
         ValueError: with both lists, if a label is no class.
     """
     found = list(labels)
-    texts = [_WHOLE.sub(r"\1", str(label).strip()) for label in found]
+    texts = [WHOLE.sub(r"\1", str(label).strip()) for label in found]
     are_numbers = not any(isinstance(label, str) for label in found)
-    index = {_WHOLE.sub(r"\1", name): k for k, name in enumerate(classes)}
+    index = {WHOLE.sub(r"\1", name): k for k, name in enumerate(classes)}
     if not index.keys() >= set(texts):
         numbers, outcomes = numbers_of(classes), outcome_names(classes) if len(classes) == 2 else ()
-        if numbers is not None and all(_WHOLE.fullmatch(text) and len(text) <= _MAX_DIGITS_ALONE for text in texts):
+        if numbers is not None and all(WHOLE.fullmatch(text) and len(text) <= _MAX_DIGITS_ALONE for text in texts):
             index = {str(number): k for k, number in enumerate(numbers)}
             texts = [str(int(text)) for text in texts]
         elif outcomes and (pair := outcome_names(texts)):

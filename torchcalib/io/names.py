@@ -27,7 +27,7 @@ CONFIDENCES = (
 """Names of the confidence in the predicted class or answer."""
 PROBS = (
     *("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "y_probs", "y_proba", "proba", "probas"),
-    *("pred_proba", "predict_proba", "predicted_proba", "p", *CONFIDENCES),
+    *("pred_proba", "predict_proba", "predicted_proba", "forecast", "p", *CONFIDENCES),
 )
 NEUTRAL = (
     *("preds", "pred", "predictions", "prediction", "scores", "score", "outputs", "output"),
@@ -36,6 +36,8 @@ NEUTRAL = (
 """Names of predictions that are either logits or probabilities."""
 CORRECT = ("correct", "is_correct", "correctness", "was_correct", "is_right", "answer_correct")
 """Names of targets that are 1 if the predicted class or answer is correct, else 0."""
+FORECASTS = ("resolution", "resolved", "resolved_to", "resolve")
+"""Names of outcomes of forecasts, whose confidence is the probability of "yes"."""
 TARGET_TIERS = (
     (
         *_compounds("correct gold true right expected target", f"{_ANSWER} index idx class"),
@@ -43,7 +45,7 @@ TARGET_TIERS = (
         *("expected_output", "truth", "actual", "actual_label"),
     ),
     ("targets", "target", "labels", "label", "y", "y_test", "y_val", "y_valid", "expected", "reference", "winner"),
-    ("answer_index", "answer_idx", "answer", "class", "outcome", "resolution"),
+    ("answer_index", "answer_idx", "answer", "class", "outcome", *FORECASTS),
 )
 """Names of targets, from specific to general ones. Targets have the most specific name that occurs."""
 TARGETS = (*(name for tier in TARGET_TIERS for name in tier), *CORRECT)
@@ -126,6 +128,15 @@ def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
         if given and set(given) <= set(pair) and len(given) == n_texts:
             return tuple(given.get(name, name) for name in pair)
     return ()
+
+
+def is_number(text: str) -> bool:
+    """Return whether `float` converts a text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def percent_in(text: str) -> float | None:

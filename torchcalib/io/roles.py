@@ -13,8 +13,17 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
-from torchcalib.io.columns import agree, check_order, class_columns, classes_among, groups_of, shown_classes, split
-from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.columns import (
+    agree,
+    around,
+    check_order,
+    class_columns,
+    classes_among,
+    groups_of,
+    shown_classes,
+    split,
+)
+from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -33,6 +42,7 @@ from torchcalib.io.names import (
     Shapes,
     Task,
     are_logits,
+    is_number,
     key_of,
     named_as_logits,
     numbered,
@@ -122,6 +132,8 @@ def find_roles(
         )
     for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
         if roles[role] is None:
+            if role == "preds" and (columns := _class_columns_of_text(reader)):
+                raise _wrong_dtype(reader, role, columns[0])
             raise InputError(
                 f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
                 f"{_listed(reader)}. {reader.advice}"
@@ -232,18 +244,22 @@ def _preds_of(
         if name not in used and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
     }
     candidates = [name for key in ROLES["preds"].names for name in by_key[key] if name in free]
+    for name in candidates:
+        _read_texts(reader, name, labels, class_names)
     candidates = [name for name in candidates if arrays[name].dtype in FLOATS] or candidates
     several = [name for name in candidates if len(arrays[name].shape) > 1]
     if several:
-        if len(several) < len(candidates) and all(arrays[name].columns for name in several):
-            candidates = several  # beside class columns, a column such as `confidence` is derived
+        if len(several) < len(candidates) and reader.format in (*TABLES, "DataFrame"):
+            candidates = several  # beside classes, a column such as `confidence` is derived
         return [_with_labels(reader, name, labels, class_names) for name in candidates]
     columns = [name for name, array in free.items() if not array.columns and array.shape[1:] == ()]
-    named = [
-        name for name in columns if arrays[name].dtype in FLOATS | WHOLE and name.strip() in {*labels, *class_names}
-    ]
-    if len(named) >= max(2, len(labels) if not class_names else len(class_names)):
+    numbers = [name for name in columns if arrays[name].dtype in FLOATS | WHOLE]
+    named = [name for name in numbers if name.strip() in {*labels, *class_names}]
+    if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
+    systems = around(numbers, labels) if labels else []
+    if systems or (not candidates and (systems := around(numbers))):
+        return [reader.compose(list(each.values()), labels, class_names) for each in systems]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
         candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates
@@ -530,6 +546,28 @@ def _single(names: Iterable[str]) -> list[str]:
     return found if len(found) == 1 else []
 
 
+def _class_columns_of_text(reader: Reader) -> list[str]:
+    """Return columns such as `prob_cat` without numbers."""
+    names = [name for name, array in reader.arrays.items() if array.dtype not in FLOATS | WHOLE]
+    return [name for name in names if (parts := split(name)) and parts[0] in (*LOGITS, *PROBS)]
+
+
+def _wrong_dtype(reader: Reader, role: str, name: str) -> InputError:
+    """Return the error for an array with the dtype of another role, with a text, if it is one."""
+    array, (_, _, rule, advice) = reader.arrays[name], ROLES[role]
+    found = array.dtype
+    if found in TEXT and len(array.shape) == 1 and not array.columns:
+        (values,) = next(reader.stream([name], 2**16, allow_missing=True))
+        texts = [text for text in values.names if not is_number(text.strip().removesuffix("%"))] or values.names
+        found = f"the text {shown(next(filter(None, texts), ''), 28)}"
+        if role == "preds":
+            advice = (
+                "Write numbers with a decimal point, lists of them, or objects of label -> probability, and divide "
+                "percentages by 100."
+            )
+    return InputError(f"`{name}` in `{reader.label}` must {rule}, got {found}. {advice}")
+
+
 def _listed(reader: Reader) -> str:
     members = {column for array in reader.arrays.values() for column in array.columns}
     return quoted(name for name in reader.arrays if name not in members)
@@ -559,9 +597,8 @@ def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.shape[0] == 0:
             continue
-        _, dtypes, rule, advice = ROLES[role]
-        if array.dtype not in dtypes:
-            raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
+        if array.dtype not in ROLES[role].dtypes:
+            raise _wrong_dtype(reader, role, name)
         if 0 in array.shape or array.row_bytes > most:
             raise InputError(
                 f"{where} must have non-empty rows of at most {most:,} bytes, "

@@ -31,7 +31,7 @@ from torchcalib.io.limits import (
     decoded_limit,
     row_limit,
 )
-from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, is_number
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -56,7 +56,8 @@ _KEY = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*+)"\s*:\s*', re.DOTALL)
 _ROWS = re.compile(r"\[\s*[{\]]")
 _SEPARATOR = re.compile(rb'"?sep=([;,\t|])"?', re.IGNORECASE)
 DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
-"""Number in a table whose cells are separated by semicolons."""
+"""Number in a table whose cells are not separated by commas."""
+_DECIMAL_POINT = re.compile(rb"-?\d*\.\d+(?:[eE][-+]?\d+)?")
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
 
 
@@ -131,7 +132,7 @@ class _Table(Reader):
         import torch
 
         values = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-        indices = _numbers(values.indices.fill_null(-1))
+        indices = _numbers(values.indices.cast(pa.int64()).fill_null(-1))  # those of polars are unsigned
         used, codes = np.unique(indices, return_inverse=True)
         texts = values.dictionary.take(pa.array(used[used >= 0]))
         longest = _compute("max", _compute("binary_length", texts)).as_py() or 0
@@ -156,7 +157,7 @@ class Csv(_Table):
     """Reader of text with a header line and columns separated by commas, or by other marks; see `text_layout`.
 
     Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
-    `.gz` are decompressed in chunks. Cells in quotes may have several lines.
+    `.gz` are decompressed in chunks. Cells in quotes may have several lines. Comments after `#` are skipped.
     """
 
     format = "csv"
@@ -167,7 +168,7 @@ class Csv(_Table):
         check_columns(self._layout.n_columns, self.paths, self.label)
         with self._opened() as file:
             schema = file.schema
-        if all(map(_is_number, schema.names)):
+        if all(map(is_number, schema.names)):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
@@ -179,7 +180,11 @@ class Csv(_Table):
     def _opened(self, **options: Any) -> Any:
         wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, **options)
         how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self._layout.skipped)
-        form = csv.ParseOptions(delimiter=self._layout.separator, newlines_in_values=True)
+        form = csv.ParseOptions(
+            delimiter=self._layout.separator,
+            newlines_in_values=True,
+            invalid_row_handler=lambda row: "skip" if row.text.startswith("#") else "error",
+        )
         return csv.open_csv(self.paths[0], how, form, wanted)
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
@@ -393,8 +398,13 @@ class Frame(_Table):
             frame = pa.table({str(name): pa.array(column) for name, column in frame.items()})
         if hasattr(frame, "to_arrow"):  # polars
             frame = frame.to_arrow()
+        if isinstance(frame, pa.RecordBatch):
+            frame = pa.Table.from_batches([frame])
         if not isinstance(frame, pa.Table):
             named = frame.rename(columns=str)  # columns without names have numbers
+            if named.columns.has_duplicates:
+                repeated = {*named.columns[named.columns.duplicated()]}
+                raise InputError(f"The frame must have unique column names, got {quoted(repeated)} twice. Rename one.")
             frame = pa.Table.from_pandas(named, preserve_index=False)
         self._table = _flat(pa.table([*map(_without_extension, frame.columns)], names=frame.column_names))
         super().__init__()
@@ -565,15 +575,18 @@ def text_layout(path: Path) -> TextLayout:
     mark = named or next((mark for mark in marks if mark in lines[first]), marks[0])
     if first and lines[first - 1][:1] == b"#":
         above, below = ([cell.decode(errors="replace") for cell in line.split(mark)] for line in lines[first - 1 :][:2])
-        are_columns = len(above) == len(below) > 1 and any(map(_is_number, below)) and not any(map(_is_number, above))
+        are_columns = len(above) == len(below) > 1 and any(map(is_number, below)) and not any(map(is_number, above))
         first -= are_columns
-    cells = (cell for line in lines[first + 1 : first + 100] for cell in line.split(mark))
-    has_commas = mark == b";" and any(map(DECIMAL_COMMA.fullmatch, cells))
+    cells = [cell for line in lines[first + 1 : first + 100] for cell in line.split(mark)]
+    has_commas = (
+        mark != b"," and any(map(DECIMAL_COMMA.fullmatch, cells)) and not any(map(_DECIMAL_POINT.fullmatch, cells))
+    )
     return TextLayout(first, mark.decode(), "," if has_commas else ".", lines[first].count(mark) + 1)
 
 
 def opened_lines(path: Path) -> IO[bytes]:
-    """Open a file of JSON lines. The rows of a `.json` file become lines: an array of objects, alone or in an object.
+    """Open a file of JSON lines. The rows of a `.json` file become lines: an array of objects, alone or in an object,
+    or an object with a list for each column.
 
     Of several arrays in an object, the first in `_LISTS` counts.
     """
@@ -591,6 +604,8 @@ def opened_lines(path: Path) -> IO[bytes]:
     _check_depth(str(path), content, _MAX_DEPTH_OF_FILE)
     text = content.decode("utf-8-sig")
     place = _start_of_rows(text, len(text) - len(text.lstrip()))
+    if place is None and (rows := _rows_of_columns(text)):
+        return BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
     end = "" if place is None else "]"  # other values follow each other until the end of the file
     start, lines, decode = place or 0, BytesIO(), json.JSONDecoder().raw_decode
     while text[(first := _SPACE.match(text, start).end()) : first + 1] != end:  # type: ignore[union-attr]
@@ -612,6 +627,18 @@ def _start_of_rows(text: str, start: int, depth: int = 2) -> int | None:
         start = json.JSONDecoder().raw_decode(text, key.end())[1]
         start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
     return next((found[name] for name in (*_LISTS, *found) if name in found), None)
+
+
+def _rows_of_columns(text: str) -> list[dict[str, Any]]:
+    """Return the rows of an object that has a list for each column, as `json.dump(df.to_dict("list"))` writes it."""
+    try:
+        found = json.loads(text)
+    except ValueError:  # lines
+        return []
+    columns = list(found.values()) if isinstance(found, dict) else []
+    if len(columns) < 2 or not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
+        return []
+    return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _check_depth(label: str, text: bytes, most: int) -> None:
@@ -667,11 +694,3 @@ def _dtype(arrow_type: Any) -> str:
     if pa.types.is_dictionary(arrow_type):  # categorical columns of pandas
         return _dtype(arrow_type.value_type)
     return _DTYPES.get(str(arrow_type), str(arrow_type))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -218,6 +218,11 @@ def _builders_of(
 
 def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
     """Raise if no right answer is an option, or if the right answers are those of the model; see `check_gold`."""
+    if log.options.gold is not None and log.unmatched and not any(builder.definitions for builder in whole):
+        raise InputError(
+            f"`gold` must have the ids of `{log.path}`, got no right answer for the first id {shown(log.unmatched)}, "
+            f"and the ids {quoted(log.options.gold, 3)}. Write the ids in the same way, or pass id='NAME'."
+        )
     if log.unnamed is not None and not any(builder.definitions for builder in whole):
         gold, options = log.unnamed
         n = sum(each.n_answers for each in whole)

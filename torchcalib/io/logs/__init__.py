@@ -12,7 +12,7 @@ from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
 from torchcalib.io.logs.answers import START, Log, LogOptions, Source, is_table, rows_in
 from torchcalib.io.logs.blocks import Answer
-from torchcalib.io.logs.fields import ARGUMENTS, looked_for, roles_of
+from torchcalib.io.logs.fields import ARGUMENTS, id_of, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lighteval import LightEval
@@ -80,7 +80,7 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         InputError: if the fields are not found, or if a question has two right answers.
     """
     if isinstance(source, Mapping):
-        return {str(name): gold for name, gold in source.items()}
+        return {id_of(name): gold for name, gold in source.items()}
     label = str(source) if isinstance(source, str | Path) else type(source).__name__
     with reading(label, "table"):
         if isinstance(source, str | Path):
@@ -104,7 +104,7 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for row in rows:
             sets = [str(row[each]) for each in roles.data_sets if row.get(each) is not None]
-            name = "/".join([*sets, str(row.get(roles.question))])
+            name = "/".join([*sets, id_of(row.get(roles.question))])
             gold = row.get(roles.gold)
             if name in found and found[name] != gold:
                 raise InputError(

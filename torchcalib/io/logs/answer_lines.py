@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import numbers_of
+from torchcalib.io.columns import WHOLE, numbers_of, positions
 from torchcalib.io.errors import InputError, shown
 from torchcalib.io.logs.answers import (
     NEITHER,
@@ -32,13 +33,13 @@ from torchcalib.io.logs.answers import (
     start_of,
 )
 from torchcalib.io.logs.blocks import NONE, Answer, AnswerColumns
-from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, roles_of
+from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, id_of, roles_of
 from torchcalib.io.logs.objects import RowGroup, whole_file
 from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
-_UNMATCHED = "answer without a right answer in the second file"
+UNMATCHED = "answer without a right answer in the second file"
 
 
 class Lines(RowLog):
@@ -101,7 +102,7 @@ class Lines(RowLog):
     def _document_of(self, row: Mapping[str, Any], index: int) -> str:
         roles = self.roles
         value = None if roles.question is None else row.get(roles.question)
-        name = str(value) if value is not None else str(index) if roles.question is None else f"row {index}"
+        name = id_of(value) if value is not None else str(index) if roles.question is None else f"row {index}"
         return self.document_of(*(row.get(each) for each in roles.data_sets), name)
 
     def _content_of(self, row: Mapping[str, Any], gold: Any) -> str:
@@ -110,12 +111,14 @@ class Lines(RowLog):
 
     def _gold_of(self, row: Mapping[str, Any]) -> Any:
         """Return the right answer of a row, or of the second file; None without one."""
-        if self.options.gold is None:
+        gold = self.options.gold
+        if gold is None:
             return None if self.roles.gold is None else row.get(self.roles.gold)
-        names = [self._document_of(row, 0), "" if self.roles.question is None else str(row.get(self.roles.question))]
-        found = next((self.options.gold[name] for name in names if name in self.options.gold), None)
+        name = "" if self.roles.question is None else id_of(row.get(self.roles.question))
+        found = next((gold[x] for x in (self._document_of(row, 0), name) if x in gold), None)
         if found is None:
-            self.counts[_UNMATCHED] += 1
+            self.counts[UNMATCHED] += 1
+            self.unmatched = self.unmatched or name
         return found
 
     def _count_abstention(self, answer: Answer, row: Mapping[str, Any], gold: Any, logged: Any) -> None:
@@ -162,33 +165,33 @@ class Lines(RowLog):
         return found
 
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
-        """Return the index of the right option, from its text, its letter or a number; None if it has no probability.
+        """Return the index of the right option; None if it has no probability.
 
-        Texts may differ in case if one option only has the text. A number is that of an option, such as `class_1`, or
-        an index from 0 if options have no numbers.
+        A label names an option by the rules of `io.columns.positions`. It may also differ in case, be a letter, or be
+        an index from 0 of options that have no numbers. With a list of choices, numbers are indices.
         """
-        if isinstance(gold, bool):
-            words = ("true", "yes") if gold else ("false", "no")
-            return next((k for k, option in enumerate(options) if option.strip().casefold() in words), None)
-        right = option_index(str(gold), options)
-        if right is not None:
+        if self.roles.choices is None or not _is_index(gold):
+            with suppress(ValueError):
+                if (found := positions([gold], options)) is not None:
+                    return found[gold]
+        texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
+        if texts.count(wanted) == 1:
+            return texts.index(wanted)
+        if not isinstance(gold, bool) and (right := option_index(str(gold), options)) is not None:
             return right
-        if not _is_index(gold):
-            texts, wanted = [option.strip().casefold() for option in options], str(gold).strip().casefold()
-            return texts.index(wanted) if texts.count(wanted) == 1 else None
-        index = int(float(gold))
-        if (numbers := numbers_of(options)) is not None:
-            return numbers.index(index) if index in numbers else None
-        if not options or not are_letters(options):
-            return index if index < len(options) else None
-        letter = chr(ord("A") + min(index, 26))
-        n = ord(max(self._letters, default="A")) - ord("A") + 1
-        if index >= max(n, len(options)):
+        whole = WHOLE.fullmatch(wanted)
+        if whole is None or not options or numbers_of(options) is not None:
+            return None
+        names: Sequence[str] = options
+        if are_letters(options):  # some of A to the last letter of any row
+            names = [chr(code) for code in range(ord("A"), ord(max({*options, *self._letters})) + 1)]
+        index, n = int(whole[1]), len(names)
+        if not 0 <= index < n:
             raise InputError(
-                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for A), got {index} in "
-                f"{place}. Write letters, or subtract 1 from all indices."
+                f"`{self.path}` must have indices of right answers from 0 to {n - 1} (0 for {names[0]}), got {index} "
+                f"in {place}. Write letters or texts, or subtract 1 from all indices if they count from 1."
             )
-        return options.index(letter) if letter in options else None
+        return options.index(names[index]) if names[index] in options else None
 
 
 class Responses(Lines):
@@ -392,7 +395,7 @@ _MOST_TEXT = 2**16  # letters of a text with probabilities
 @lru_cache(2**10)
 def _agree(gold: str, chosen: str) -> bool:
     """Return True for the same answer: the same text or number, or the letter with the index of the other."""
-    a, b = gold.strip(), chosen.strip()
+    a, b = (text.strip().rstrip(".").rstrip() for text in (gold, chosen))
     if a.casefold() == b.casefold():
         return True
     index, letter = (a, b) if _is_index(a) else (b, a)

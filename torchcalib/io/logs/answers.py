@@ -16,7 +16,7 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Answer, AnswerColumns, Block
-from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, number_of
+from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, id_of, number_of
 from torchcalib.io.logs.objects import RowGroup, RowObjects, lines_of
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
@@ -86,6 +86,7 @@ class Log(ABC):
         self.found: tuple[str, ...] = ()  # all fields, if names of callers are possible
         self.has_outcomes = True  # whether a field calls answers right or wrong
         self.unnamed: tuple[Any, Sequence[str]] | None = None  # first right answer that is no option, and the options
+        self.unmatched = ""  # first id without a right answer in the second file
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):
             if given and name not in self.takes:
                 name = "gold" if name == "gold" else name if name == "by" else next(iter(options.fields))
@@ -263,12 +264,12 @@ class RowLog(Log):
 
     def document_of(self, *names: Any) -> str:
         """Return the identifier of a question from its names that are known, such as its task, or that of the file."""
-        known = [str(name) for name in names if name is not None]
+        known = [id_of(name) for name in names if name is not None]
         return "/".join(known if len(known) > 1 or not self.files else [self.part, *known])
 
     def documents_of(self, names: Sequence[Any]) -> list[str]:
         """Return `document_of` for each of several names."""
-        return list(map(self.document_of if self.files or None in names else str, names))
+        return list(map(self.document_of if self.files or None in names else id_of, names))
 
     def groups(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows at once. `part` is then the task of their file, if there are several."""

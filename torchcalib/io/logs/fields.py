@@ -10,11 +10,12 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import class_columns, classes_among, groups_of, split
+from torchcalib.io.columns import around, class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
+    FORECASTS,
     LOG_PROBS,
     NEUTRAL,
     OF_PREDICTED,
@@ -22,6 +23,7 @@ from torchcalib.io.names import (
     PROBS,
     TARGET_TIERS,
     key_of,
+    outcome_names,
 )
 
 Row = Mapping[str, Any]
@@ -76,11 +78,11 @@ ANSWERS = Fields(
         *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
     ),
     content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
-    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", "resolution")),
+    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", *FORECASTS)),
     chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
     correct=(
         *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
-        *("outcome", "resolution", "resolved", "resolved_to", "resolve", "score"),
+        *("outcome", *FORECASTS, "score"),
     ),
     response=(
         *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
@@ -94,9 +96,6 @@ ANSWERS = Fields(
     choices=("options", "choices"),
 )
 """Answers in lines and tables, chat responses, and files of right answers."""
-
-FORECASTS = ("resolution", "resolved", "resolved_to", "resolve")
-"""Names of outcomes of forecasts, whose confidence is the probability of "yes"."""
 
 LM_EVAL = Fields(
     question=("doc_id",), content=("doc_hash", "doc"), gold=("target",), correct=("acc", "exact_match"),
@@ -130,7 +129,6 @@ MOST_SYSTEMS = 100
 """Largest number of values of a field that names systems, such as models."""
 
 _STEMS = {*PROBS, *LOG_PROBS} - {*CONFIDENCES}
-_SUFFIX = re.compile(r"(?:.*?[_\s-])?(?:choice|option)?[_\s-]?([A-Z]|\d{1,2})[_\s-](log_?)?prob(?:s|ability)?", re.I)
 _OUTCOMES = {1.0: ("C", "TRUE", "CORRECT", "YES", "RIGHT"), 0.0: ("I", "N", "FALSE", "INCORRECT", "NO", "WRONG")}
 _RIGHT = {text: outcome for outcome, texts in _OUTCOMES.items() for text in texts}
 GRADES = {"A": 1.0, "B": 0.0, "C": math.nan}
@@ -172,6 +170,11 @@ def correctness(value: Any) -> float:
     number = _RIGHT.get(value.strip().upper()) if isinstance(value, str) else None
     number = number_of(value) if number is None else number
     return number if number in (0.0, 1.0) else math.nan
+
+
+def id_of(value: Any) -> str:
+    """Return an id as text. Whole floats are integers, as in tables with missing values."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def first(row: Row, names: Sequence[str]) -> Any:
@@ -278,6 +281,8 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
     if "confidence" not in found and len(others) == 1:
         found["confidence"] = others[0]
         taken.add(others[0])
+    if not {"chosen", "confidence", "correct"} & given.keys():
+        _check_event(found, rows, label)
     search("response", ANSWERS.response, _are_texts)
     data_sets = [by_name[each] for each in ANSWERS.data_set if each in by_name]
     taken.update(data_sets)
@@ -304,6 +309,26 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
         named=frozenset(given),
         found=tuple(fields),
     )
+
+
+def _check_event(found: Mapping[str, str], rows: Sequence[Row], label: str) -> None:
+    """Raise if a probability is not that of the answer, but of one of two answers: below 0.5 for all others."""
+    roles = ("gold", "chosen", "confidence")
+    if not found.keys() >= {*roles} or key_of(found["confidence"]) in (*CONFIDENCES, *OF_PREDICTED):
+        return
+    read = [[str(row.get(found[role], "")).strip() for role in roles] for row in rows]
+    labels = {text for gold, chosen, _ in read for text in (gold, chosen)} - {""}
+    event = (outcome_names(labels) or sorted(labels) or [""])[-1]
+    p = [(chosen == event, number_of(each)) for _, chosen, each in read]
+    if (
+        len(labels) == 2
+        and all(is_event == (each > 0.5) for is_event, each in p if each != 0.5)
+        and any(each < 0.5 for _, each in p)
+    ):
+        raise InputError(
+            f"`{found['confidence']}` in `{label}` must be the confidence of the answer `{found['chosen']}`, got the "
+            f"probability of `{event}`. Use `report` for the probability of an event, or pass confidence='NAME'."
+        )
 
 
 def looked_for(roles: Roles) -> str:
@@ -348,10 +373,7 @@ def _are_outcomes(values: Sequence[Any]) -> bool:
 
 
 def _have_options(values: Sequence[Any]) -> bool:
-    return bool(values) and all(
-        isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip()[:1] in ("[", "{"))
-        for value in values
-    )
+    return bool(values) and all(scores_in(value) is not None for value in values)
 
 
 def _have_labels(values: Sequence[Any]) -> bool:
@@ -375,16 +397,18 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     for stem, columns in groups_of(numbers).items():
         if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
             named = class_columns(columns, golds)
-            options = (name.upper() if len(name) == 1 else name for name in named.classes)
-            candidates.append((dict(zip(options, named.columns, strict=True)), stem.startswith("log")))
-    suffixed = [(match, name) for name in numbers if (match := _SUFFIX.fullmatch(name.strip()))]
-    candidates += [
-        ({match[1].upper(): name for match, name in suffixed if bool(match[2]) == is_log}, is_log)
-        for is_log in (False, True)
-    ]
-    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1 and name.strip().isalpha()}
+            candidates.append((dict(zip(named.classes, named.columns, strict=True)), stem.startswith("log")))
+    for some in (golds, ()):
+        arrays = around(numbers, some)
+        if len(arrays) > 1 and not candidates:
+            raise InputError(
+                f"`{label}` must have one column for each option, got {quoted(arrays[0].values())} and "
+                f"{quoted(arrays[1].values())}. Remove the columns of other systems."
+            )
+        candidates += [(found, "log" in key_of(next(iter(found.values())))) for found in arrays]
+    letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
-    candidates.append(({letter: letters[letter] for letter in run}, None))
+    candidates.append(({letters[letter].strip(): letters[letter] for letter in run}, None))
     candidates.append((_of_sum_1(numbers, len(rows), golds), None))
     problem = ""
     for found, is_logarithm in candidates:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
+from torchcalib.io.names import is_number
 from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, opened_lines, opened_text, text_layout
 
 try:
@@ -31,9 +31,10 @@ _MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its 
 _COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
 """Bytes of an object with up to 5 keys, of an array, of a value after a comma, and of a key with its place."""
 _IN_PARTS = "Write a format that is read in parts, such as .eval or .jsonl."
-_LINE = re.compile(rb"\S[^\n]*")  # a line that is not blank, from its first letter
 _BATCH = 2**12  # rows of a table that are converted at once
-_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")  # cells of text files without a value
+_MISSING = ("", "NaN", "nan")  # cells of text files without a value
+_NO_NUMBERS = ("NA", "N/A", "null", "None")  # the same in columns of numbers: in columns of text, they may be classes
+_START = 200  # rows that show which columns have text
 _NUMBERS_OF_TOKENS = ("input_tokens", "cont_tokens", "output_tokens", "full_prompt", "pred_logits")
 """Columns of leaderboards that take most of the memory, and are not read."""
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
@@ -146,7 +147,7 @@ def _batches(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as text, without empty cells."""
+    """Yield the rows of a table as text, without empty cells, by the rules of `tables.Csv`."""
     layout = text_layout(path)
     with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
         for _ in range(layout.skipped):
@@ -159,12 +160,25 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             names = ["question", *(f"option {chr(ord('A') + k)}" for k in range(len(names) - 2)), "answer"]
         if len(set(names)) < len(names):
             raise ValueError("all columns must have different names")
-        for cells in rows:
+        numbered = ((table.line_num, cells) for cells in rows if not _is_comment(cells, len(names)))
+        start = list(islice(numbered, _START))
+        of_texts = [any(map(_is_text, column)) for column in zip(*(cells for _, cells in start), strict=False)]
+        missing = [_MISSING if is_text else (*_MISSING, *_NO_NUMBERS) for is_text in of_texts]
+        for line, cells in chain(start, numbered):
             if len(cells) != len(names):
-                raise ValueError(f"line {table.line_num} must have {len(names)} cells, got {len(cells)}")
+                raise ValueError(f"line {line} must have {len(names)} cells, got {len(cells)}")
             if layout.decimal_point == ",":
                 cells = [x.replace(",", ".") if DECIMAL_COMMA.fullmatch(x.strip().encode()) else x for x in cells]
-            yield {name: None if cell in _MISSING else cell for name, cell in zip(names, cells, strict=True)}
+            yield {name: None if x in words else x for name, x, words in zip(names, cells, missing, strict=True)}
+
+
+def _is_comment(cells: Sequence[str], n: int) -> bool:
+    """Return True for a line after `#` that has not n cells."""
+    return len(cells) != n and bool(cells) and cells[0].startswith("#")
+
+
+def _is_text(cell: str) -> bool:
+    return cell not in (*_MISSING, *_NO_NUMBERS) and not is_number(cell)
 
 
 def _has_no_header(cells: Sequence[str]) -> bool:
@@ -187,13 +201,12 @@ def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
             if text.isspace():
                 place += text.count(b"\n")
                 continue
-            lines, places, end = [], [], 0
-            for line in _LINE.finditer(text):
-                place += text.count(b"\n", end, line.start())
-                end = line.start()
-                lines.append(line[0])
-                places.append(place)
-            place += text.count(b"\n", end)
+            lines = text.removesuffix(b"\n").split(b"\n")
+            places: Sequence[int] = range(place, place + len(lines))
+            place += len(lines)
+            if b"" in lines or any(map(bytes.isspace, lines)):
+                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
+                lines = [line for line in lines if line.strip()]
             for start in range(0, len(lines), n):
                 group = slice(start, start + n)
                 yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
