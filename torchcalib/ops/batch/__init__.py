@@ -39,4 +39,6 @@ def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto
 
 
 def _detail(plan: Plan) -> Detail:
-    return "entropy" if "neg_entropy" in plan.scores else "squares" if "squared_error" in plan.scores else "confidence"
+    if "neg_entropy" in plan.scores:
+        return "entropy"
+    return "squares" if "squared_error" in plan.scores else "confidence" if "log_prob" in plan.scores else "top"

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, Columns, Plan, n_sums
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, LEAST_WEIGHT, MOST_WEIGHT, Columns, Plan, n_sums
 from torchcalib.ops.bin_sums.triton import bin_of
 from torchcalib.ops.softmax_stats.triton import log1p
 
@@ -17,6 +17,7 @@ _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
 _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
+_LEAST_WEIGHT, _MOST_WEIGHT = tl.constexpr(LEAST_WEIGHT), tl.constexpr(MOST_WEIGHT)
 
 
 def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
@@ -64,7 +65,7 @@ def _weights(
     if weighted:
         w = tl.load(weights + row * weight_stride, mask=present, other=0).to(tl.float64)
         present = present & (w != 0)
-        valid = valid & (w >= 1e-150) & (w <= 1e150)  # as in `checks.weight_rule`
+        valid = valid & (w >= _LEAST_WEIGHT) & (w <= _MOST_WEIGHT)
     else:
         w = present.to(tl.float64)
     used = present & valid
