@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.ops import logs
 from torchcalib.ops.batch.formula import (
@@ -29,7 +30,7 @@ class _Batch(NamedTuple):
     scores: Tensor  # `(5, N)` in the order of `SCORES`, finite where the weight is 0; those not needed are undefined
 
 
-def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
     """Compute `batch.added`; `rows` are scores and top classes of multi-class rows."""
     batch = _binary(columns, plan) if rows is None else _multiclass(columns, *rows, plan)
     weight = batch.weight
@@ -47,9 +48,11 @@ def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, 
         into = weight.new_zeros(N_QUANTITIES, rule.n_bins)
         into.scatter_add_(-1, index.expand(len(terms), -1), terms)
         parts.append(into.view(-1))
+    n_new = plan.terms.shape[1] - (0 if states is None else len(states))
+    after = plan.factors.new_zeros(n_new) if states is None else pad(states, (n_new, 0)) if n_new else states
     for sums, factors in zip(torch.cat(parts)[plan.terms], plan.factors, strict=True):
-        states = torch.addcmul(states, sums, factors)
-    return states
+        after = torch.addcmul(after, sums, factors)
+    return after
 
 
 def _weighted(columns: Columns, is_invalid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
