@@ -15,9 +15,10 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.state import SumState
+from torchcalib.core.ranked import ExactSample
+from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
-from torchcalib.ops.batch import Columns, Plan, added, binned_error, uses_triton
+from torchcalib.ops.batch import Columns, Plan, added, binned_error, ranked, uses_triton
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
@@ -78,6 +79,32 @@ def error_of_batch(
     plan = _plan((SumState(bins, bins.shape(task, None)),), task, True, preds.device)
     how = input_format if task == "binary" else replace(input_format, class_axis=-1)
     return binned_error(columns, plan, lambda x: formula(how, x, columns.target, columns.weights), backend)
+
+
+def samples_of(
+    input_format: InputFormat,
+    kind: Any,
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    backend: Backend = "auto",
+) -> Samples | None:
+    """Return the state of a rank-based metric for a batch of labels in few launches of Triton.
+
+    Return None for other batches and devices, as `states_after` does.
+    """
+    if (preds.is_cpu and backend == "auto") or weights is not None or not _are_labels(input_format, preds, target):
+        return None
+    if type(kind) is not SampleState or kind.accumulator.mode not in ("positive", "top_label"):
+        return None
+    is_own = type(kind.accumulator) is ExactSample and not (kind.leading_shape or kind.accumulator.with_ecd)
+    if not is_own or not is_plain(preds, target) or not uses_triton(preds, backend):
+        return None
+    columns = _columns_of(input_format, preds, target, None)
+    if columns is None:
+        return None
+    score, outcome, n_ignored = ranked(columns, kind.accumulator.mode == "top_label", backend)
+    return Samples([score], [outcome], [outcome.new_empty(0, dtype=torch.int64)], n_ignored)
 
 
 def _columns_of(input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Columns | None:

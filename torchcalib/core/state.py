@@ -235,13 +235,15 @@ class SampleState:
         """Return a state with the chunks of two states, in which chunks of similar sizes are concatenated."""
         chunks = _chunks_of(state)
         for chunk in _chunks_of(more):
+            first, size = len(chunks), chunk[0].shape[-1]
             chunks.append(chunk)
             while (
-                len(chunks) > 1
-                and chunks[-1][0].device == chunks[-2][0].device
-                and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
+                first and chunk[0].device == chunks[first - 1][0].device and chunks[first - 1][0].shape[-1] <= 2 * size
             ):
-                chunks[-2:] = [_joined(chunks[-2:])]
+                first -= 1
+                size += chunks[first][0].shape[-1]
+            if first < len(chunks) - 1:
+                chunks[first:] = [_joined(chunks[first:])]
         return self._state_from(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
 
     def detach(self, state: Any) -> Any:
@@ -365,4 +367,7 @@ def _joined(chunks: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
         weights = tuple(
             n if n.shape[-1] else s.new_ones(s.shape, dtype=torch.int64) for s, n in zip(scores, weights, strict=True)
         )
-    return [torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights, *others)]
+    else:
+        weights = weights[:1]
+    columns = ([t.to(device) for t in part] for part in (scores, outcomes, weights, *others))
+    return [torch.cat(column, -1) if len(column) > 1 else column[0] for column in columns]

@@ -24,7 +24,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.batch import states_after
+from torchcalib.core.batch import samples_of, states_after
 from torchcalib.core.images import Images, ImageState, case_names, image_axes
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
@@ -279,6 +279,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
+        batch: Any = None
         if self._shared is None:
             if preds.device == self.device and not is_compiling():
                 states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
@@ -287,7 +288,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
                     self._store(states[0])
                     self.keep_axis(preds, target)
                     return
-            batch = self._state_of(preds, target, weights)
+                batch = samples_of(self.input_format, self.kind, preds, target, weights)
+            if batch is None:
+                batch = self._state_of(preds, target, weights)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:

@@ -65,6 +65,7 @@ def fused(
             values = fast(backend, *arguments)
             results = (values,) if isinstance(values, Tensor) else values
             ctx.mark_non_differentiable(*results[1:])
+            ctx.set_materialize_grads(False)  # without zeros for these results
             ctx.backend, ctx.n_results = backend, len(results)
             ctx.options = [None if isinstance(x, Tensor) else x for x in arguments]
             ctx.save_for_backward(*results, *(x if isinstance(x, Tensor) else None for x in arguments))

@@ -16,7 +16,7 @@ from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
-__all__ = ["Columns", "Plan", "added", "binned_error", "uses_triton"]
+__all__ = ["Columns", "Plan", "added", "binned_error", "ranked", "uses_triton"]
 
 
 def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
@@ -27,7 +27,7 @@ def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend 
     with Triton. In plain torch on a GPU the last digits can vary.
     """
     source = import_module(f"{__name__}.{'triton' if uses_triton(columns.values, backend) else 'plain'}")
-    result: Tensor = source.added(states, *_columns_and_rows(columns, plan, backend), plan)
+    result: Tensor = source.added(states, *_columns_and_rows(columns, _detail(plan), backend), plan)
     return result
 
 
@@ -49,10 +49,21 @@ def binned_error(
     return cast(Tensor, found[0])
 
 
+def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores `(N,)`, NaN for ignored and invalid rows, and outcomes `(N,)`, uint8, of events with Triton.
+
+    Scores are those of `events.reduce_to_scores`. The third result is [number of invalid rows, 0], float64.
+    """
+    triton: Any = import_module(f"{__name__}.triton")
+    columns, rows = _columns_and_rows(columns, "top", backend)
+    found: tuple[Tensor, Tensor, Tensor] = triton.ranked(columns, rows, of_top)
+    return found
+
+
 def _error_and_rows(backend: Backend, _: Tensor, columns: Columns, plan: Plan, *__: Any) -> tuple[Tensor, ...]:
     """Return the error, its slopes in the bins, and the scores and top classes of multi-class rows."""
     triton: Any = import_module(f"{__name__}.triton")
-    columns, rows = _columns_and_rows(columns, plan, backend)
+    columns, rows = _columns_and_rows(columns, "confidence", backend)
     return (*triton.binned_error(columns, rows, plan), *(rows or ()))
 
 
@@ -69,11 +80,13 @@ def _gradient_of_error(
 _binned_error = fused(_error_and_rows, lambda values, _, __, formula: (formula(values),), _gradient_of_error)
 
 
-def _columns_and_rows(columns: Columns, plan: Plan, backend: Backend) -> tuple[Columns, tuple[Tensor, Tensor] | None]:
+def _columns_and_rows(
+    columns: Columns, detail: Detail, backend: Backend
+) -> tuple[Columns, tuple[Tensor, Tensor] | None]:
     """Return the columns with labels that the backend reads, and scores and top classes of multi-class rows."""
     values, target = columns.values, columns.target
     target = _integers(target) if uses_triton(values, backend) else target.long()
-    options = columns.from_logits, columns.tolerance, _detail(plan)
+    options = columns.from_logits, columns.tolerance, detail
     of_rows = scores_and_tops(values, target, *options, backend=backend) if values.dim() > 1 else None
     return columns._replace(target=target), of_rows
 

@@ -28,6 +28,7 @@ from torchcalib.ops.softmax_stats.triton import log1p
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
+_TILE = 1024  # logits that a program of `_log_odds` loads at a time
 _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
 _LEAST_WEIGHT, _MOST_WEIGHT = tl.constexpr(LEAST_WEIGHT), tl.constexpr(MOST_WEIGHT)
@@ -73,6 +74,28 @@ def binned_gradient(
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
     return out
+
+
+def ranked(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.ranked` in one launch, or two for multi-class logits, and one that fills zeros."""
+    values, n = columns.values, len(columns.values)
+    has_log_odds = rows is not None and columns.from_logits
+    is_wide = has_log_odds or (rows is None and of_top and not columns.from_logits)
+    dtype = torch.float64 if is_wide else torch.promote_types(values.dtype, torch.float32)
+    score = torch.empty(n, dtype=dtype, device=values.device)
+    outcome = torch.empty(n, dtype=torch.uint8, device=values.device)
+    n_ignored = torch.zeros(2, dtype=torch.float64, device=values.device)
+    with torch.cuda.device_of(values):
+        _rank[(triton.cdiv(n, _PIECE),)](
+            *_arguments(columns, rows), score, outcome, n_ignored, n, columns.ignore_index or 0, int(of_top),
+            *_options(columns, rows), _PIECE, num_warps=4,
+        )  # fmt: skip
+        if rows is not None and has_log_odds:
+            block = min(triton.next_power_of_2(values.shape[1]), _TILE)
+            _log_odds[(triton.cdiv(n, _TILE // block),)](
+                values, *values.stride(), values.shape[1], rows[1], score, n, _TILE // block, block, num_warps=4
+            )
+    return score, outcome, n_ignored
 
 
 def _sums_of_pieces(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
@@ -371,3 +394,59 @@ def _slope(
         for k in tl.static_range(3):
             tl.store(out + k * n.to(tl.int64) + row, tl.zeros([chunk], tl.float64), mask=inside)
         tl.store(out + 3 * n.to(tl.int64) + row, slope, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "ignore", "of_top"])
+def _rank(
+    values, tops, stride, target, label_stride, weights, weight_stride, score, outcome, n_ignored, n, ignore, of_top,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Store score and outcome of the event of each row, and add the number of invalid rows to `n_ignored`."""
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    if binary and logits:
+        p = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        p = tl.where(of_top != 0, tl.abs(p), p)
+    tl.store(score + row, tl.where(w == 0, float("nan"), p).to(score.dtype.element_ty), mask=inside)
+    tl.store(outcome + row, ((w != 0) & (y > 0)).to(tl.uint8), mask=inside)
+    # float64 adds integers without rounding, and so in any order.
+    count = tl.sum(broken.to(tl.float64), 0)
+    tl.atomic_add(n_ignored, count, mask=count > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n"])
+def _log_odds(
+    values, row_stride, column_stride, n_classes, tops, score, n, rows: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Replace the scores of rows, unless they are NaN, by the log-odds of their top class; see `ops.log_odds`."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n
+    top = tl.load(tops + row, mask=present, other=0)
+    first = values + row * row_stride
+    x_top = tl.load(first + top * column_stride, mask=present, other=0).to(tl.float64)
+    # 1. Largest logit m of the other classes. If the top logit is +inf, equal ones become 0, and all others -inf.
+    m = tl.full([rows], float("-inf"), tl.float64)
+    for begin in range(0, n_classes, block):
+        m = tl.maximum(m, tl.max(_others(first, column_stride, n_classes, begin, top, x_top, present, block), 1))
+    m = tl.where(m == float("-inf"), 0.0, m)
+    # 2. log-odds = z_top - m - log sum exp(z - m)
+    total = tl.zeros([rows], tl.float64)
+    for begin in range(0, n_classes, block):
+        x = _others(first, column_stride, n_classes, begin, top, x_top, present, block)
+        total += tl.sum(tl.exp(x - m[:, None]), 1)
+    found = tl.where(x_top == float("inf"), 0.0, x_top) - m - _log(total)
+    before = tl.load(score + row, mask=present, other=0)
+    tl.store(score + row, tl.where(before == before, found, before), mask=present)
+
+
+@triton.jit
+def _others(first, column_stride, n_classes, begin, top, x_top, present, block: tl.constexpr):
+    """Return the logits of a block of classes without the top class, float64, in the limit of a top logit of +inf."""
+    column = begin + tl.arange(0, block).to(tl.int64)
+    inside = present[:, None] & (column < n_classes)[None, :] & (column[None, :] != top[:, None])
+    x = tl.load(first[:, None] + column[None, :] * column_stride, mask=inside, other=float("-inf")).to(tl.float64)
+    limit = tl.where(x == float("inf"), 0.0, float("-inf"))
+    return tl.where((x_top == float("inf"))[:, None], limit, x)
