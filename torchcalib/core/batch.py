@@ -1,4 +1,4 @@
-"""States of metrics after a batch on an accelerator, for metrics that consist of sums, by `ops.batch`.
+"""States of metrics after a batch on an accelerator, and errors of a batch with gradients, by `ops.batch`.
 
 Each operation on an accelerator takes the host several microseconds. `InputFormat.read` and the accumulators need many
 of them for a batch of any kind. For labels, this module adds the batch to all states in a few operations.

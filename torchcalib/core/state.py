@@ -235,15 +235,11 @@ class SampleState:
         """Return a state with the chunks of two states, in which chunks of similar sizes are concatenated."""
         chunks = _chunks_of(state)
         for chunk in _chunks_of(more):
-            first, size = len(chunks), chunk[0].shape[-1]
-            chunks.append(chunk)
-            while (
-                first and chunk[0].device == chunks[first - 1][0].device and chunks[first - 1][0].shape[-1] <= 2 * size
-            ):
-                first -= 1
-                size += chunks[first][0].shape[-1]
-            if first < len(chunks) - 1:
-                chunks[first:] = [_joined(chunks[first:])]
+            together, size = [chunk], chunk[0].shape[-1]
+            while chunks and chunks[-1][0].device == chunk[0].device and chunks[-1][0].shape[-1] <= 2 * size:
+                together.insert(0, chunks.pop())
+                size += together[0][0].shape[-1]
+            chunks.append(_joined(together))
         return self._state_from(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
 
     def detach(self, state: Any) -> Any:
@@ -347,7 +343,7 @@ class SampleState:
         if not chunks:
             device = state.n_ignored.device
             return [torch.zeros(s, dtype=dtype, device=device) for dtype, s in self._columns((0, 0, 0, 0))]
-        return _joined(chunks) if len(chunks) > 1 else chunks[0]
+        return _joined(chunks)
 
 
 def _n_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 `added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
+`binned_error` and `ranked` need Triton. They compute an error with its gradient, and the samples of rank-based metrics.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Sums over a batch by two launches of Triton kernels: one sums the rows, and one adds to the states.
 
+Other kernels compute an error from the sums, its gradient in the predictions, and the samples of rank-based metrics.
+
 Results are reproducible, although programs run in any order. Each program stores its own sums, which the second kernel
 adds in a fixed order.
 """
