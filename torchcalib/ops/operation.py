@@ -72,8 +72,10 @@ def fused(
             return values
 
         @staticmethod
-        def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, grads: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
             """Return the gradient in each argument, or None for an argument that requires no gradient."""
+            if grads is None:  # the first result has no gradient
+                return (None,) * len(ctx.needs_input_grad)
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]

@@ -45,8 +45,8 @@ def binned_error(
     `plan` has one rule. Multi-class predictions and their gradient need six launches, binary ones three. `formula` is
     the same function of the values in differentiable operations, for derivatives of higher order.
     """
-    values, *others = columns
-    found = _binned_error(values, Columns(values.detach(), *others), plan, formula, backend=backend)
+    numbers = columns._replace(values=columns.values.detach())
+    found = _binned_error(columns.values, numbers, plan, formula, backend=backend)
     return cast(Tensor, found[0])
 
 
