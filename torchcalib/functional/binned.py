@@ -216,8 +216,9 @@ def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
     if debiased:
         return (b.share * root((b.gap.square() - b.gap_variance).clamp(min=0))).sum(-1)
-    gap = b.weighted_gap
-    return vector_norm(gap, 1, -1) if isinstance(gap, Tensor) else abs(gap).sum(-1)  # one operation, or arrays
+    gap: Any = b.weighted_gap  # an array for sums in numpy
+    total: Tensor = vector_norm(gap, 1, -1) if isinstance(gap, Tensor) else abs(gap).sum(-1)
+    return total
 
 
 @metric_function(

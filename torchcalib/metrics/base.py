@@ -338,7 +338,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         value = self._value(kind.of_batch(found[0]))
         self.count_update(found[1])
         self.keep_axis(preds, target)
-        self._forward_cache = value.detach()
+        vars(self)["_forward_cache"] = value.detach()
         return value
 
     def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
