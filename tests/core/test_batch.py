@@ -1,6 +1,7 @@
 """States after a batch in one pass: plain torch and Triton against the conversion of batches of any kind."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_com
 from processes import run_again_in_tritons_interpreter, run_python
 
 import torchcalib as tc
-from torchcalib.core.batch import states_after
+from torchcalib.core.batch import error_of_batch, samples_of, states_after
 
 # The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning")
@@ -154,6 +155,99 @@ def test_triton_gives_the_same_bits_in_every_call(task, backend):
     assert all(map(torch.equal, first, second))
 
 
+@of_backends
+@of_tasks
+def test_values_of_a_batch_are_those_of_a_new_metric(task, backend):
+    given = *rows(task, True, n=40), torch.rand(40)
+    for metric in metrics_of(task, from_logits=True):
+        metric.update(*given)
+        before, batch = metric.state, metric(*given)
+        value, state = value_and_state(metric, before, *given, backend)
+        torch.testing.assert_close(value, batch, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(state, metric.state, rtol=1e-12, atol=1e-12)
+
+
+def value_and_state(metric, before, preds, target, weights, backend):
+    """Return the value of a batch, and the state after it, as `forward` computes them on an accelerator."""
+    name, device = backend
+    columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
+    states = [None, before.to(device)]
+    batch, state = states_after(metric.input_format, [metric.kind] * 2, states, *columns, name)
+    return metric._value(metric.kind.of_batch(batch)).cpu(), state.cpu()
+
+
+# fmt: off
+PENALTIES = [(False, None, {}, "float"), (True, 1, {"mode": "top_label"}, "single"),
+             (True, None, {"right": True}, "half"), (False, None, {"n_bins": 20, "mode": "top_label"}, "half")]
+# fmt: on
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("weighted", "ignore_index", "options", "dtype"), PENALTIES)
+def test_penalty_and_gradient_are_those_of_the_conversion(
+    task, from_logits, weighted, ignore_index, options, dtype, backend
+):
+    preds, target = rows(task, from_logits, OF_NAMES[dtype], n=48)
+    weights = weights_of("counts", n=48) if weighted else None
+    penalty = tc.losses.ECELoss(task, from_logits=from_logits, ignore_index=ignore_index, **options)
+    found, expected = (
+        value_and_gradient(each, preds, target, weights) for each in (partial(penalty_of, penalty, backend), penalty)
+    )
+    bound = 2e-2 if dtype == "half" else 1e-12 if dtype == "float" else 1e-5
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.cpu(), y, rtol=bound, atol=bound / 100)
+    few = rows(task, from_logits, n=3)
+    second, expected = (
+        torch.autograd.functional.hessian(lambda x, each=each: each(x, few[1], None), few[0])
+        for each in (partial(penalty_of, penalty, backend), penalty)
+    )
+    torch.testing.assert_close(second, expected)
+    target[0] = 9
+    assert penalty_of(penalty, backend, preds, target, weights).isnan() or (weighted and weights[0] == 0)
+
+
+def penalty_of(penalty, backend, preds, target, weights):
+    """Return the penalty of a batch, as `ECELoss` computes it on an accelerator."""
+    name, device = backend
+    columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
+    formula = super(tc.losses.ECELoss, penalty)._of_batch
+    return error_of_batch(penalty.input_format, penalty.penalty.bins, *columns, formula, name)
+
+
+def value_and_gradient(penalty, preds, *others):
+    preds = preds.clone().requires_grad_()
+    value = penalty(preds, *others)
+    return value.detach(), *torch.autograd.grad(3 * value, preds)
+
+
+SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label", "half"), (1, None, "single")]
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("ignore_index", "mode", "dtype"), SAMPLES)
+def test_samples_are_those_of_the_conversion(task, from_logits, ignore_index, mode, dtype, backend):
+    preds, target = rows(task, from_logits, OF_NAMES[dtype])
+    metric = tc.KS(task, from_logits=from_logits, ignore_index=ignore_index, mode=mode)
+    p = metric.input_format.read(preds, target, batch_shape=(), drop_invalid=True)
+    expected, found = metric.kind.from_predictions(p), samples(metric, preds, target, backend)
+    used = ~found.scores[0].isnan()
+    torch.testing.assert_close(found.scores[0][used], expected.scores[0], rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.outcomes[0][used], expected.outcomes[0])
+    assert not found.outcomes[0][~used].any()
+    assert torch.equal(found.n_ignored, expected.n_ignored)
+    assert not found.weights[0].numel()
+
+
+def samples(metric, preds, target, backend):
+    name, device = backend
+    found = samples_of(metric.input_format, metric.kind, preds.to(device), target.to(device), None, name)
+    return type(found)(*([x.cpu() for x in column] for column in found[:3]), found.n_ignored.cpu())
+
+
 def test_other_batches_are_converted():
     binary, torch_backend = metrics_of("binary"), ("torch", "cpu")
     preds, target = rows("binary", False, n=40)
@@ -200,6 +294,33 @@ def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
         assert len(kernels) + len(found) - copies <= most, (kernels, found)
 
 
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backend, monkeypatch):
+    preds, target = (x.to(backend[1]) for x in rows(task, True, torch.float32, n=20, n_classes=1000))
+    penalty = tc.losses.ECELoss(task, from_logits=True)
+    preds.requires_grad_()
+    jobs = [lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds)]
+    for metric in (eight(task, from_logits=True)[k] for k in (0, 4, 5, 6, 7)):
+        state = metric.state.to(backend[1])
+        jobs.append(partial(value_and_state, metric, state, preds.detach(), target, None, backend))
+    limits = [8] * len(jobs)
+    for metric in (tc.KS(task, from_logits=True), tc.AURC(task, from_logits=True)):
+        given = metric.input_format, metric.kind, preds.detach(), target, None, backend[0]
+        state = samples_of(*given)
+        for _ in range(2):
+            state = metric.kind.add(state, samples_of(*given))
+        jobs.append(lambda add=metric.kind.add, state=state, given=given: add(state, samples_of(*given)))
+        limits.append(12)
+    for job, most in zip(jobs, limits, strict=True):
+        job()
+        with launches(monkeypatch) as kernels, operations() as found:
+            job()
+        copies = 2 * (backend[1] == "cuda")  # of value and state
+        assert kernels
+        assert len(kernels) + len(found) - copies <= most, (kernels, found)
+
+
 def launches(monkeypatch):
     """Return a context in which starts of Triton kernels are recorded, without the operations of the interpreter."""
     from contextlib import contextmanager
@@ -233,16 +354,22 @@ TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"
 TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
 TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
 READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True}
-KERNELS = [("_read", {**READ, "binary": binary, "logits": logits}) for binary, logits in
-           itertools.product((True, False), (True, False))]  # fmt: skip
+TYPES |= {"error": "*fp32", "slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
+TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
+TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
+TYPES |= dict.fromkeys(("n_bins", "n_new", "first", "right", "of_top"), "i32")
+ADD = {"at_once": 64, "block": 16}
+KERNELS = [("_add", ADD), ("_error", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
+KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
+            itertools.product(("_read", "_slope", "_rank"), (True, False), (True, False))]  # fmt: skip
 
 
 @pytest.mark.extended
 @needs_compiler
 @NEEDS_TRITON
-@pytest.mark.parametrize(("kernel", "constants"), [*KERNELS, ("_add", {"at_once": 64, "block": 16})])
+@pytest.mark.parametrize(("kernel", "constants"), KERNELS)
 def test_kernel_compiles_without_a_device(kernel, constants, monkeypatch, tmp_path):
-    types = {**TYPES, "values": "*bf16" if constants.get("binary") else "*fp64"}
+    types = {**TYPES, **dict.fromkeys(("values", "out"), "*bf16" if constants.get("binary") else "*fp64")}
     assert_compiles("batch.triton", kernel, types, constants, monkeypatch, tmp_path)
 
 

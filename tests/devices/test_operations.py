@@ -85,13 +85,13 @@ def function(options, device):
 JOBS = {
     "ECE.update": (updated(tc.ECE), (40,) * 4),
     "ECE.update, bfloat16": (updated(tc.ECE, dtype=torch.bfloat16), (40,) * 4),
-    "ECE.update, weights": (updated(tc.ECE, weighted=True), (40, 40, 48, 48)),
-    "ECE.update, ignore_index": (updated(tc.ECE, ignore_index=-1), (40, 40, 42, 42)),
+    "ECE.update, weights": (updated(tc.ECE, weighted=True), (40,) * 4),
+    "ECE.update, ignore_index": (updated(tc.ECE, ignore_index=-1), (40,) * 4),
     "NLL.update": (updated(tc.NLL), (40,) * 4),
     "update of eight metrics": (updated(eight), (60,) * 4),
     "KS.update": (updated(tc.KS), (30, 30, 48, 72)),
-    "ECE.forward": (forward(tc.ECE), (38, 38, 50, 50)),
-    "ece": (function, (40, 40, 52, 52)),
+    "ECE.forward": (forward(tc.ECE), (30, 30, 40, 40)),
+    "ece": (function, (32, 32, 42, 42)),
     "ECELoss": (loss(False), (32, 32, 58, 64)),
     "ECELoss with gradient": (loss(True), (60, 60, 130, 160)),
 }

@@ -1,10 +1,11 @@
-"""States of metrics after a batch on an accelerator, for metrics that consist of sums, by `ops.batch`.
+"""States of metrics after a batch on an accelerator, and errors of a batch with gradients, by `ops.batch`.
 
 Each operation on an accelerator takes the host several microseconds. `InputFormat.read` and the accumulators need many
 of them for a batch of any kind. For labels, this module adds the batch to all states in a few operations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,19 +15,20 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.state import SumState
+from torchcalib.core.ranked import ExactSample
+from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
-from torchcalib.ops.batch import Columns, Plan, added
+from torchcalib.ops.batch import Columns, Plan, added, binned_error, ranked, uses_triton
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.operation import is_plain
+from torchcalib.ops.operation import is_plain, mode_of
 
 
 def states_after(
     input_format: InputFormat,
     kinds: Sequence[Any],
-    states: Sequence[Tensor],
+    states: Sequence[Tensor | None],
     preds: Tensor,
     target: Tensor,
     weights: Tensor | None,
@@ -34,6 +36,7 @@ def states_after(
 ) -> list[Tensor] | None:
     """Return the states of metrics after a batch, whose invalid rows are counted and ignored, as views of one tensor.
 
+    A state may be None for the state without data, if all states before it are.
     Return None if the batch needs derivatives or has no labels, or if `ops.batch` lacks sums of a state.
     `InputFormat.read` then converts the batch. It also does so on the CPU, unless `backend` is given.
     """
@@ -41,14 +44,74 @@ def states_after(
         return None
     if not all(has_sums_of_batch(kind, input_format.task) for kind in kinds) or not is_plain(preds, target, weights):
         return None
-    columns = input_format.columns(preds, target, weights)
-    if columns is None:
+    batch = _columns_of(input_format, preds, target, weights)
+    if batch is None:
         return None
     copies = weights is None or not weights.is_floating_point()
-    batch = Columns(*columns, input_format.from_logits, input_format.ignore_index, SUM_TOLERANCE[preds.dtype])
-    before = states[0] if len(states) == 1 else torch.cat(list(states))
+    given = [state for state in states if state is not None]
+    before = given[0] if len(given) == 1 else torch.cat(given) if given else None
     after = added(before, batch, _plan(tuple(kinds), input_format.task, copies, preds.device), backend)
-    return list(torch.split(after, [len(state) for state in states]))
+    return list(torch.split(after, [kind.size for kind in kinds]))
+
+
+def error_of_batch(
+    input_format: InputFormat,
+    bins: Any,
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    formula: Callable[..., Tensor],
+    backend: Backend = "auto",
+) -> Tensor | None:
+    """Return the expected calibration error over bins for labels, with its gradient, in few launches of Triton.
+
+    Return None for other batches and devices. `formula` is the same differentiable function of the format, predictions,
+    targets and weights.
+    """
+    task = input_format.task
+    if (preds.is_cpu and backend == "auto") or not _are_labels(input_format, preds, target):
+        return None
+    if bins.demand(task, True) is None or not is_plain(target, weights) or mode_of(preds) == "formula":
+        return None
+    columns = _columns_of(input_format, preds, target, weights) if uses_triton(preds, backend) else None
+    if columns is None:
+        return None
+    plan = _plan((SumState(bins, bins.shape(task, None)),), task, True, preds.device)
+    how = input_format if task == "binary" else replace(input_format, class_axis=-1)
+    return binned_error(columns, plan, lambda x: formula(how, x, columns.target, columns.weights), backend)
+
+
+def samples_of(
+    input_format: InputFormat,
+    kind: Any,
+    preds: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    backend: Backend = "auto",
+) -> Samples | None:
+    """Return the state of a rank-based metric for a batch of labels in few launches of Triton.
+
+    Return None for other batches and devices, as `states_after` does.
+    """
+    if (preds.is_cpu and backend == "auto") or weights is not None or not _are_labels(input_format, preds, target):
+        return None
+    if type(kind) is not SampleState or kind.accumulator.mode not in ("positive", "top_label"):
+        return None
+    is_own = type(kind.accumulator) is ExactSample and not (kind.leading_shape or kind.accumulator.with_ecd)
+    if not is_own or not is_plain(preds, target) or not uses_triton(preds, backend):
+        return None
+    columns = _columns_of(input_format, preds, target, None)
+    if columns is None:
+        return None
+    score, outcome, n_ignored = ranked(columns, kind.accumulator.mode == "top_label", backend)
+    return Samples([score], [outcome], [outcome.new_empty(0, dtype=torch.int64)], n_ignored)
+
+
+def _columns_of(input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Columns | None:
+    """Return the columns of a batch of labels; None if targets are annotator counts."""
+    columns = input_format.columns(preds, target, weights)
+    options = input_format.from_logits, input_format.ignore_index, SUM_TOLERANCE[preds.dtype]
+    return None if columns is None else Columns(*columns, *options)
 
 
 def has_sums_of_batch(kind: Any, task: Task) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import shown
+from torchcalib.ops.batch.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -110,9 +111,6 @@ def _found(rows: Tensor, values: Tensor) -> str:
 def _nan_problem(name: str, values: Tensor) -> Problem:
     fix = "Pass nan_policy='drop' to leave these rows out."
     return Problem(values.isnan(), lambda rows: f"`{name}` must not contain NaN, got {_found(rows, values)}. {fix}")
-
-
-LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150  # of rows that are not ignored; sums of squares are then finite
 
 
 def weight_rule(weights: Tensor, whole: bool = False) -> Rule:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.checks import LEAST_WEIGHT, MOST_WEIGHT, SUM_TOLERANCE
+from torchcalib.core.checks import SUM_TOLERANCE
+from torchcalib.ops.batch.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.operation import mode_of
 from torchcalib.ops.softmax_stats import Detail

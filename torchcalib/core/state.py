@@ -6,7 +6,7 @@ concatenation. States are immutable: each operation returns a new state, which m
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -60,7 +60,12 @@ class SumState(Generic[S]):
 
     def empty(self) -> Tensor:
         """Return the state without data, a tensor of zeros."""
-        return torch.zeros(self._offset + math.prod(self.shape), dtype=torch.float64)
+        return torch.zeros(self.size, dtype=torch.float64)
+
+    @cached_property
+    def size(self) -> int:
+        """Number n of entries of the state."""
+        return self._offset + math.prod(self.shape)
 
     @cached_property
     def _offset(self) -> int:
@@ -110,10 +115,20 @@ class SumState(Generic[S]):
 
     def statistic(self, state: Tensor) -> S:
         """Return the statistic from which metrics are computed, for example `BinStats`."""
-        sums = state[self._offset :].reshape(self.shape)
-        if has_noise_flag(self.accumulator):
-            sums = with_noise_row(sums, state[N_IGNORED : self._offset].reshape(self.shape[:-2]))
-        return self.accumulator.wrap(sums)
+        sums, noise_flag = self._sums_of(state)
+        return self.accumulator.wrap(sums if noise_flag is None else with_noise_row(sums, noise_flag))
+
+    def of_batch(self, state: Tensor) -> Any:
+        """Return the statistic of the state of a batch, as the accumulator computes it from predictions."""
+        sums, noise_flag = self._sums_of(state)
+        statistic: Any = self.accumulator.wrap(sums)
+        return replace(statistic, noise_flag=noise_flag)
+
+    def _sums_of(self, state: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sums, and `Sums.noise_flag` or None."""
+        has_flag = has_noise_flag(self.accumulator)
+        noise_flag = state[N_IGNORED : self._offset].reshape(self.shape[:-2]) if has_flag else None
+        return state[self._offset :].reshape(self.shape), noise_flag
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
         """Return a copy of a saved state on the device of `like`, or None unless it has valid float64 sums."""
@@ -126,8 +141,7 @@ class SumState(Generic[S]):
     def _check_sums(self, state: Tensor) -> None:
         """Raise ValueError unless the numbers of ignored rows and the sums are possible."""
         check_counts("the numbers of ignored rows", state[:N_IGNORED])
-        sums = state[self._offset :].reshape(self.shape)
-        noise_flag = state[N_IGNORED : self._offset].reshape(self.shape[:-2]) if self._offset > N_IGNORED else None
+        sums, noise_flag = self._sums_of(state)
         check_sums(sums, self.accumulator.ranges, noise_flag)
 
     def announce(self, state: Any) -> Tensor:
@@ -225,13 +239,11 @@ class SampleState:
         """Return a state with the chunks of two states, in which chunks of similar sizes are concatenated."""
         chunks = _chunks_of(state)
         for chunk in _chunks_of(more):
-            chunks.append(chunk)
-            while (
-                len(chunks) > 1
-                and chunks[-1][0].device == chunks[-2][0].device
-                and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
-            ):
-                chunks[-2:] = [_joined(chunks[-2:])]
+            together, size = [chunk], chunk[0].shape[-1]
+            while chunks and chunks[-1][0].device == chunk[0].device and chunks[-1][0].shape[-1] <= 2 * size:
+                together.insert(0, chunks.pop())
+                size += together[0][0].shape[-1]
+            chunks.append(_joined(together))
         return self._state_from(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
 
     def detach(self, state: Any) -> Any:
@@ -335,7 +347,7 @@ class SampleState:
         if not chunks:
             device = state.n_ignored.device
             return [torch.zeros(s, dtype=dtype, device=device) for dtype, s in self._columns((0, 0, 0, 0))]
-        return _joined(chunks) if len(chunks) > 1 else chunks[0]
+        return _joined(chunks)
 
 
 def _n_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
@@ -355,4 +367,7 @@ def _joined(chunks: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
         weights = tuple(
             n if n.shape[-1] else s.new_ones(s.shape, dtype=torch.int64) for s, n in zip(scores, weights, strict=True)
         )
-    return [torch.cat([t.to(device) for t in part], -1) for part in (scores, outcomes, weights, *others)]
+    else:
+        weights = weights[:1]
+    columns = ([t.to(device) for t in part] for part in (scores, outcomes, weights, *others))
+    return [torch.cat(column, -1) if len(column) > 1 else column[0] for column in columns]

@@ -158,12 +158,11 @@ class Estimator(Generic[S]):
             return None
         from torchcalib.core.batch import states_after
 
-        kind = self.state_kind()
-        nothing: Any = torch.zeros_like(kind.empty(), device=preds.device)
-        found = states_after(self.input_format, [kind], [nothing], preds, target, weights)
+        kind: Any = self.state_kind()
+        found = states_after(self.input_format, [kind], [None], preds, target, weights)
         if found is None or int(kind.n_ignored(found[0])[0]):  # `read` names the invalid rows
             return None
-        return self.value(kind.statistic(found[0])).to(torch.promote_types(preds.dtype, torch.float32))
+        return self.value(kind.of_batch(found[0])).to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""

@@ -19,7 +19,7 @@ from torchcalib.core.arguments import (
     weights_from,
 )
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
-from torchcalib.core.inputs import input_format_of, read_input
+from torchcalib.core.inputs import InputFormat, input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.logs import wide_dtype
 
@@ -76,7 +76,10 @@ class PenaltyLoss(nn.Module):
     ) -> Tensor:
         """Return the penalty for a batch as a scalar."""
         weights = weights_from(weights, sample_weight)
-        p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
+        return self._of_batch(self.input_format, preds, target, weights)
+
+    def _of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        p = how.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.from_predictions(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:

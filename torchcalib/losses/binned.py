@@ -17,8 +17,10 @@ from torchcalib.core.arguments import (
     task_of,
     with_resolved_task,
 )
+from torchcalib.core.batch import error_of_batch
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
+from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
@@ -83,6 +85,8 @@ class ECELoss(PenaltyLoss):
         >>> loss.backward()
     """
 
+    penalty: HardBins
+
     def __init__(
         self,
         task: Task | None = None,
@@ -97,6 +101,12 @@ class ECELoss(PenaltyLoss):
         check_flag("right", right)
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
+
+    def _of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        value = None
+        if isinstance(preds, Tensor) and not preds.is_cpu:
+            value = error_of_batch(how, self.penalty.bins, preds, target, weights, super()._of_batch)
+        return super()._of_batch(how, preds, target, weights) if value is None else value
 
 
 def soft_binned_ece(

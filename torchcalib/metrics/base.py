@@ -25,7 +25,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.batch import states_after
+from torchcalib.core.batch import samples_of, states_after
 from torchcalib.core.images import Images, ImageState, case_names, image_axes
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
@@ -277,6 +277,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
         if not is_plain or sample_weight is not None:
             preds, target, weights = as_tensors(preds, target, weights, sample_weight, **self.input_format.conversion)
+        batch: Any = None
         if self._shared is None:
             if preds.device == self.device and not is_compiling():
                 states = states_after(self.input_format, [self.kind], [self.state], preds, target, weights)
@@ -285,7 +286,9 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
                     self._store(states[0])
                     self.keep_axis(preds, target)
                     return
-            batch = self._state_of(preds, target, weights)
+                batch = samples_of(self.input_format, self.kind, preds, target, weights)
+            if batch is None:
+                batch = self._state_of(preds, target, weights)
             if preds.dim() > 2:
                 self.keep_axis(preds, target)
         else:
@@ -305,7 +308,36 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             )
         return batch
 
-    _own_update = update  # which `_is_added` can replace
+    _own_update = update  # which `_is_added` and `_forward_in_one_pass` can replace
+
+    @torch.jit.unused
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch to the state and return the differentiable metric value for this batch."""
+        value = None if kwargs or is_compiling() else self._forward_in_one_pass(*args)
+        return super().forward(*args, **kwargs) if value is None else value
+
+    def _forward_in_one_pass(
+        self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any
+    ) -> Tensor | None:
+        """Add a batch of labels on an accelerator in few operations, and return its value; see `core.batch`.
+
+        Return None if `update` must convert the batch. The metric is then unchanged.
+        """
+        is_own = type(self).update is type(self)._own_update and self._shared is None and not others
+        if not is_own or self._is_synced or self.dist_sync_on_step or not type(preds) is type(target) is Tensor:
+            return None
+        if preds.is_cpu or preds.device != self.device or not (weights is None or type(weights) is Tensor):
+            return None
+        found = states_after(self.input_format, [self.kind] * 2, [None, self.state], preds, target, weights)
+        if found is None:
+            return None
+        refuse_if_captured(self, preds)
+        kind: Any = self.kind
+        value = self._value(kind.of_batch(found[0]))
+        self.count_update(found[1])
+        self.keep_axis(preds, target)
+        vars(self)["_forward_cache"] = value.detach()
+        return value
 
     def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
         """Add a batch of labels by the pass of `core.pieces`, if it has the form for it.

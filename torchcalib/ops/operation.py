@@ -65,14 +65,17 @@ def fused(
             values = fast(backend, *arguments)
             results = (values,) if isinstance(values, Tensor) else values
             ctx.mark_non_differentiable(*results[1:])
+            ctx.set_materialize_grads(False)  # without zeros for these results
             ctx.backend, ctx.n_results = backend, len(results)
             ctx.options = [None if isinstance(x, Tensor) else x for x in arguments]
             ctx.save_for_backward(*results, *(x if isinstance(x, Tensor) else None for x in arguments))
             return values
 
         @staticmethod
-        def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, grads: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
             """Return the gradient in each argument, or None for an argument that requires no gradient."""
+            if grads is None:  # the first result has no gradient
+                return (None,) * len(ctx.needs_input_grad)
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]

@@ -2,41 +2,102 @@
 
 `added` adds the sums of a batch to states without waiting for the device. With Triton one launch reads binary
 predictions, and another one adds to the states. Multi-class predictions need one or two more for `softmax_stats`.
+`binned_error` and `ranked` need Triton. They compute an error with its gradient, and the samples of rank-based metrics.
 """
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.batch.formula import Columns, Plan
 from torchcalib.ops.dispatch import Backend, choose
+from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
-__all__ = ["Columns", "Plan", "added"]
+__all__ = ["Columns", "Plan", "added", "binned_error", "ranked", "uses_triton"]
 
 
-def added(states: Tensor, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
+def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
     """Return states `(n,)`, float64, one after another, plus those of a batch. No argument has a gradient.
 
+    `states` are the last ones of the plan. Those before them have no data yet; None if all have none.
     Rows with invalid values are counted, and have no effect on other sums. Results have the same bits in every call
     with Triton. In plain torch on a GPU the last digits can vary.
     """
-    values = columns.values
-    uses_triton = choose("rows", values.device.type, values.numel(), backend) == "triton"
-    source = import_module(f"{__name__}.{'triton' if uses_triton else 'plain'}")
-    target, of_rows = columns.target, None
-    if not uses_triton:
-        target = target.long()
-    elif target.dtype == torch.bool:  # which Triton does not load
-        target = target.view(torch.uint8)
-    columns = columns._replace(target=target)
-    if values.dim() > 1:
-        options = columns.from_logits, columns.tolerance, _detail(plan)
-        of_rows = scores_and_tops(values, target, *options, backend=backend)
-    result: Tensor = source.added(states, columns, of_rows, plan)
+    source = import_module(f"{__name__}.{'triton' if uses_triton(columns.values, backend) else 'plain'}")
+    result: Tensor = source.added(states, *_columns_and_rows(columns, _detail(plan), backend), plan)
     return result
 
 
+def uses_triton(values: Tensor, backend: Backend = "auto") -> bool:
+    """Return whether Triton reads the rows of a batch."""
+    return choose("rows", values.device.type, values.numel(), backend) == "triton"
+
+
+def binned_error(
+    columns: Columns, plan: Plan, formula: Callable[[Tensor], Tensor], backend: Backend = "auto"
+) -> Tensor:
+    """Return the expected calibration error over bins with Triton, float32 or float64; NaN for invalid rows.
+
+    `plan` has one rule. Multi-class predictions and their gradient need six launches, binary ones three. `formula` is
+    the same function of the values in differentiable operations, for derivatives of higher order.
+    """
+    numbers = columns._replace(values=columns.values.detach())
+    found = _binned_error(columns.values, numbers, plan, formula, backend=backend)
+    return cast(Tensor, found[0])
+
+
+def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores `(N,)`, NaN for ignored and invalid rows, and outcomes `(N,)`, uint8, of events with Triton.
+
+    Scores are those of `events.reduce_to_scores`. The third result is [number of invalid rows, 0], float64.
+    """
+    triton: Any = import_module(f"{__name__}.triton")
+    columns, rows = _columns_and_rows(columns, "top", backend)
+    found: tuple[Tensor, Tensor, Tensor] = triton.ranked(columns, rows, of_top)
+    return found
+
+
+def _error_and_rows(backend: Backend, _: Tensor, columns: Columns, plan: Plan, *__: Any) -> tuple[Tensor, ...]:
+    """Return the error, its slopes in the bins, and the scores and top classes of multi-class rows."""
+    triton: Any = import_module(f"{__name__}.triton")
+    columns, rows = _columns_and_rows(columns, "confidence", backend)
+    return (*triton.binned_error(columns, rows, plan), *(rows or ()))
+
+
+def _gradient_of_error(
+    _: Backend, arguments: list[Any], results: tuple[Tensor, ...], needed: list[int], upstream: Tensor
+) -> list[Tensor]:
+    triton: Any = import_module(f"{__name__}.triton")
+    columns, plan = arguments[1:3]
+    slopes, rows = results[1], results[2:]
+    columns = columns._replace(target=_integers(columns.target))
+    return [triton.binned_gradient(columns, rows or None, plan.rules[0], slopes, upstream) for _ in needed]
+
+
+_binned_error = fused(_error_and_rows, lambda values, _, __, formula: (formula(values),), _gradient_of_error)
+
+
+def _columns_and_rows(
+    columns: Columns, detail: Detail, backend: Backend
+) -> tuple[Columns, tuple[Tensor, Tensor] | None]:
+    """Return the columns with labels that the backend reads, and scores and top classes of multi-class rows."""
+    values, target = columns.values, columns.target
+    target = _integers(target) if uses_triton(values, backend) else target.long()
+    options = columns.from_logits, columns.tolerance, detail
+    of_rows = scores_and_tops(values, target, *options, backend=backend) if values.dim() > 1 else None
+    return columns._replace(target=target), of_rows
+
+
+def _integers(target: Tensor) -> Tensor:
+    """Return labels without the dtype bool, which Triton does not load."""
+    return target.view(torch.uint8) if target.dtype == torch.bool else target
+
+
 def _detail(plan: Plan) -> Detail:
-    return "entropy" if "neg_entropy" in plan.scores else "squares" if "squared_error" in plan.scores else "confidence"
+    if "neg_entropy" in plan.scores:
+        return "entropy"
+    return "squares" if "squared_error" in plan.scores else "confidence" if "log_prob" in plan.scores else "top"

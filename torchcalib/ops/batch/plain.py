@@ -7,9 +7,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.ops import logs
-from torchcalib.ops.batch.formula import N_QUANTITIES, SCORES, Columns, Plan
+from torchcalib.ops.batch.formula import (
+    FIRST_SQUARE,
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    N_QUANTITIES,
+    SCORES,
+    Columns,
+    Plan,
+)
 
 
 class _Batch(NamedTuple):
@@ -21,7 +30,7 @@ class _Batch(NamedTuple):
     scores: Tensor  # `(5, N)` in the order of `SCORES`, finite where the weight is 0; those not needed are undefined
 
 
-def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
     """Compute `batch.added`; `rows` are scores and top classes of multi-class rows."""
     batch = _binary(columns, plan) if rows is None else _multiclass(columns, *rows, plan)
     weight = batch.weight
@@ -32,38 +41,42 @@ def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, 
         index = torch.bucketize(confidence, edges, right=not rule.right)  # as in `segments.bin_index`
         spread = torch.addcmul(confidence, confidence, confidence, value=-1)
         residual = (outcome - confidence).square_()
-        one = weight if columns.weights is None else torch.ones_like(weight)  # times a weight of 0 or 1
-        terms = [one, confidence, outcome, spread, residual]
-        terms += [spread * weight, weight] if plan.is_squared else []
+        terms = torch.stack([weight, confidence, outcome, spread, residual, *[spread, weight] * plan.is_squared])
+        terms[1:].mul_(weight)
+        if plan.is_squared:
+            terms[FIRST_SQUARE].mul_(weight)
         into = weight.new_zeros(N_QUANTITIES, rule.n_bins)
-        into.scatter_add_(-1, index.expand(len(terms), -1), torch.stack(terms).mul_(weight))
+        into.scatter_add_(-1, index.expand(len(terms), -1), terms)
         parts.append(into.view(-1))
+    n_new = plan.terms.shape[1] - (0 if states is None else len(states))
+    after = plan.factors.new_zeros(n_new) if states is None else pad(states, (n_new, 0)) if n_new else states
     for sums, factors in zip(torch.cat(parts)[plan.terms], plan.factors, strict=True):
-        states = torch.addcmul(states, sums, factors)
-    return states
+        after = torch.addcmul(after, sums, factors)
+    return after
 
 
-def _weighted(columns: Columns, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted(columns: Columns, is_invalid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return weights `(N,)`, a mask of the rows of weight 0 `(N,)`, and the number of invalid rows `()`.
 
-    `valid` is a mask of the rows with valid values `(N,)`.
+    `is_invalid` is a mask of the rows with invalid values `(N,)`.
     """
-    weights = None if columns.weights is None else columns.weights.to(torch.float64)
-    present = None if columns.ignore_index is None else columns.target != columns.ignore_index
+    weights, absent = columns.weights, is_invalid
+    ignored = None if columns.ignore_index is None else columns.target == columns.ignore_index
+    if ignored is not None:
+        absent = absent | ignored
     if weights is not None:
-        valid = valid & (weights == weights.clamp(1e-150, 1e150))  # or 0, as in `checks.weight_rule`
-        present = weights != 0 if present is None else present & (weights != 0)
-    used = valid if present is None else valid & present
-    absent = ~used
-    n_invalid = (absent if present is None else present ^ used).sum(dtype=torch.float64)
-    return used.to(torch.float64) if weights is None else weights.masked_fill(absent, 0), absent, n_invalid
+        weights = weights.to(torch.float64)
+        absent = absent | (weights != weights.clamp(LEAST_WEIGHT, MOST_WEIGHT))
+        ignored = weights == 0 if ignored is None else ignored | (weights == 0)
+    n_invalid = (absent if ignored is None else absent ^ ignored).sum(dtype=torch.float64)
+    return (~absent).to(torch.float64) if weights is None else weights.masked_fill(absent, 0), absent, n_invalid
 
 
 def _binary(columns: Columns, plan: Plan) -> _Batch:
     from_logits = columns.from_logits
     x, label = columns.values.to(torch.float64), columns.target
-    valid = x == (x if from_logits else x.clamp(0, 1))  # False for NaN
-    weight, absent, n_invalid = _weighted(columns, valid & (label == label.clamp(0, 1)))
+    is_invalid = x != (x if from_logits else x.clamp(0, 1))  # True for NaN
+    weight, absent, n_invalid = _weighted(columns, is_invalid | (label != label.clamp(0, 1)))
     x, y = x.masked_fill(absent, 0), label.clamp(0, 1).to(torch.float64)
     p = x.sigmoid() if from_logits else x
     events, scores = {False: (p, y)}, dict.fromkeys(SCORES, y)
@@ -85,7 +98,7 @@ def _binary(columns: Columns, plan: Plan) -> _Batch:
 
 
 def _multiclass(columns: Columns, scores: Tensor, top: Tensor, plan: Plan) -> _Batch:
-    weight, absent, n_invalid = _weighted(columns, scores[0] == scores[0])
+    weight, absent, n_invalid = _weighted(columns, scores[0].isnan())
     scores, hit = scores.masked_fill(absent, 0), (columns.target == top).to(torch.float64)
     whole = torch.cat((scores, hit.unsqueeze(0))) if plan.scores else scores
     return _Batch(weight, n_invalid, {True: (scores[3], hit)}, whole)

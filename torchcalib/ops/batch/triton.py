@@ -1,44 +1,129 @@
 """Sums over a batch by two launches of Triton kernels: one sums the rows, and one adds to the states.
 
+Other kernels compute an error from the sums, its gradient in the predictions, and the samples of rank-based metrics.
+
 Results are reproducible, although programs run in any order. Each program stores its own sums, which the second kernel
 adds in a fixed order.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, Columns, Plan, n_sums
+from torchcalib.ops.batch.formula import (
+    BINS,
+    FIRST_SCORE,
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    Columns,
+    Plan,
+    Rule,
+    n_sums,
+    term_indices,
+)
 from torchcalib.ops.bin_sums.triton import bin_of
+from torchcalib.ops.softmax_stats import triton as softmax_stats
 from torchcalib.ops.softmax_stats.triton import log1p
 
 _CHUNK = 32  # rows that a program of one warp loads at a time
 _PIECE, _PIECES = 128, 2048  # smallest number of rows per program, and largest number of programs that share the rows
+_TILE = 1024  # logits that a program of `_log_odds` loads at a time
 _AT_ONCE, _TERMS = 64, 16  # programs whose sums are added together, and numbers of the state per program
 _FIRST_SCORE = tl.constexpr(FIRST_SCORE)
+_LEAST_WEIGHT, _MOST_WEIGHT = tl.constexpr(LEAST_WEIGHT), tl.constexpr(MOST_WEIGHT)
 
 
-def added(states: Tensor, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
     """Compute `batch.added` in two launches. `rows` are scores and top classes of multi-class rows."""
-    values, target, weights, from_logits, ignore_index, _ = columns
-    size = max(_PIECE, triton.cdiv(len(values), _PIECES))
-    pieces = triton.cdiv(len(values), size)
-    parts = torch.empty(pieces, n_sums(plan.rules), dtype=torch.float64, device=values.device)
-    of_rows = (values, values, values.stride(0)) if rows is None else (*rows, len(values))
-    found = torch.empty_like(states)
-    with torch.cuda.device_of(values):  # Triton launches kernels on the current device
-        _read[(pieces, len(plan.tiles))](
-            *of_rows, target, target.stride(0), target if weights is None else weights,
-            0 if weights is None else weights.stride(0), plan.tiles, parts, len(values), size, parts.shape[1],
-            ignore_index or 0, weights is not None, ignore_index is not None, rows is None, from_logits,
-            plan.is_squared, _CHUNK, BINS, num_warps=1,
-        )  # fmt: skip
-        _add[(triton.cdiv(len(states), _TERMS),)](
-            states, plan.terms, plan.factors, parts, found, len(states), len(plan.terms), pieces, parts.shape[1],
-            _AT_ONCE, _TERMS, num_warps=4,
+    parts = _sums_of_pieces(columns, rows, plan)
+    found = torch.empty_like(plan.factors[0])
+    n_new = len(found) - (0 if states is None else len(states))
+    with torch.cuda.device_of(parts):  # Triton launches kernels on the current device
+        _add[(triton.cdiv(len(found), _TERMS),)](
+            found if states is None else states, plan.terms, plan.factors, parts, found, len(found), n_new,
+            len(plan.terms), *parts.shape, _AT_ONCE, _TERMS, num_warps=4,
         )  # fmt: skip
     return found
+
+
+def binned_error(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Compute the expected calibration error over the bins of `plan` in two launches, and its slopes in the bins."""
+    (rule,) = plan.rules
+    parts = _sums_of_pieces(columns, rows, plan)
+    slopes = parts.new_empty(rule.n_bins)
+    error = parts.new_empty((), dtype=torch.promote_types(columns.values.dtype, torch.float32))
+    first = term_indices(plan.rules, rule, 0).start
+    with torch.cuda.device_of(parts):
+        _error[(1,)](parts, error, slopes, *parts.shape, rule.n_bins, first, _AT_ONCE, _TERMS, num_warps=4)
+    return error, slopes
+
+
+def binned_gradient(
+    columns: Columns, rows: tuple[Tensor, Tensor] | None, rule: Rule, slopes: Tensor, upstream: Tensor
+) -> Tensor:
+    """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two."""
+    values = columns.values
+    out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    grads = out if rows is None else torch.empty_like(rows[0])
+    with torch.cuda.device_of(values):
+        _slope[(triton.cdiv(len(values), _PIECE),)](
+            *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
+            int(rule.right), int(rule.of_top), *_options(columns, rows), _PIECE, num_warps=4,
+        )  # fmt: skip
+    if rows is not None:
+        softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
+    return out
+
+
+def ranked(columns: Columns, rows: tuple[Tensor, Tensor] | None, of_top: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.ranked` in one launch, or two for multi-class logits, and one that fills zeros."""
+    values, n = columns.values, len(columns.values)
+    has_log_odds = rows is not None and columns.from_logits
+    is_wide = has_log_odds or (rows is None and of_top and not columns.from_logits)
+    dtype = torch.float64 if is_wide else torch.promote_types(values.dtype, torch.float32)
+    score = torch.empty(n, dtype=dtype, device=values.device)
+    outcome = torch.empty(n, dtype=torch.uint8, device=values.device)
+    n_ignored = torch.zeros(2, dtype=torch.float64, device=values.device)
+    with torch.cuda.device_of(values):
+        _rank[(triton.cdiv(n, _PIECE),)](
+            *_arguments(columns, rows), score, outcome, n_ignored, n, columns.ignore_index or 0, int(of_top),
+            *_options(columns, rows), _PIECE, num_warps=4,
+        )  # fmt: skip
+        if rows is not None and has_log_odds:
+            block = min(triton.next_power_of_2(values.shape[1]), _TILE)
+            _log_odds[(triton.cdiv(n, _TILE // block),)](
+                values, *values.stride(), values.shape[1], rows[1], score, n, _TILE // block, block, num_warps=4
+            )
+    return score, outcome, n_ignored
+
+
+def _sums_of_pieces(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> Tensor:
+    """Return the sums of `formula` over pieces of the rows `(pieces, sums)` in one launch."""
+    n = len(columns.values)
+    size = max(_PIECE, triton.cdiv(n, _PIECES))
+    parts = torch.empty(triton.cdiv(n, size), n_sums(plan.rules), dtype=torch.float64, device=columns.values.device)
+    with torch.cuda.device_of(parts):
+        _read[(len(parts), len(plan.tiles))](
+            *_arguments(columns, rows), plan.tiles, parts, n, size, parts.shape[1], columns.ignore_index or 0,
+            *_options(columns, rows), plan.is_squared, _CHUNK, BINS, num_warps=1,
+        )  # fmt: skip
+    return parts
+
+
+def _arguments(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[Any]:
+    """Return the columns of a batch as arguments of kernels, with their strides."""
+    values, target, weights = columns.values, columns.target, columns.weights
+    of_rows = [values, values, values.stride(0)] if rows is None else [*rows, len(values)]
+    of_weights = [target, 0] if weights is None else [weights, weights.stride(0)]
+    return [*of_rows, target, target.stride(0), *of_weights]
+
+
+def _options(columns: Columns, rows: tuple[Tensor, Tensor] | None) -> list[bool]:
+    """Return whether rows have weights, some are ignored, they are binary, and predictions are logits."""
+    return [columns.weights is not None, columns.ignore_index is not None, rows is None, columns.from_logits]
 
 
 @triton.jit
@@ -64,7 +149,7 @@ def _weights(
     if weighted:
         w = tl.load(weights + row * weight_stride, mask=present, other=0).to(tl.float64)
         present = present & (w != 0)
-        valid = valid & (w >= 1e-150) & (w <= 1e150)  # as in `checks.weight_rule`
+        valid = valid & (w >= _LEAST_WEIGHT) & (w <= _MOST_WEIGHT)
     else:
         w = present.to(tl.float64)
     used = present & valid
@@ -219,14 +304,17 @@ def _read(
             tl.store(at + 6 * n_bins, tl.sum(square, 1), mask=mask)
 
 
-@triton.jit(do_not_specialize=["n", "n_terms", "n_parts", "n_sums"])
+@triton.jit(do_not_specialize=["n", "n_new", "n_terms", "n_parts", "n_sums"])
 def _add(
-    states, terms, factors, parts, found, n, n_terms, n_parts, n_sums, at_once: tl.constexpr, block: tl.constexpr
+    states, terms, factors, parts, found, n, n_new, n_terms, n_parts, n_sums, at_once: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Add the sums of all programs of `_read` to the states, by `Plan.terms`. Grid: blocks of the states."""
+    """Add the sums of all programs of `_read` to the states, by `Plan.terms`. Grid: blocks of the states.
+
+    The first `n_new` numbers of the result have no state before the batch.
+    """
     number = tl.program_id(0) * block + tl.arange(0, block)
     inside = number < n
-    total = tl.load(states + number, mask=inside, other=0)
+    total = tl.load(states + number - n_new, mask=inside & (number >= n_new), other=0)
     for k in range(n_terms):
         source = tl.load(terms + k * n + number, mask=inside, other=0)
         sums = tl.zeros([at_once, block], tl.float64)
@@ -236,3 +324,131 @@ def _add(
             sums += tl.load(parts + part[:, None] * n_sums + source[None, :], mask=mask, other=0)
         total += _times(tl.load(factors + k * n + number, mask=inside, other=0), tl.sum(sums, 0))
     tl.store(found + number, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_parts", "n_sums", "n_bins", "first"])
+def _error(
+    parts, error, slopes, n_parts, n_sums, n_bins, first, at_once: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Store E = sum_b |O_b - P_b| / W from the sums of `_read`, and the derivative of E in each P_b. One program.
+
+    P_b and O_b are the sums of confidences and outcomes, and W is the total weight. An invalid row makes them NaN.
+    """
+    # 1. Number of invalid rows, and W
+    n_invalid = tl.zeros([at_once], tl.float64)
+    weight = tl.zeros([at_once], tl.float64)
+    for start in range(0, n_parts, at_once):
+        part = start + tl.arange(0, at_once).to(tl.int64)
+        n_invalid += tl.load(parts + part * n_sums, mask=part < n_parts, other=0)
+        weight += tl.load(parts + part * n_sums + 1, mask=part < n_parts, other=0)
+    total = tl.sum(weight, 0)
+    total = tl.where((tl.sum(n_invalid, 0) > 0) | (total == 0), float("nan"), total)
+    # 2. O_b - P_b of a block of bins at a time
+    sum_gap = tl.zeros([block], tl.float64)
+    for begin in range(0, n_bins, block):
+        index = begin + tl.arange(0, block)
+        confidence = tl.zeros([at_once, block], tl.float64)
+        outcome = tl.zeros([at_once, block], tl.float64)
+        for start in range(0, n_parts, at_once):
+            part = start + tl.arange(0, at_once).to(tl.int64)
+            mask = (part < n_parts)[:, None] & (index < n_bins)[None, :]
+            at = parts + part[:, None] * n_sums + first + index[None, :]
+            confidence += tl.load(at + n_bins, mask=mask, other=0)
+            outcome += tl.load(at + 2 * n_bins, mask=mask, other=0)
+        gap = tl.sum(outcome, 0) - tl.sum(confidence, 0)
+        sum_gap += tl.abs(gap)
+        sign = (gap < 0).to(tl.float64) - (gap > 0).to(tl.float64)
+        tl.store(slopes + index, sign / total, mask=index < n_bins)
+    tl.store(error, (tl.sum(sum_gap, 0) / total).to(error.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n", "ignore", "n_bins", "right", "of_top"])
+def _slope(
+    values, tops, stride, target, label_stride, weights, weight_stride, slopes, upstream, out, n, ignore, n_bins,
+    right, of_top, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr,
+    chunk: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of `_error` in binary predictions, or in the scores `(4, n)` of multi-class rows.
+
+    It is the weight of a row times the derivative in the sum of the confidences of its bin.
+    """
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    p, _, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    slope = tl.load(slopes + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0), mask=inside, other=0)
+    slope = tl.where(w == 0, 0.0, w * slope * tl.load(upstream).to(tl.float64))
+    slope = tl.where(broken, float("nan"), slope)
+    if binary:
+        x = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        centre = 0.0 if logits else 0.5
+        falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
+        if logits:
+            e = tl.exp(-tl.abs(x))
+            slope *= e / ((1 + e) * (1 + e))
+            slope = tl.where((of_top != 0) & (x == 0), 0.0, slope)  # |x| has the gradient 0
+        slope = tl.where(falls, -slope, slope)
+        if out.dtype.element_ty != tl.float64:
+            slope = slope.to(tl.float32)  # from which every narrower dtype can be rounded
+        tl.store(out + row, slope.to(out.dtype.element_ty), mask=inside)
+    else:
+        for k in tl.static_range(3):
+            tl.store(out + k * n.to(tl.int64) + row, tl.zeros([chunk], tl.float64), mask=inside)
+        tl.store(out + 3 * n.to(tl.int64) + row, slope, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "ignore", "of_top"])
+def _rank(
+    values, tops, stride, target, label_stride, weights, weight_stride, score, outcome, n_ignored, n, ignore, of_top,
+    weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Store score and outcome of the event of each row, and add the number of invalid rows to `n_ignored`."""
+    row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
+    inside = row < n
+    label = tl.load(target + row * label_stride, mask=inside, other=0).to(tl.int64)
+    p, y, valid = _event(values, tops, stride, row, inside, label, of_top, binary, logits)
+    w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
+    if binary and logits:
+        p = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        p = tl.where(of_top != 0, tl.abs(p), p)
+    tl.store(score + row, tl.where(w == 0, float("nan"), p).to(score.dtype.element_ty), mask=inside)
+    tl.store(outcome + row, ((w != 0) & (y > 0)).to(tl.uint8), mask=inside)
+    # float64 adds integers without rounding, and so in any order.
+    count = tl.sum(broken.to(tl.float64), 0)
+    tl.atomic_add(n_ignored, count, mask=count > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n"])
+def _log_odds(
+    values, row_stride, column_stride, n_classes, tops, score, n, rows: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Replace the scores of rows, unless they are NaN, by the log-odds of their top class; see `ops.log_odds`."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    present = row < n
+    top = tl.load(tops + row, mask=present, other=0)
+    first = values + row * row_stride
+    x_top = tl.load(first + top * column_stride, mask=present, other=0).to(tl.float64)
+    # 1. Largest logit m of the other classes. If the top logit is +inf, equal ones become 0, and all others -inf.
+    m = tl.full([rows], float("-inf"), tl.float64)
+    for begin in range(0, n_classes, block):
+        m = tl.maximum(m, tl.max(_others(first, column_stride, n_classes, begin, top, x_top, present, block), 1))
+    m = tl.where(m == float("-inf"), 0.0, m)
+    # 2. log-odds = z_top - m - log sum exp(z - m)
+    total = tl.zeros([rows], tl.float64)
+    for begin in range(0, n_classes, block):
+        x = _others(first, column_stride, n_classes, begin, top, x_top, present, block)
+        total += tl.sum(tl.exp(x - m[:, None]), 1)
+    found = tl.where(x_top == float("inf"), 0.0, x_top) - m - _log(total)
+    before = tl.load(score + row, mask=present, other=0)
+    tl.store(score + row, tl.where(before == before, found, before), mask=present)
+
+
+@triton.jit
+def _others(first, column_stride, n_classes, begin, top, x_top, present, block: tl.constexpr):
+    """Return the logits of a block of classes without the top class, float64, in the limit of a top logit of +inf."""
+    column = begin + tl.arange(0, block).to(tl.int64)
+    inside = present[:, None] & (column < n_classes)[None, :] & (column[None, :] != top[:, None])
+    x = tl.load(first[:, None] + column[None, :] * column_stride, mask=inside, other=float("-inf")).to(tl.float64)
+    limit = tl.where(x == float("inf"), 0.0, float("-inf"))
+    return tl.where((x_top == float("inf"))[:, None], limit, x)

@@ -391,10 +391,11 @@ def _scores_of_logits(x: Tensor, label: Tensor, detail: Detail) -> tuple[Tensor,
     d = (x - largest.to(_dtype(x))).masked_fill_(x == largest, 0)  # equal logits have difference 0, also if infinite
     e = d.exp().scatter_(-1, top, 0)  # without the top class, whose e = 1 would round small e to 0
     rest = e.sum(-1, dtype=wide).masked_fill_((largest == -torch.inf).squeeze(-1), torch.nan)
-    shift = d.gather(-1, label).squeeze(-1)
-    total, log_total = rest + 1, rest.log1p()
-    log_prob, confidence = shift - log_total, total.reciprocal()
-    squared_error = neg_entropy = log_prob
+    confidence = (rest + 1).reciprocal()
+    log_prob = squared_error = neg_entropy = confidence
+    if detail != "top":
+        log_total = rest.log1p()
+        log_prob = d.gather(-1, label).squeeze(-1) - log_total
     if detail in ("squares", "entropy"):
         # (1 - q_h)^2 + sum_{k != h} q_k^2, times the square of `total`. `rest` and `squares` exclude the top class; if
         # it is not the label, they include the label instead: 1 - e_h and 1 - e_h^2 replace one by the other.
@@ -434,13 +435,15 @@ def _scores_of_probabilities(x: Tensor, label: Tensor, tolerance: float, detail:
     wide, label = wide_dtype(x.device), label.unsqueeze(-1)
     largest, top = x.max(-1, keepdim=True)
     total, confidence = x.sum(-1, dtype=wide), largest.squeeze(-1).to(wide)
-    valid = x.amin(-1) >= 0
+    is_invalid = x.amin(-1) < 0
     if math.isfinite(tolerance):
-        valid = valid & (total == total.clamp(1 - tolerance, 1 + tolerance)) & (confidence <= 1)
+        is_invalid = is_invalid | (total != total.clamp(1 - tolerance, 1 + tolerance)) | (confidence > 1)
     else:
-        valid = valid & total.isfinite()
-    at_label = x.gather(-1, label).squeeze(-1).to(wide)
-    log_prob = squared_error = neg_entropy = at_label.log()
+        is_invalid = is_invalid | ~total.isfinite()
+    log_prob = squared_error = neg_entropy = confidence
+    if detail != "top":
+        at_label = x.gather(-1, label).squeeze(-1).to(wide)
+        log_prob = at_label.log()
     if detail in ("squares", "entropy"):
         x = x.to(_dtype(x))
         # `squares` exclude the top class; if it is not the label, they include the label instead
@@ -450,4 +453,4 @@ def _scores_of_probabilities(x: Tensor, label: Tensor, tolerance: float, detail:
     if detail == "entropy":
         neg_entropy = x.log().clamp_min_(LOWEST).mul_(x).sum(-1, dtype=wide)
     scores = torch.stack((log_prob, squared_error, neg_entropy, confidence))
-    return scores.masked_fill_(~valid, torch.nan), top.squeeze(-1)
+    return scores.masked_fill_(is_invalid, torch.nan), top.squeeze(-1)
