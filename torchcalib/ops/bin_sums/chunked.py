@@ -103,33 +103,34 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
         if not is_valid:
             return False
-    confidence = confidence.astype(np.float64, copy=False)
+    n_cells = sums.shape[1]
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    n_cells = sums.shape[1]
+    cell = cell + n_cells * outcome.astype(np.int64, copy=False)  # cells of negative events, then of positive ones
+    confidence = confidence.astype(np.float64, copy=False)
 
     def total(column: Any) -> Any:
         if weights is not None:
             column = weights if column is None else weights * column
-        return np.bincount(cell, column, n_cells)
+        return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
 
-    n = total(None)
-    sums[0] += n
-    sums[1] += total(confidence)
-    sums[2] += total(outcome)
+    n, mass = total(None), total(confidence)
+    sums[0] += n[0] + n[1]
+    sums[1] += mass[0] + mass[1]
+    sums[2] += n[1]
     if len(sums) > 3:
-        spread, residual = confidence * (1 - confidence), (outcome - confidence) ** 2
-        of_spread, squares = total(spread), n
+        spread = confidence * (1 - confidence)
+        of_spread, squares = total(spread).sum(0), n
         sums[3] += of_spread
+        sums[6] += mass[0] + n[1] - mass[1] - of_spread  # (y - p)^2 = |y - p| - p (1 - p)
         if weights is not None and not bins.copies:
-            of_spread, squares = total(weights * spread), total(weights)
+            of_spread, squares = total(weights * spread).sum(0), total(weights)
         sums[4] += of_spread
-        sums[5] += squares
-        sums[6] += total(residual)
+        sums[5] += squares[0] + squares[1]
     return True
 
 
