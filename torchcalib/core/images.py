@@ -168,7 +168,7 @@ def image_axes(
 
 @lru_cache(maxsize=16)
 def _of_rows(input_format: InputFormat) -> InputFormat:
-    """Return the format of a batch whose images are samples. It stores which dtypes it accepts, and is therefore kept."""
+    """Return the format of a batch whose images are samples. It is kept, because it stores which dtypes it accepts."""
     return replace(input_format, batch_dims=0)
 
 

@@ -17,7 +17,7 @@ Detail = Literal["classes", "label", "top", "confidence", "squares", "entropy"]
 """Statistics to compute. With "label" only `log_prob`, and with "top" `confidence` and `top`.
 
 "confidence" adds `log_prob` to those of "top", "squares" adds `squared_error`, and "entropy" adds `neg_entropy`. Other
-statistics are undefined. "classes" needs no statistics, only the probabilities of all classes; it computes those of "top".
+statistics are undefined. "classes" computes those of "top", but only the probabilities of all classes are needed.
 """
 
 
