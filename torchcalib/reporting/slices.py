@@ -11,7 +11,7 @@ overlap.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations as subsets
 from typing import Any, NamedTuple, Unpack
@@ -64,6 +64,12 @@ class Intersections(NamedTuple):
     matrix: Tensor  # sparse (S, G), 1 if the slice contains the combination
     places: list[Tensor]  # for each set of columns, the slice of each combination `(G,)`; -1 for none
     n_small: int  # number of slices with too few rows
+
+    @property
+    def columns(self) -> Tensor:
+        """Number of the set of columns of each slice, in the order of `places`, `(S,)`."""
+        sizes = torch.tensor([len(place[place >= 0].unique()) for place in self.places], device="cpu")
+        return torch.arange(len(self.places), device="cpu").repeat_interleave(sizes)
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[str]], sizes: Tensor, depth: int, min_size: float) -> "Intersections":
@@ -177,7 +183,8 @@ class _SearchTest(NamedTuple):
     ) -> "_SearchTest":
         """Compare the statistics of slices with simulated outcomes, and with random signs of the sums of clusters.
 
-        The p-value is the larger one of both tests, as in `inference.clusters`.
+        The p-value is the larger one of both tests, as in `inference.clusters`. A design effect f divides the
+        statistics by sqrt(f), and multiplies their skewness by it, as if all rows of a cluster were one.
         """
         weights = slice_weights(cells)
         third = cells.unit * cells.noise * (1 - 2 * cells.confidence)  # third cumulant of the sum of outcomes
@@ -194,23 +201,32 @@ class _SearchTest(NamedTuple):
             z = slices.sums(of_parts.movedim(0, 1)).movedim(0, 1) / variance.sqrt()
             return without_skewness(z.nan_to_num(0, posinf=0, neginf=0), skewness).abs().amax(-1)
 
-        observed = larger((cells.outcomes - cells.expected).unsqueeze(0))[0]
-        simulated = Simulation(cells, 0, seed, n_replicates).statistics()
-        p_value, critical = _step_down(observed, (larger(each.gap * cells.n) for each in simulated))
+        def simulated() -> Iterator[Tensor]:
+            for replicates in Simulation(cells, 0, seed, n_replicates).statistics():
+                yield larger(replicates.gap * cells.n)
+
         if by_cluster is None:
-            return cls(observed, p_value, critical, torch.ones_like(observed))
+            observed = larger((cells.outcomes - cells.expected).unsqueeze(0))[0]
+            return cls(observed, *_step_down(observed, simulated()), torch.ones_like(observed))
+        # The variance of a slice is the sum of squares of its clusters. It is too small if no rare outcome occurred. It
+        # is therefore at least that of independent rows, times the design effect of all slices of the same columns.
         sums = slices.sums(by_cluster.movedim(1, 0))  # (S, C, 2)
-        # The sums of squares are too small if no rare outcome occurred.
-        robust = variance.maximum(sums.square().sum(1))
+        squares = sums.square().sum(1)
+        of_columns = variance.new_zeros(2, len(slices.places), 2)
+        of_columns.index_add_(1, slices.columns, torch.stack((squares, variance)))
+        common = (of_columns[0] / of_columns[1]).nan_to_num(1, posinf=1).clamp(min=1)[slices.columns]
+        robust = squares.maximum(variance * common)
+        effect = (robust / variance).nan_to_num(1, posinf=1)
+        z = (sums.sum(1) / robust.sqrt()).nan_to_num(0, posinf=0, neginf=0)
+        observed = without_skewness(z, skewness * effect.sqrt()).abs().amax(-1)
         signs = random_signs(sums[0, :, 0], seed, n_replicates)  # (R, C)
         flipped = (
             (torch.einsum("rc,sck->rsk", each, sums) / robust.sqrt()).nan_to_num(0).abs().amax(-1)
             for each in signs.split(_SIGNS_AT_ONCE)
         )
-        observed = (sums.sum(1) / robust.sqrt()).nan_to_num(0).abs().amax(-1)
-        of_clusters, other = _step_down(observed, flipped)
-        effect = (robust / variance)[:, 0].nan_to_num(1, posinf=1)
-        return cls(observed, p_value.maximum(of_clusters), max(critical, other), effect)
+        tests = [_step_down(observed, replicates) for replicates in (simulated(), flipped)]
+        p_values, critical = zip(*tests, strict=True)
+        return cls(observed, p_values[0].maximum(p_values[1]), max(critical), effect[:, 0])
 
 
 def _step_down(observed: Tensor, replicates: Iterable[Tensor]) -> tuple[Tensor, float]:

@@ -83,7 +83,7 @@ def assert_equal_states(found, expected, rtol=1e-12):
 
 @pytest.mark.parametrize("value", [-0.5, 1.5, torch.nan])
 @pytest.mark.parametrize("place", ["sum", "class", "label"])
-def test_invalid_rows_of_class_columns_are_found(place, value, pieces):  # noqa: ARG001
+def test_invalid_rows_of_class_columns_are_found(place, value, pieces):
     preds, target = batch("multiclass", False, torch.float32)
     if place == "label":
         target[-1] = 7
