@@ -78,26 +78,31 @@ def of_event(name: str, p: Tensor, of: Tensor) -> Tensor:
     return of.gather(-1, event).squeeze(-1)
 
 
+SCORES = ("log loss", "Brier score", "log loss, clusters of 5 rows", "Brier score, clusters of 5 rows")
+
+
 def of_two_systems(name: str, n_sets: int) -> list[str]:
-    """Return the power of the comparison of the log losses of two systems on the same rows, with the n of a pilot."""
+    """Return the power of the comparison of the scores of two systems on the same rows, with the n of a pilot."""
     g, is_clustered = Generator().manual_seed(3), "clusters" in name
 
-    def losses(n_data: int, n: int) -> Tensor:
-        """Return the differences of the losses in each row `(D, n)`. System b is over-confident by a factor of 1.3."""
+    def scores(n_data: int, n: int) -> Tensor:
+        """Return the differences of the scores in each row `(D, n)`. System b is over-confident by a factor of 1.3."""
         of_cluster = normal_log_odds(0, 1.5, n_data * n // CLUSTER, g).repeat_interleave(CLUSTER).reshape(n_data, n)
         p = of_cluster if is_clustered else normal_log_odds(0, 1.5, n_data * n, g).reshape(n_data, n)
         common = random(n_data, n // CLUSTER, g=g).repeat_interleave(CLUSTER, 1)
         u = torch.where(random(n_data, n, g=g) < SHARED * is_clustered, common, random(n_data, n, g=g))
         y, b = (u < p).double(), (1.3 * p.logit()).sigmoid()
+        if "Brier" in name:
+            return (y - b).square() - (y - p).square()
         return y * (p / b).log() + (1 - y) * ((1 - p) / (1 - b)).log()
 
-    pilot = losses(1, 10 * 2**16)[0]
+    pilot = scores(1, 10 * 2**16)[0]
     of_clusters = pilot.unflatten(0, (-1, CLUSTER)).mean(1).var() * CLUSTER / pilot.var() if is_clustered else 1.0
     error, options = float(pilot.mean()), {"spread": float(pilot.std()), "systems": 2}
     n = CLUSTER * math.ceil(tc.required_n(error, design_effect=float(of_clusters), **options) / CLUSTER)
     found = []
     for d in batches(n_sets, AT_ONCE // n):
-        differences = losses(d, n)
+        differences = scores(d, n)
         if is_clustered:
             differences = differences.unflatten(1, (-1, CLUSTER)).mean(-1)
         z = differences.mean(1) / differences.std(1) * differences.shape[1] ** 0.5
@@ -178,7 +183,7 @@ STUDY = Study(
     4_000,
     [
         Part([(name,) for name in SETTINGS], power, share=lambda cell: 0.5 if cell[0][0] in "oc" else 1),
-        Part([(name,) for name in ("two systems", "two systems, clusters of 5 rows")], of_two_systems),
+        Part([(name,) for name in SCORES], of_two_systems),
     ],
 )
 

@@ -112,9 +112,9 @@ STUDY = Study(
             share=lambda _: 0.2,
         ),
         Part(
-            [(law, columns) for law in LAWS for columns in ("of clusters", "of rows")],
+            [(law, columns) for law in ("uniform", "beta(.5, 4)") for columns in ("of clusters", "of rows")],
             of_clusters,
-            share=lambda _: 0.5,
+            share=lambda _: 0.1,
             name="clusters",
         ),
     ],

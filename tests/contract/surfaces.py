@@ -590,7 +590,7 @@ def by_images(q, folder):
 
 def is_plain_image(q):
     """Whether rows are voxels with labels, and the report has the line."""
-    is_plain = not q.rows.roles and q.rows.weights is None and q.rows.target.dtype.kind == "i"
+    is_plain = not q.rows.roles and q.rows.target.dtype.kind == "i"
     return is_plain and is_in_reports(q) and q.rows.task in ("binary", "multiclass") and q.rows.target.ndim == 1
 
 
