@@ -585,7 +585,7 @@ def by_images(q, folder):
     kind = "--from-logits" if q.rows.from_logits else "--from-probs"
     options = options_of_command(replace(q.rows, options={**QUICK, **q.options}))
     found = json.loads(printed("report", "--per-image", folder / "preds", folder / "target", kind, *options, "--json"))
-    return next(line["value"] for line in found["lines"] if line["key"] == KEYS[q.metric])
+    return next(line["value"] for line in found["lines"] if line["key"].split("/")[0] == KEYS[q.metric])
 
 
 def is_plain_image(q):
