@@ -95,10 +95,10 @@ def of_two_systems(name: str, n_sets: int) -> list[str]:
 
     def means(n_data: int, n: int) -> Tensor:
         """Return the mean differences of clusters, or the differences of rows, `(D, G)`."""
-        p = normal_log_odds(0, 1.5, n_data * n // CLUSTER, g).repeat_interleave(CLUSTER).reshape(n_data, n)
         if not is_clustered:
             p = normal_log_odds(0, 1.5, n_data * n, g).reshape(n_data, n)
             return difference_of(name, p, (random(n_data, n, g=g) < p).double())
+        p = normal_log_odds(0, 1.5, n_data * n // CLUSTER, g).repeat_interleave(CLUSTER).reshape(n_data, n)
         common = random(n_data, n // CLUSTER, g=g).repeat_interleave(CLUSTER, 1)
         u = torch.where(random(n_data, n, g=g) < SHARED, common, random(n_data, n, g=g))
         return difference_of(name, p, (u < p).double()).unflatten(1, (-1, CLUSTER)).mean(-1)
