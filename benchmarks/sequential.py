@@ -122,7 +122,7 @@ STUDY = Study(
     [
         Part([(law,) for law in STREAMS], false_alarms, table_of_alarms),
         Part([("normal log-odds", 10, 0.01), ("normal log-odds", 100, 0.002)], run_lengths, share=lambda _: 0.3),
-        Part([(fault,) for fault in FAULTS], delays, share=lambda _: 0.2),
+        Part([(fault,) for fault in FAULTS], delays, share=lambda _: 0.1),
         Part([(1,), (100_000,)], costs, name="updates"),
         Part([(2,), (16,)], differences, name="shards"),
     ],
