@@ -209,3 +209,17 @@ def relplot_smece(p: Tensor, y: Tensor) -> float:
     from relplot.metrics import smECE
 
     return float(smECE(p.numpy(), y.numpy()))
+
+
+def rows_until_alarm(p: Tensor, y: Tensor, look: int) -> int:
+    """Return the number of rows until an alarm at 5% of the monitor of probcal, or all rows without one.
+
+    The monitor bets on shift and slope, which it fits to all earlier rows before each look, and on four fixed shifts.
+    """
+    from probcal.monitor import CalibrationMonitor
+
+    monitor, probs, outcomes = CalibrationMonitor(alpha=0.05), p.numpy(), y.numpy()
+    for end in range(look, len(p) + 1, look):
+        if monitor.update(outcomes[end - look : end], probs[end - look : end]).alarm:
+            return end
+    return len(p)

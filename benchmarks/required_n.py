@@ -78,6 +78,47 @@ def of_event(name: str, p: Tensor, of: Tensor) -> Tensor:
     return of.gather(-1, event).squeeze(-1)
 
 
+SCORES = ("log loss", "Brier score", "log loss, clusters of 5 rows", "Brier score, clusters of 5 rows")
+
+
+def difference_of(name: str, p: Tensor, y: Tensor) -> Tensor:
+    """Return the score of an over-confident system, whose log-odds are 1.3 times too large, minus that of p."""
+    b = (1.3 * p.logit()).sigmoid()
+    if "Brier" in name:
+        return (y - b).square() - (y - p).square()
+    return y * (p / b).log() + (1 - y) * ((1 - p) / (1 - b)).log()
+
+
+def of_two_systems(name: str, n_sets: int) -> list[str]:
+    """Return the power of the comparison of the scores of two systems on the same rows."""
+    g, is_clustered = Generator().manual_seed(3), "clusters" in name
+
+    def means(n_data: int, n: int) -> Tensor:
+        """Return the mean differences of clusters, or the differences of rows, `(D, G)`."""
+        if not is_clustered:
+            p = normal_log_odds(0, 1.5, n_data * n, g).reshape(n_data, n)
+            return difference_of(name, p, (random(n_data, n, g=g) < p).double())
+        p = normal_log_odds(0, 1.5, n_data * n // CLUSTER, g).repeat_interleave(CLUSTER).reshape(n_data, n)
+        common = random(n_data, n // CLUSTER, g=g).repeat_interleave(CLUSTER, 1)
+        u = torch.where(random(n_data, n, g=g) < SHARED, common, random(n_data, n, g=g))
+        return difference_of(name, p, (u < p).double()).unflatten(1, (-1, CLUSTER)).mean(-1)
+
+    # Mean and spread of a row are expected values for the outcomes of many forecasts.
+    p = normal_log_odds(0, 1.5, 2**20, g)
+    if_one, if_zero = (difference_of(name, p, torch.full_like(p, y)) for y in (1.0, 0.0))
+    error = float((p * if_one + (1 - p) * if_zero).mean())
+    spread = math.sqrt(float((p * if_one.square() + (1 - p) * if_zero.square()).mean()) - error**2)
+    effect = float(means(1, CLUSTER * 2**18).var()) * CLUSTER / spread**2 if is_clustered else 1.0
+    n = tc.required_n(error, spread=spread, systems=2, design_effect=effect)
+    n = CLUSTER * math.ceil(n / CLUSTER) if is_clustered else n
+    found = []
+    for d in batches(n_sets, AT_ONCE // n):
+        differences = means(d, n)
+        z = differences.mean(1) / differences.std(1) * differences.shape[1] ** 0.5
+        found.append(z.abs() >= 1.96)
+    return [f"{error:+.4f}", "difference", f"{n:,}", percent(torch.cat(found))]
+
+
 def p_values(name: str, p: Tensor, q: Tensor, test: str, g: Generator) -> Tensor:
     """Return the p-values of data sets `(D,)` for confidences or logits `(D, N, ...)` and true probabilities."""
     if name.startswith("clusters"):
@@ -149,7 +190,10 @@ def power(name: str, n_sets: int) -> list[str]:
 STUDY = Study(
     "required_n",
     4_000,
-    [Part([(name,) for name in SETTINGS], power, share=lambda cell: 0.5 if cell[0][0] in "oc" else 1)],
+    [
+        Part([(name,) for name in SETTINGS], power, share=lambda cell: 0.5 if cell[0][0] in "oc" else 1),
+        Part([(name,) for name in SCORES], of_two_systems),
+    ],
 )
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Sequential tests of calibrated and miscalibrated streams: `python -m benchmarks.sequential`.
 
 A run is a stream of 100,000 rows. A false alarm is evidence of at least 1 / level at any look. The delay is the number
-of rows until an alarm. The plug-in monitor fits shift and slope to all earlier rows before each look, and bets on this
-fit. It stands for monitors that keep all rows.
+of rows until an alarm.
 """
 
 import math
@@ -13,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.laws import LAWS, Draw, normal, normal_log_odds, random
+from benchmarks.peers import rows_until_alarm
 from benchmarks.study import Cell, Found, Part, Row, Study, main, percent
 from torchcalib import SequentialTest
 from torchcalib.inference.sequential import after_looks, log_evidence, log_ratios
@@ -63,48 +63,21 @@ def run_lengths(law: str, size: int, level: float, n_sets: int) -> list[str]:
     return [f"{1 / level:,.0f}", f"{sum(lengths) / len(lengths):,.0f}"]
 
 
-LOOK = 50  # rows of a look in the comparison with the plug-in monitor
+LOOK = 50  # rows of a look in the comparison with probcal
 FAULTS = {"temperature 1.5": (1 / 1.5, 0.0), "temperature 1.2": (1 / 1.2, 0.0), "shift 0.3": (1.0, 0.3)}
 MOST_ROWS = {"temperature 1.5": 3_000, "temperature 1.2": 10_000, "shift 0.3": 6_000}
 
 
-def plug_in(z: Tensor, y: Tensor) -> Tensor:
-    """Return the logarithm of the evidence after each look of a monitor that refits shift and slope, `(runs, looks)`.
-
-    The fit is logistic regression with a normal prior, worth 10 rows, on the identity.
-    """
-    theta, total, path = z.new_tensor([0.0, 1.0]).repeat(len(z), 1), torch.zeros_like(z[:, 0]), []
-    x = torch.stack((torch.ones_like(z), z), -1)
-    sign = 2.0 * y - 1
-    for start in range(0, z.shape[-1], LOOK):
-        rows = slice(start, start + LOOK)
-        own = (x[:, rows] @ theta.unsqueeze(-1)).squeeze(-1)
-        log_ratio = torch.nn.functional.logsigmoid(sign[:, rows] * own)
-        log_ratio = log_ratio - torch.nn.functional.logsigmoid(sign[:, rows] * z[:, rows])
-        total = total + log_ratio.sum(-1)
-        path.append(total)
-        seen = slice(0, start + LOOK)
-        for _ in range(3):
-            q = (x[:, seen] @ theta.unsqueeze(-1)).squeeze(-1).sigmoid()
-            prior = 2.5 * (theta - theta.new_tensor([0.0, 1.0]))
-            gradient = ((y[:, seen] - q).unsqueeze(-1) * x[:, seen]).sum(1) - prior
-            hessian = x[:, seen].mT @ ((q * (1 - q)).unsqueeze(-1) * x[:, seen]) + 2.5 * torch.eye(2, dtype=z.dtype)
-            theta = theta + torch.linalg.solve(hessian, gradient.unsqueeze(-1)).squeeze(-1)
-    return torch.stack(path, -1)
-
-
 def delays(fault: str, n_sets: int) -> list[str]:
-    """Return the median number of rows until an alarm at 5%, of the mixture and of the plug-in monitor."""
+    """Return the median number of rows until an alarm at 5%, of `SequentialTest` and of the monitor of probcal."""
     g = Generator().manual_seed(5)
     slope, shift = FAULTS[fault]
     z = 1.5 * normal(n_sets, MOST_ROWS[fault], g=g)
-    y = (random(*z.shape, g=g) < (slope * z + shift).sigmoid()).double()
-    found = []
-    for path in (evidence(z.sigmoid(), y, LOOK), plug_in(z, y)):
-        is_above = path >= -math.log(0.05)
-        first = torch.where(is_above.any(-1), is_above.byte().argmax(-1) + 1, MOST_ROWS[fault])
-        found.append(f"{LOOK * int(first.median()):,}")
-    return found
+    p, y = z.sigmoid(), (random(*z.shape, g=g) < (slope * z + shift).sigmoid()).double()
+    is_above = evidence(p, y, LOOK) >= -math.log(0.05)
+    ours = torch.where(is_above.any(-1), LOOK * (is_above.byte().argmax(-1) + 1), MOST_ROWS[fault])
+    theirs = torch.tensor([rows_until_alarm(*run, LOOK) for run in zip(p, y, strict=True)])
+    return [f"{int(found.median()):,}" for found in (ours, theirs)]
 
 
 def costs(n_updates: int, n_sets: int) -> list[str]:  # noqa: ARG001 - one stream
@@ -149,7 +122,7 @@ STUDY = Study(
     [
         Part([(law,) for law in STREAMS], false_alarms, table_of_alarms),
         Part([("normal log-odds", 10, 0.01), ("normal log-odds", 100, 0.002)], run_lengths, share=lambda _: 0.3),
-        Part([(fault,) for fault in FAULTS], delays),
+        Part([(fault,) for fault in FAULTS], delays, share=lambda _: 0.1),
         Part([(1,), (100_000,)], costs, name="updates"),
         Part([(2,), (16,)], differences, name="shards"),
     ],

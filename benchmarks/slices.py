@@ -17,6 +17,7 @@ from benchmarks.laws import moved, normal_log_odds, random
 from benchmarks.study import Part, Study, main, percent
 
 ROWS, N_REPLICATES, LEVEL = 2_000, 199, 0.05
+CLUSTER, SHARED = 5, 0.7  # rows of a cluster, and probability that a row has the uniform number of its cluster
 LAWS = {
     "uniform": lambda n, g: random(n, g=g),
     "logit SD 2": partial(normal_log_odds, 0, 2),
@@ -59,7 +60,8 @@ def p_values(law: str, columns: str, k: int, fault: str = "", changed: str = "a=
     y = torch.bernoulli(p, generator=g)
     if fault:
         p = torch.where(CHANGED[changed](found["a"], found["b"]), FAULTS[fault](p), p)
-    table = tc.slices(p, y, found, task="binary", min_size=10, n_replicates=N_REPLICATES, seed=k)
+    how = {"task": "binary", "min_size": 10, "n_replicates": N_REPLICATES, "seed": k}
+    table = tc.slices(p, y, found, cumulative=True, **how)
     z = max(abs(gap) / spread for gap, spread in zip(table.gap, table.spread, strict=True))
     both = 2 * table.n_slices * math.erfc(max(table.statistic) / math.sqrt(2))
     signed = table.n_slices * math.erfc(z / math.sqrt(2))
@@ -78,6 +80,27 @@ def power(law: str, changed: str, fault: str, n_sets: int) -> list[str]:
     return [percent(found[:, k] <= LEVEL + 1e-9) for k in range(3)]
 
 
+def of_clusters(law: str, columns: str, n_sets: int) -> list[str]:
+    """Return the level for clusters of rows, with and without `clusters`.
+
+    Outcomes are independent of the forecasts of other rows, but 70% of a cluster have a common uniform number.
+    """
+    found = []
+    for k in range(n_sets):
+        g = torch.Generator().manual_seed(k)
+        cluster = torch.arange(ROWS) // CLUSTER
+        p = LAWS[law](ROWS // CLUSTER, g)[cluster]
+        u = torch.where(random(ROWS, g=g) < SHARED, random(ROWS // CLUSTER, g=g)[cluster], random(ROWS, g=g))
+        values = columns_of(COLUMNS["values 3, 3, 2"], g)
+        if columns == "of clusters":
+            values = {name: column[cluster] for name, column in values.items()}
+        how = {"task": "binary", "min_size": 10, "n_replicates": N_REPLICATES, "seed": k}
+        tables = [tc.slices(p, (u < p).double(), values, clusters=by, **how) for by in (cluster, None)]
+        found.append([table.smallest_p_value for table in tables])
+    p_values = torch.tensor(found, dtype=torch.float64)
+    return [percent(p_values[:, k] <= LEVEL + 1e-9) for k in range(2)]
+
+
 STUDY = Study(
     "slices",
     2_000,
@@ -87,6 +110,12 @@ STUDY = Study(
             [(law, changed, fault) for law in ("uniform", "logit SD 2") for changed in CHANGED for fault in FAULTS],
             power,
             share=lambda _: 0.2,
+        ),
+        Part(
+            [(law, columns) for law in ("uniform", "beta(.5, 4)") for columns in ("of clusters", "of rows")],
+            of_clusters,
+            share=lambda _: 0.1,
+            name="clusters",
         ),
     ],
 )

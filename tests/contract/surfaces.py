@@ -575,6 +575,25 @@ def by_command(q, folder, *more):
     return printed("metric", q.metric, path, "--task", q.rows.task, *shlex.split(q.command), *more)
 
 
+def by_images(q, folder):
+    """Return the value of `report --per-image`, for parts of the rows as images of one line of voxels."""
+    for name in ("preds", "target"):
+        (folder / name).mkdir()
+        for k, part in enumerate(part for part in q.rows.parts() if len(part.target)):
+            array = np.moveaxis(getattr(part, name), -1, 0) if name == "preds" else part.target
+            np.save(folder / f"{name}/{k}.npy", array)
+    kind = "--from-logits" if q.rows.from_logits else "--from-probs"
+    options = options_of_command(replace(q.rows, options={**QUICK, **q.options}))
+    found = json.loads(printed("report", "--per-image", folder / "preds", folder / "target", kind, *options, "--json"))
+    return next(line["value"] for line in found["lines"] if line["key"].split("/")[0] == KEYS[q.metric])
+
+
+def is_plain_image(q):
+    """Whether rows are voxels with labels, and the report has the line."""
+    is_plain = not q.rows.roles and q.rows.target.dtype.kind == "i"
+    return is_plain and is_in_reports(q) and q.rows.task in ("binary", "multiclass") and q.rows.target.ndim == 1
+
+
 class Constant(ClassifierMixin, BaseEstimator):
     """Classifier whose input are its probabilities."""
 
@@ -685,6 +704,7 @@ VALUES = {
     "monitor": Surface(monitored, lambda q: q.metric in ("nll", "brier_score", "ece", "accuracy") and not q.options),
     "command": Surface(lambda q, folder: np.array(json.loads(by_command(q, folder, "--json"))["value"], float)),
     "printed command": Surface(lambda q, folder: [float(x) for x in by_command(q, folder).split()], rtol=1e-5),
+    "report per image": Surface(by_images, is_plain_image),
     "scorer": Surface(scored(scorer_of), has_scorer),
     "function of scikit-learn": Surface(by_sklearn, is_plain_ece),
     "classifier": Surface(of_estimator, lambda q: has_scorer(q) and is_in_reports(q)),

@@ -294,6 +294,33 @@ def test_incompatible_arguments_raise_errors_before_training(pl, tmp_path):
         trainer(pl, tmp_path, *two).fit(model(pl), loader(N_TRAIN, 0), loader(N_VALID, 1))
 
 
+def test_a_metric_per_image_is_logged(pl, tmp_path):
+    class Segmentation(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 2, 3, padding=1)
+            options = {"task": "multiclass", "num_classes": 2, "from_logits": True, "class_axis": 1}
+            self.ece = tc.ECE(**options, mode="classwise", per_image=True)
+
+        def validation_step(self, batch, batch_idx):
+            self.ece.update(self.conv(batch[0]), batch[1])
+            self.log("val/ece", self.ece)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    g = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(5, 1, 8, 6, generator=g), torch.randint(0, 2, (5, 8, 6), generator=g)
+    net = Segmentation()
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=2)
+    (found,) = trainer(pl, tmp_path).validate(net, data, verbose=False)
+    probs = net.conv(images).detach().softmax(1).double()
+    expected = [
+        F.ece(probs[k, c].flatten(), (labels[k] == c).flatten().long(), task="binary") for k in range(5) for c in (0, 1)
+    ]
+    assert found["val/ece"] == pytest.approx(float(torch.stack(expected).mean()), abs=1e-5)
+
+
 @pytest.mark.extended
 def test_fast_dev_run_gives_one_row_of_history(package, tmp_path):
     watched = monitor()

@@ -11,6 +11,7 @@ from helpers.reports import QUICK
 
 import torchcalib as tc
 from torchcalib.core.groups import levels_of
+from torchcalib.inference.clusters import random_signs
 from torchcalib.inference.simulation import Simulation
 from torchcalib.reporting.slices import Intersections, without_skewness
 
@@ -43,7 +44,7 @@ def masks(columns, depth):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_every_slice_has_the_errors_of_its_rows(depth, weighted):
     weights = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.int64)
-    table = tc.slices(WRONG, Y, COLUMNS, depth=depth, weights=weights if weighted else None, **FEW)
+    table = tc.slices(WRONG, Y, COLUMNS, depth=depth, weights=weights if weighted else None, cumulative=True, **FEW)
     rows_of = masks(COLUMNS, depth)
     sizes = {name: int(weights[rows].sum()) for name, rows in rows_of.items()}
     assert set(table.slice) == {name for name, n in sizes.items() if n >= 50}
@@ -85,9 +86,10 @@ def test_the_multicalibration_error_is_that_of_mcgrad(seed, expected, weighted):
     p = generator.random(2000)
     y = (generator.random(2000) < p).astype(int)
     weights = generator.exponential(size=2000) if weighted else None
-    found = tc.slices(p, y, columns, weights=weights, min_size=0, n_replicates=1)
+    how = {"weights": weights, "min_size": 0, "n_replicates": 1, "cumulative": True}
+    found = tc.slices(p, y, columns, **how)
     assert found.multicalibration_error == pytest.approx(expected, rel=1e-9)
-    logits = tc.slices(np.log(p / (1 - p)), y, columns, weights=weights, min_size=0, n_replicates=1, from_logits=True)
+    logits = tc.slices(np.log(p / (1 - p)), y, columns, from_logits=True, **how)
     assert logits.multicalibration_error == pytest.approx(expected, rel=1e-9)
 
 
@@ -135,6 +137,66 @@ def test_adjusted_p_values_equal_a_loop_over_simulated_outcomes(monkeypatch):
     assert table.p_value == pytest.approx(expected)
     largest = torch.tensor([max(one.values()) for one in simulated], dtype=torch.float64)
     assert table.critical_value == pytest.approx(float(largest.quantile(0.95)))
+
+
+def test_statistics_of_clusters_equal_a_loop_over_their_rows():
+    """p-values are at least those of random signs (step-down max-T) of the sums of clusters."""
+    clusters, columns = torch.arange(N) // 5, {"age": AGE, "sex": SEX}
+    found = tc.slices(WRONG, Y, columns, clusters=clusters, **FEW)
+    apart = tc.slices(WRONG, Y, columns, **FEW)
+    rows_of = {name: rows.double() for name, rows in masks(columns, 2).items()}
+    # Log-odds of the mean confidence of each bin in each combination of values
+    place = torch.from_numpy(np.unique(AGE, return_inverse=True)[1]) * 40 + SEX * 20 + (WRONG * 15).long().clamp(max=14)
+    x = (torch.bincount(place, WRONG) / torch.bincount(place))[place].clamp(1e-4, 1 - 1e-4).logit()
+    squares, of_rows, sums, skewness = {}, {}, {}, {}
+    for name in apart.slice:
+        per_row = rows_of[name] * torch.stack((Y - WRONG, x * (Y - WRONG)))
+        sums[name] = torch.zeros(2, N // 5, dtype=torch.float64).index_add(1, clusters, per_row)
+        weight = rows_of[name] * torch.stack((torch.ones_like(x), x))
+        of_rows[name] = (weight**2 * WRONG * (1 - WRONG)).sum(1)
+        squares[name] = (sums[name] ** 2).sum(1)
+        skewness[name] = (weight**3 * WRONG * (1 - WRONG) * (1 - 2 * WRONG)).sum(1) / of_rows[name] ** 1.5
+    residuals, effects, observed = [], {}, {}
+    for name in apart.slice:
+        same = [other for other in apart.slice if columns_in(other) == columns_in(name)]
+        common = sum(squares[other] for other in same) / sum(of_rows[other] for other in same)
+        variance = squares[name].maximum(of_rows[name] * common.clamp(min=1))
+        effects[name] = variance / of_rows[name]
+        residuals.append(sums[name] / variance.sqrt().unsqueeze(1))
+        z = without_skewness(residuals[-1].sum(1), skewness[name] * effects[name].sqrt())
+        observed[name] = float(z.abs().max())
+    signs = random_signs(torch.zeros(N // 5, dtype=torch.float64), FEW["seed"], FEW["n_replicates"])
+    flipped = (torch.stack(residuals) @ signs.T).abs().amax(1)  # (slices, replicates)
+    order = sorted(range(len(observed)), key=lambda k: -observed[apart.slice[k]])
+    least, before = {}, 0.0
+    for k, j in enumerate(order):
+        name = apart.slice[j]
+        n_larger = int((flipped[order[k:]].amax(0) >= observed[name]).sum())
+        before = max(before, (1 + n_larger) / (1 + FEW["n_replicates"]))
+        least[name] = before
+    spreads = dict(zip(apart.slice, apart.spread, strict=True))
+    for row in found.rows():  # the variance of a bin is that of its mean confidence
+        name = row["slice"]
+        assert row["p_value"] >= least[name] - 1e-9
+        assert row["statistic"] == pytest.approx(observed[name], rel=5e-3)
+        assert row["spread"] == pytest.approx(spreads[name] * float(effects[name][0]) ** 0.5, rel=5e-3)
+    worst = max(observed, key=observed.get)
+    assert found.slice[0] == worst == "age=old, sex=1"
+    assert found.p_value[0] == least[worst] == 0.01
+
+
+def columns_in(name):
+    return [part.split("=")[0] for part in name.split(", ")]
+
+
+def test_dependent_rows_need_larger_errors():
+    twice = [torch.cat((x, x)) for x in (P, Y)]
+    columns, clusters = {"age": np.tile(AGE, 2), "sex": SEX.repeat(2)}, torch.arange(N).repeat(2)
+    apart = tc.slices(*twice, columns, **FEW)
+    together = tc.slices(*twice, columns, clusters=clusters, **FEW)
+    widths = [dict(zip(table.slice, table.spread, strict=True)) for table in (apart, together)]
+    assert all(widths[1][name] > 1.3 * width for name, width in widths[0].items())
+    assert together.smallest_p_value >= apart.smallest_p_value
 
 
 def test_the_transform_increases_and_removes_the_skewness_of_a_gamma_distribution():

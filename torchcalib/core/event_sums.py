@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,6 +218,13 @@ class EqualWidthBins(EventSums[BinStats]):
             columns = piece.confidence, piece.outcome, piece.weights, piece.groups
             is_added: bool = source.add_labelled(*columns, bins, sums)
             return is_added
+        if piece.has_columns:
+            source = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
+            for k, of_class in enumerate(sums):
+                outcome = (piece.label == k).astype(np.int64)
+                if not source.add_labelled(piece.values[:, k], outcome, piece.weights, None, bins, of_class):
+                    return False
+            return True
         if piece.groups is not None or sums.size > _MAX_CLASS_SUMS:
             return False
         tensors: list[Any] = [

@@ -73,7 +73,9 @@ def columns_of(groups: Any, samples: Sequence[int]) -> dict[str, Any] | None:
 
 def crossed_names(levels: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the names of all combinations of the values of several columns, such as "age=old, sex=f"."""
-    return [", ".join(f"{name}={x}" for name, x in zip(levels, row, strict=True)) for row in product(*levels.values())]
+    from torchcalib.io.text import parts_of_combinations
+
+    return list(map(", ".join, parts_of_combinations(product(*map(range, map(len, levels.values()))), levels)))
 
 
 def _column(values: Any) -> Any:

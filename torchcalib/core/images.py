@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -165,6 +166,12 @@ def image_axes(
     return found, weights
 
 
+@lru_cache(maxsize=16)
+def _of_rows(input_format: InputFormat) -> InputFormat:
+    """Return the format of a batch whose images are samples. It is kept, because it stores which dtypes it accepts."""
+    return replace(input_format, batch_dims=0)
+
+
 @dataclass(frozen=True, eq=False)
 class ImagePartition(Partition[Any]):
     """Sums over the rows of every image, and the names of images; "" without a name."""
@@ -211,7 +218,7 @@ class ImageState(SumState[Any]):
         """Return the state for a batch of labels by the pass of `core.pieces`; None if it cannot add the batch."""
         if not takes_pieces(self.accumulator, input_format.task, input_format.from_logits) or not preds.dim():
             return None
-        input_format = replace(input_format, batch_dims=0)
+        input_format = _of_rows(input_format)
         n_images, samples = len(preds), input_format.samples_of(preds, target)
         keys = np.broadcast_to(np.arange(n_images).reshape(-1, *[1] * (len(samples) - 1)), samples)
         rows = rows_of(input_format, preds, target, weights, Parts(keys, n_images, np.asarray))

@@ -36,6 +36,7 @@ _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
 _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that is a piece of its own
+_FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _NARROW = frozenset((torch.float16, torch.bfloat16))
@@ -49,7 +50,7 @@ class Piece(NamedTuple):
     values: Any  # predictions `(n,)` or `(n, C)`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
     # Event of each row: y=1 for binary predictions, and that the top class is the label for multi-class predictions.
-    # Multi-class outcomes are uint8. With the detail "label", events are undefined.
+    # Multi-class outcomes are uint8. With the detail "label", events are undefined, and None if `has_columns`.
     confidence: Any
     outcome: Any
     top: Any  # top class of multi-class rows; None if binary
@@ -61,6 +62,7 @@ class Piece(NamedTuple):
     only_group: int | None  # number of the part of all rows, if they are in the same part and have `groups` None
     from_logits: bool
     n_values: int  # number of predicted values of the batch
+    has_columns: bool = False  # whether probabilities are in the order of classes in memory, without events
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
@@ -163,8 +165,15 @@ class LabelledRows(NamedTuple):
         # 3. Events and statistics
         if self.axis is None or not len(y):
             return Piece(x, y, x, y, None, None, *columns)
-        source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         tolerance = SUM_TOLERANCE[self.dtype]
+        has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
+        if has_columns and len(y) >= _LARGE_ITEM:
+            x = np.ascontiguousarray(x.T).T
+            # The accumulator checks the range of the values.
+            is_valid = y.view(np.uint64).max() < self.n_classes and abs(x.sum(1) - 1).max() <= tolerance
+            return Piece(x, y, None, None, None, None, *columns, has_columns=True) if is_valid else None
+        source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
+        detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
         return None if found is None else Piece(x, y, *found, *columns)
 
@@ -387,12 +396,14 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
     for accumulator in accumulators:
         of_log_prob, of_square, of_entropy, *others = getattr(accumulator, "of_statistics", None) or (0,) * 5
         if getattr(accumulator, "only_confidences", False):
-            needed.add("top")
+            needed.add("classes" if accumulator.mode == "classwise" else "top")
         elif of_entropy or not takes_pieces(accumulator, task, from_logits=False):
             needed.add("entropy")
         else:
             needed |= {"squares"} if of_square else {"label"} if of_log_prob else {"top"}
             needed |= {"top"} if any(others) else set()
+    if needed == {"classes"}:
+        return "classes"
     if "entropy" in needed:
         return "entropy"
     if "squares" in needed:

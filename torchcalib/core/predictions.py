@@ -258,7 +258,7 @@ class Predictions:
         return "squares" if omits else self.detail
 
     def _rows_with(self, detail: Detail) -> Rows:
-        detail = "confidence" if detail == "top" else detail  # the log-probability of invalid rows is NaN
+        detail = "confidence" if detail in ("classes", "top") else detail  # the log-probability of invalid rows is NaN
         if isinstance(self.input_preds, LinearLogits):
             return self.input_preds.rows(self.input_target, detail, self.zero_weight)
         return softmax_stats.rows(

@@ -118,7 +118,7 @@ class SequentialEvidence(NamedTuple):
             kind = self.direction if self.log_e < math.inf else "an outcome of probability 0 occurred"
             words, alarm = f"{kind}: ", f"alarm since look {int(self.since):,}"
         p_value = "" if self.p_value.isnan() else f", p {p_words(float(self.p_value), equals='= ')}"
-        return f"{words}log e {float(self.log_e):.3g} after {int(self.n):,} rows{p_value}, {alarm}"
+        return f"{words}log e {float(self.log_e):.3g} after {int(self.n):,} row{'s' * (self.n != 1)}{p_value}, {alarm}"
 
 
 _METRICS = {

@@ -69,7 +69,7 @@ class SignFlips:
         factor = _cr2_factor(leverage.clamp(max=_LARGEST_LEVERAGE)).gather(-1, block.unsqueeze(-2).expand(n.shape))
         # Centred residuals (e_gk - n_gk m_b) / sqrt(1 - h_gb), whose sign flips have the variance of the data
         self._centred = (self._residual - n * gap) * factor
-        self._signs = _random_signs(n[..., 0], seed, n_replicates)
+        self._signs = random_signs(n[..., 0], seed, n_replicates)
 
     def noise(self) -> tuple[Tensor, Tensor]:
         """Return replicates of the noise of the gaps, and of the share of each cell, each `(R, ..., K)`."""
@@ -108,7 +108,7 @@ def _cr2_factor(leverage: Tensor) -> Tensor:
     return (1 - leverage.nan_to_num(0)).clamp(min=_LEAST).rsqrt()
 
 
-def _random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
+def random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
     """Return random signs -1 and 1, `(R, G)`, for G clusters on the last axis of `like`."""
     clusters = torch.arange(like.shape[-1], device=like.device)
     return Weights(seed, clusters, "sign").in_replicates(torch.arange(n_replicates, device=like.device), like.dtype)
@@ -117,7 +117,7 @@ def _random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
 def sign_p_value(residuals: Tensor, seed: int, n_replicates: int) -> Tensor:
     """Return the p-value `(...)` of the absolute sum of the residuals of G clusters `(..., G)`, by random signs."""
     observed = residuals.sum(-1).abs()
-    sums = (_random_signs(residuals, seed, n_replicates) @ residuals.unsqueeze(-1)).squeeze(-1).abs()
+    sums = (random_signs(residuals, seed, n_replicates) @ residuals.unsqueeze(-1)).squeeze(-1).abs()
     at_least = (sums >= observed.unsqueeze(-1) * (1 - 1e-9)).sum(-1)  # equal sums may differ by rounding
     p_value = (1 + at_least).to(observed.dtype) / (n_replicates + 1)
     return p_value.masked_fill(observed.isnan(), torch.nan)

@@ -1,8 +1,9 @@
 """Convert text labels, groups and clusters to numbers, and find the names of classes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from numpy import format_float_positional
@@ -94,8 +95,10 @@ def _numbered(codes: Tensor, first: int, n_codes: int) -> tuple[Tensor, Tensor]:
     if n_codes > _CODES_PER_ROW * codes.numel():
         found: tuple[Tensor, Tensor] = torch.unique(codes, return_inverse=True)
         return found[1], found[0]
-    is_present = torch.bincount((codes - first).flatten(), minlength=n_codes) > 0
-    return (is_present.cumsum(0) - 1)[codes - first], is_present.nonzero().squeeze(-1) + first
+    codes = codes - first if first else codes
+    is_present = torch.bincount(codes.flatten(), minlength=n_codes) > 0
+    numbers = codes if bool(is_present.all()) else (is_present.cumsum(0) - 1)[codes]
+    return numbers, is_present.nonzero().squeeze(-1) + first
 
 
 def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: bool = True) -> tuple[Tensor, list[str]]:
@@ -108,12 +111,20 @@ def crossed(columns: Mapping[str, tuple[Tensor, Sequence[str]]], keep_partial: b
     numbers, levels = combinations([(found, len(texts)) for found, texts in columns.values()])
     is_kept = (levels >= 0).any(-1) if keep_partial else (levels >= 0).all(-1)
     numbers = (is_kept.cumsum(0) - 1).masked_fill(~is_kept, -1)[numbers]
-    names = []
-    for row in levels[is_kept].tolist():
-        parts = zip(row, columns.items(), strict=True)
-        values = [f"{name}={texts[k]}" if k >= 0 else "" for k, (name, (_, texts)) in parts]
-        names.append(_SEPARATOR.join(value.replace(_SEPARATOR, " ") for value in values))
-    return numbers, names
+    values = {name: texts for name, (_, texts) in columns.items()}
+    parts_of = parts_of_combinations(levels[is_kept].tolist(), values)
+    return numbers, [_SEPARATOR.join(part.replace(_SEPARATOR, " ") for part in parts) for parts in parts_of]
+
+
+def parts_of_combinations(levels: Iterable[Sequence[int]], columns: Mapping[str, Sequence[Any]]) -> list[list[str]]:
+    """Return the parts of each combination, such as "age=old", from its levels and the values of each column.
+
+    The part of a missing value, of level -1, is "".
+    """
+    return [
+        [f"{name}={values[k]}" if k >= 0 else "" for k, (name, values) in zip(row, columns.items(), strict=True)]
+        for row in levels
+    ]
 
 
 def crossed_text(columns: Mapping[str, Text | Tensor]) -> Text:

@@ -97,9 +97,9 @@ class GroupGaps(NamedTuple):
         return ErrorIntervals(cells, normal_quantile(1 - 0.05 / len(self.names), cells.n))
 
 
-def cells_of(bins: BinStats, effect: float) -> BinCells:
-    """Return the bins of groups or labels, with the noise of a design effect of at least 1."""
-    return BinCells.from_bins(bins).with_noise_times(bins.n.new_full((len(bins.n),), max(1.0, effect)))
+def cells_of(bins: BinStats, effect: float | Tensor) -> BinCells:
+    """Return the bins of groups or labels, with the noise of a design effect of at least 1, or of one for each."""
+    return BinCells.from_bins(bins).with_noise_times((effect * bins.n.new_ones(len(bins.n))).clamp(min=1))
 
 
 def clipped_log_odds(cells: BinCells) -> Tensor:

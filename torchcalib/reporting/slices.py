@@ -11,7 +11,7 @@ overlap.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations as subsets
 from typing import Any, NamedTuple, Unpack
@@ -21,21 +21,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, is_number, weights_from
+from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, is_number, weights_from
+from torchcalib.core.clusters import identifiers, numbered, of_samples
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import columns_of, in_groups, levels_of
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.partition import SumsByPart
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import BinStats, with_noise_row
+from torchcalib.core.sums import BinStats, weighted, with_noise_row
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.functional.binned import ece_from_bins
+from torchcalib.inference.clusters import random_signs
 from torchcalib.inference.intervals import ErrorIntervals, normal_quantile
 from torchcalib.inference.sample_size import LEVEL, POWER
 from torchcalib.inference.simulation import BinCells, Simulation
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.io.errors import shown
-from torchcalib.io.text import combinations
+from torchcalib.io.text import combinations, parts_of_combinations
+from torchcalib.ops.segments import cell_sums
 from torchcalib.reporting.catalogue import bins_of, catalogue_of
 from torchcalib.reporting.groups import cells_of, clipped_log_odds
 from torchcalib.results.group_table import shrunk_to_mean
@@ -47,6 +52,9 @@ DEPTH, MIN_SIZE = 3, 50
 _MAX_COMBINATIONS = 2**16
 _MAX_SIMULATED, _MIN_REPLICATES = 2**27, 199  # simulated sums of outcomes
 _TOTAL_REPLICATES = 200_000  # simulated replicates of ECE, for all slices
+_MAX_CLUSTERS, _FEWEST_CLUSTERS = 2**10, 2**8  # largest number of clusters that are not merged, and the least of it
+_MAX_CLUSTER_SUMS = 2**24  # sums of clusters in all combinations
+_SIGNS_AT_ONCE = 64  # replicates of the random signs of clusters
 
 
 class Intersections(NamedTuple):
@@ -56,6 +64,12 @@ class Intersections(NamedTuple):
     matrix: Tensor  # sparse (S, G), 1 if the slice contains the combination
     places: list[Tensor]  # for each set of columns, the slice of each combination `(G,)`; -1 for none
     n_small: int  # number of slices with too few rows
+
+    @property
+    def columns(self) -> Tensor:
+        """Number of the set of columns of each slice, in the order of `places`, `(S,)`."""
+        sizes = torch.tensor([len(place[place >= 0].unique()) for place in self.places], device="cpu")
+        return torch.arange(len(self.places), device="cpu").repeat_interleave(sizes)
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[str]], sizes: Tensor, depth: int, min_size: float) -> "Intersections":
@@ -110,29 +124,29 @@ def table_of_slices(
     accumulator: Any,
     *,
     effect: float = 1.0,
+    by_cluster: Tensor | None = None,
     n_replicates: int = 999,
     seed: int = 0,
     k: int | None = None,
 ) -> SliceTable:
     """Return the k most significant slices from the bins `(G, B)` of the combinations of all columns.
 
-    `effect` is the design effect of clusters.
+    For dependent rows, `effect` is the design effect of all slices, or `by_cluster` has the sums of `cluster_sums`.
     """
     if not slices.names:
         return SliceTable.empty(slices.n_small)
     n_replicates = min(n_replicates, max(_MIN_REPLICATES, _MAX_SIMULATED // max(1, bins.n.numel())))
-    cells = cells_of(bins, effect)
-    statistic, p_values, critical = _tested(slices, cells, n_replicates, seed)
+    test = _SearchTest.of(slices, cells_of(bins, effect), by_cluster, n_replicates, seed)
     of_slices = accumulator.wrap(slices.sums(bins.sums))
-    own = cells_of(of_slices, effect)
+    own = cells_of(of_slices, test.effect * effect)
     n, z = own.n.sum(-1), normal_quantile(0.95, own.n)
     spread = own.noise.sum(-1).sqrt() / n
     low, high = ErrorIntervals(own, z).mean_gap
     few = max(59, min(199, _TOTAL_REPLICATES // max(1, len(n))))
     ece = run_error_test(ErrorTest(ece_from_bins), of_slices, n_replicates=few, seed=seed)
     gap = (own.share * own.gap).sum(-1)
-    order = torch.argsort(statistic, descending=True, stable=True)
-    order = order[torch.argsort(p_values[order], stable=True)][:k]
+    order = torch.argsort(test.statistic, descending=True, stable=True)
+    order = order[torch.argsort(test.p_value[order], stable=True)][:k]
 
     def column(values: Tensor) -> tuple[float, ...]:
         return tuple(values[order].tolist())
@@ -145,51 +159,120 @@ def table_of_slices(
         ece=column(ece.statistic),
         noise_floor=column(ece.noise_floor),
         ecce=(math.nan,) * len(order),
-        statistic=column(statistic),
-        p_value=column(p_values),
-        detectable=column((critical + float(torch.special.ndtri(z.new_tensor(POWER)))) * spread),
+        statistic=column(test.statistic),
+        p_value=column(test.p_value),
+        detectable=column((test.critical + float(torch.special.ndtri(z.new_tensor(POWER)))) * spread),
         spread=column(spread),
         n_slices=len(n),
         n_small=slices.n_small,
-        critical_value=critical,
+        critical_value=test.critical,
     )
 
 
-def _tested(slices: Intersections, cells: BinCells, n_replicates: int, seed: int) -> tuple[Tensor, Tensor, float]:
-    """Return statistic and adjusted p-value of each slice `(S,)`, and the critical value of the largest statistic.
+class _SearchTest(NamedTuple):
+    """Result of the tests of all slices."""
+
+    statistic: Tensor  # larger statistic of each slice `(S,)`
+    p_value: Tensor  # adjusted for all slices `(S,)`
+    critical: float  # quantile of the largest statistic
+    effect: Tensor  # design effect of the mean gap of each slice, at least 1, `(S,)`
+
+    @classmethod
+    def of(
+        cls, slices: Intersections, cells: BinCells, by_cluster: Tensor | None, n_replicates: int, seed: int
+    ) -> "_SearchTest":
+        """Compare the statistics of slices with simulated outcomes, and with random signs of the sums of clusters.
+
+        The p-value is the larger one of both tests, as in `inference.clusters`. A design effect f divides the
+        statistics by sqrt(f), and multiplies their skewness by it, as if all rows of a cluster were one.
+        """
+        weights = slice_weights(cells)
+        third = cells.unit * cells.noise * (1 - 2 * cells.confidence)  # third cumulant of the sum of outcomes
+
+        def of_slices(sums: Tensor, power: int) -> Tensor:
+            return slices.sums((weights.pow(power) * sums.nan_to_num(0).unsqueeze(-1)).sum(-2))
+
+        variance = of_slices(cells.noise, 2)
+        skewness = (of_slices(third, 3) / variance.pow(1.5)).nan_to_num(0)
+
+        def larger(deviation: Tensor) -> Tensor:
+            """Return the larger statistic of each slice `(r, S)` for sums of deviations `(r, G, B)`."""
+            of_parts = (deviation.unsqueeze(-1) * weights).sum(-2)  # (r, G, 2)
+            z = slices.sums(of_parts.movedim(0, 1)).movedim(0, 1) / variance.sqrt()
+            return without_skewness(z.nan_to_num(0, posinf=0, neginf=0), skewness).abs().amax(-1)
+
+        def simulated() -> Iterator[Tensor]:
+            for replicates in Simulation(cells, 0, seed, n_replicates).statistics():
+                yield larger(replicates.gap * cells.n)
+
+        if by_cluster is None:
+            observed = larger((cells.outcomes - cells.expected).unsqueeze(0))[0]
+            return cls(observed, *_step_down(observed, simulated()), torch.ones_like(observed))
+        # The variance of a slice is the sum of squares of its clusters. It is too small if no rare outcome occurred. It
+        # is therefore at least that of independent rows, times the design effect of all slices of the same columns.
+        sums = slices.sums(by_cluster.movedim(1, 0))  # (S, C, 2)
+        squares = sums.square().sum(1)
+        of_columns = variance.new_zeros(2, len(slices.places), 2)
+        of_columns.index_add_(1, slices.columns, torch.stack((squares, variance)))
+        common = (of_columns[0] / of_columns[1]).nan_to_num(1, posinf=1).clamp(min=1)[slices.columns]
+        robust = squares.maximum(variance * common)
+        effect = (robust / variance).nan_to_num(1, posinf=1)
+        z = (sums.sum(1) / robust.sqrt()).nan_to_num(0, posinf=0, neginf=0)
+        observed = without_skewness(z, skewness * effect.sqrt()).abs().amax(-1)
+        signs = random_signs(sums[0, :, 0], seed, n_replicates)  # (R, C)
+        flipped = (
+            (torch.einsum("rc,sck->rsk", each, sums) / robust.sqrt()).nan_to_num(0).abs().amax(-1)
+            for each in signs.split(_SIGNS_AT_ONCE)
+        )
+        tests = [_step_down(observed, replicates) for replicates in (simulated(), flipped)]
+        p_values, critical = zip(*tests, strict=True)
+        return cls(observed, p_values[0].maximum(p_values[1]), max(critical), effect[:, 0])
+
+
+def _step_down(observed: Tensor, replicates: Iterable[Tensor]) -> tuple[Tensor, float]:
+    """Return the adjusted p-value of each slice `(S,)`, and the critical value of the largest statistic.
+
+    `observed` are the statistics `(S,)`, and `replicates` those of calibrated models `(r, S)`.
 
     Reference:
         Westfall, Young: Resampling-based multiple testing (Wiley 1993), algorithm 2.8: step-down max-T. A hypothesis
         is that all rows of a slice are calibrated. The null distribution of true hypotheses therefore does not depend
         on the others (subset pivotality, sec. 2.2).
     """
-    weights = torch.stack((torch.ones_like(cells.n), clipped_log_odds(cells)), -1)  # (G, B, 2)
-    third = cells.unit * cells.noise * (1 - 2 * cells.confidence)  # third cumulant of the sum of outcomes
-
-    def of_slices(sums: Tensor, power: int) -> Tensor:
-        return slices.sums((weights.pow(power) * sums.nan_to_num(0).unsqueeze(-1)).sum(-2))
-
-    variance = of_slices(cells.noise, 2)
-    skewness = (of_slices(third, 3) / variance.pow(1.5)).nan_to_num(0)
-
-    def largest(deviation: Tensor) -> Tensor:
-        """Return the larger statistic of each slice `(r, S)` for sums of deviations `(r, G, B)`."""
-        of_parts = (deviation.unsqueeze(-1) * weights).sum(-2)  # (r, G, 2)
-        z = slices.sums(of_parts.movedim(0, 1)).movedim(0, 1) / variance.sqrt()
-        return without_skewness(z.nan_to_num(0, posinf=0, neginf=0), skewness).abs().amax(-1)
-
-    observed = largest((cells.outcomes - cells.expected).unsqueeze(0))[0]
     order = observed.argsort(descending=True)
     exceeding, greatest = torch.zeros_like(observed), []
-    for replicates in Simulation(cells, 0, seed, n_replicates).statistics():
-        simulated = largest(replicates.gap * cells.n)
+    for simulated in replicates:
         # Largest statistic of this slice and of those below it
         successive = simulated[:, order].flip(-1).cummax(-1).values.flip(-1)
         exceeding += (successive >= observed[order] - 1e-9).sum(0)
-        greatest.append(successive[:, :1])
-    p_values = ((1 + exceeding) / (n_replicates + 1)).cummax(0).values
-    critical = float(torch.cat(greatest).quantile(1 - LEVEL))
-    return observed, torch.empty_like(p_values).index_copy(0, order, p_values), critical
+        greatest.append(successive[:, 0])
+    largest = torch.cat(greatest)
+    p_values = ((1 + exceeding) / (len(largest) + 1)).cummax(0).values
+    return torch.empty_like(p_values).index_copy(0, order, p_values), float(largest.quantile(1 - LEVEL))
+
+
+def slice_weights(cells: BinCells) -> Tensor:
+    """Return the weights x of the mean gap and of the slope in each bin `(G, B, 2)`."""
+    return torch.stack((torch.ones_like(cells.n), clipped_log_odds(cells)), -1)
+
+
+def cluster_sums(p: Predictions, part: Tensor, clusters: Tensor, accumulator: EqualWidthBins, bins: BinStats) -> Tensor:
+    """Return both statistics of each cluster in each combination of columns, float64 `(C, G, 2)`.
+
+    `part` is the combination of each row `(N,)`, and `clusters` its cluster. More clusters than `_MAX_CLUSTERS` are
+    merged at random, because sums of independent clusters are independent.
+    """
+    events, weights = accumulator.events(p), slice_weights(cells_of(bins, 1.0)).to(part.device)
+    n_parts = len(weights)
+    number = numbered(clusters, max(_FEWEST_CLUSTERS, min(_MAX_CLUSTERS, _MAX_CLUSTER_SUMS // n_parts)))
+    confidence, outcome = (x.reshape(-1).double() for x in (events.confidence, events.outcome))
+    residual = weighted(
+        outcome - confidence, None if events.weights is None else events.weights.reshape(-1), torch.float64
+    )
+    columns = residual * weights[part, accumulator.cell(confidence)].T
+    n_clusters = int(number.max()) + 1 if number.numel() else 1
+    sums = cell_sums(number * n_parts + part, columns, n_clusters * n_parts)
+    return sums.reshape(2, n_clusters, n_parts).movedim(0, -1).cpu()
 
 
 def without_skewness(z: Tensor, skewness: Tensor) -> Tensor:
@@ -217,6 +300,8 @@ def slices(
     n_bins: int = 4,
     n_replicates: int = 999,
     seed: int = 0,
+    clusters: Any = None,
+    cumulative: bool = False,
     class_names: Sequence[str | int] | None = None,
     sample_weight: Any = None,
     **options: Unpack[InputOptions],
@@ -228,8 +313,9 @@ def slices(
     Their null distribution is simulated from the confidences, and is therefore valid for small slices and rare
     outcomes. `SliceTable.detectable` is the smallest error that the search finds.
 
-    Rows are independent. For clusters of dependent rows, pass several columns as `groups`, and `clusters`, to
-    `torchcalib.report`.
+    For dependent rows, pass `clusters`. The p-value is then the larger one of this test and of random signs of the
+    residuals of each cluster, which have the same sign in all slices. It is too small for few clusters with rare
+    outcomes, as that of `Clustered`.
 
     Args:
         preds: Probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`. None infers
@@ -245,6 +331,9 @@ def slices(
         n_bins: Number of ranges of a column of numbers.
         n_replicates: Number of simulated replicates. The smallest p-value is 1 / (`n_replicates` + 1).
         seed: Seed of the simulation.
+        clusters: Cluster of each row `(N,)`, integers or text, if rows are dependent.
+        cumulative: Whether to compute `ecce` and `multicalibration_error`. They need a sort of all rows, and as much
+            time as the search.
         class_names: Names of the classes, if `target` is text.
         sample_weight: Alias of `weights`, as in scikit-learn.
         **options: `from_logits`, `weights`, `ignore_index` and others of `torchcalib.functional.InputOptions`.
@@ -272,12 +361,46 @@ def slices(
     """
     for name, value in {"depth": depth, "n_bins": n_bins, "n_replicates": n_replicates}.items():
         check_count(name, value)
+    check_flag("cumulative", cumulative)
     if not is_number(min_size) or not min_size >= 0:
         raise ValueError(
             f"`min_size` must be a number of at least 0, got {shown(min_size)}. The default is {MIN_SIZE}."
         )
+    # 1. Predictions
     weights = weights_from(options.pop("weights", None), sample_weight)
-    given = {name: options.pop(name, None) for name in ("from_logits", "ignore_index", "positive_classes")}  # type: ignore[misc]
+    rows, mode, samples = _rows_of(preds, target, task, class_names, weights, dict(options))
+    device, read_as = rows.input_preds.device, "binary" if mode == "positive" else "multiclass"
+    # 2. Combinations of the values of all columns
+    numbers, parts = _combinations_of(columns, samples, device, n_bins)
+    keys = None if clusters is None else of_samples(identifiers(clusters, device), samples)
+    # 3. Sums over the bins of each combination
+    accumulator = replace(catalogue_of(read_as, with_classes=False).accumulators[bins_of(mode)], with_ecd=False)
+    by_part: SumsByPart[BinStats] = SumsByPart(accumulator, len(parts))
+    sums = by_part.from_predictions(in_groups(rows, numbers, len(parts)))
+    assert sums.noise_flag is not None  # not None, because the accumulator sums the noise
+    bins = accumulator.wrap(with_noise_row(sums.sums.detach(), sums.noise_flag).cpu())
+    # 4. Tests of all intersections
+    part, found = numbers.reshape(-1), Intersections.of(parts, n_rows_of(bins), depth, min_size)
+    by_cluster = None if keys is None else cluster_sums(rows, part, keys.reshape(-1), accumulator, bins)
+    how: Any = {"n_replicates": n_replicates, "seed": seed, "by_cluster": by_cluster}
+    table = table_of_slices(found, bins, accumulator, **how)
+    if not cumulative:
+        return table
+    # 5. Cumulative errors
+    ecce, of_all = _ecce(ExactSample(mode).from_predictions(rows), part.cpu().numpy(), found)
+    by_name = dict(zip(found.names, ecce, strict=True))
+    ecce = [by_name[name] for name in table.slice]
+    spread = float(bins.noise.sum().sqrt() / bins.n.sum())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.nan_to_num(np.append(ecce, of_all) / np.append(table.spread, spread), posinf=np.inf)
+    return replace(table, ecce=tuple(ecce), multicalibration_error=float(ratios.max()) * spread)
+
+
+def _rows_of(
+    preds: Any, target: Any, task: Task | None, class_names: Any, weights: Any, options: Any
+) -> tuple[Predictions, NamedMode, tuple[int, ...]]:
+    """Return the predictions, their events, and the shape of the rows."""
+    given = {name: options.pop(name, None) for name in ("from_logits", "ignore_index", "positive_classes")}
     p = prepare(preds, target, task, class_names=class_names, **given)
     given["from_logits"] = p.from_logits
     read_as = "binary" if given["positive_classes"] is not None else p.task
@@ -289,7 +412,13 @@ def slices(
     input_format = input_format_of(p.task, {**options, **{k: v for k, v in given.items() if v is not None}})
     own = None if weights is None else per_sample("weights", weights, p.preds)
     rows = input_format.read(p.preds, p.target, own, batch_shape=())
-    samples = input_format.samples_of(p.preds, p.target)
+    return rows, "positive" if read_as == "binary" else "top_label", input_format.samples_of(p.preds, p.target)
+
+
+def _combinations_of(
+    columns: Any, samples: tuple[int, ...], device: torch.device, n_bins: int
+) -> tuple[Tensor, list[list[str]]]:
+    """Return the combination of the values of all columns in each row, and the parts of each combination."""
     found = columns_of(columns, samples)
     if found is None:
         raise TypeError(
@@ -298,32 +427,14 @@ def slices(
         )
     if not found:
         raise ValueError("`columns` must contain at least one column, got none. Pass a dict such as {'age': age}.")
-    levels = levels_of(found, samples, p.preds.device, "columns", n_bins)
+    levels = levels_of(found, samples, device, "columns", n_bins)
     numbers, of_parts = combinations([(codes, len(texts)) for codes, texts in levels.values()])
     if len(of_parts) > _MAX_COMBINATIONS:
         raise ValueError(
             f"`columns` must have at most {_MAX_COMBINATIONS:,} combinations of values, got {len(of_parts):,}. Pass "
             "fewer columns, or coarser values."
         )
-    parts = [
-        [f"{name}={texts[k]}" if k >= 0 else "" for k, (name, (_, texts)) in zip(row, levels.items(), strict=True)]
-        for row in of_parts.tolist()
-    ]
-    mode: NamedMode = "positive" if read_as == "binary" else "top_label"
-    accumulator = catalogue_of(read_as, with_classes=False).accumulators[bins_of(mode)]
-    by_part: SumsByPart[BinStats] = SumsByPart(accumulator, len(parts))
-    sums = by_part.from_predictions(in_groups(rows, numbers, len(parts)))
-    assert sums.noise_flag is not None  # not None, because the accumulator sums the noise
-    bins = accumulator.wrap(with_noise_row(sums.sums.detach(), sums.noise_flag).cpu())
-    found_slices = Intersections.of(parts, n_rows_of(bins), depth, min_size)
-    table = table_of_slices(found_slices, bins, accumulator, n_replicates=n_replicates, seed=seed)
-    ecce, of_all = _ecce(ExactSample(mode).from_predictions(rows), numbers.reshape(-1).cpu().numpy(), found_slices)
-    by_name = dict(zip(found_slices.names, ecce, strict=True))
-    ecce = [by_name[name] for name in table.slice]
-    spread = float(bins.noise.sum().sqrt() / bins.n.sum())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.nan_to_num(np.append(ecce, of_all) / np.append(table.spread, spread), posinf=np.inf)
-    return replace(table, ecce=tuple(ecce), multicalibration_error=float(ratios.max()) * spread)
+    return numbers, parts_of_combinations(of_parts.tolist(), {name: texts for name, (_, texts) in levels.items()})
 
 
 def _ecce(sample: RankedSample, part: NDArray[Any], slices: Intersections) -> tuple[list[float], float]:

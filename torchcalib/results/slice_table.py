@@ -33,7 +33,7 @@ class SliceTable(ColumnTable):
         ece: Expected calibration error (ECE) over equal-width bins, in [0, 1].
         noise_floor: Expected ECE of a calibrated model for these rows.
         ecce: Empirical cumulative calibration error (ECCE-R) of the rows: Kuiper's statistic, as
-            `torchcalib.ks(norm="range")`. NaN in a report, which does not store the order of rows.
+            `torchcalib.ks(norm="range")`. NaN without `cumulative`, and in a report.
         statistic: Larger statistic of the slice, mean gap or slope of the gaps, in standard deviations.
         p_value: p-value of the hypothesis that the model is calibrated in the slice, adjusted for all slices. In a
             calibrated model, the smallest one is at most 0.05 with probability 0.05.
@@ -44,7 +44,7 @@ class SliceTable(ColumnTable):
         n_small: Number of slices that were not tested, because they have fewer than `min_size` rows.
         critical_value: A calibrated model has a larger statistic in any slice with probability 0.05.
         multicalibration_error: Largest quotient of ECCE and `spread` over all slices and all rows, times the spread of
-            all rows: the value `mce` of MCGrad. NaN in a report.
+            all rows: the value `mce` of MCGrad. NaN without `cumulative`, and in a report.
     """
 
     slice: tuple[str, ...]

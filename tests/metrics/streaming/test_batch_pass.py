@@ -60,8 +60,9 @@ def with_axis(preds, target, weights, shape, class_first):
 
 @pytest.fixture
 def pieces(monkeypatch):
-    """Divide batches into pieces of few rows, with sums of their own."""
+    """Divide batches into pieces of few rows, with sums of their own. Classes are columns from 8 rows on."""
     monkeypatch.setattr(core_pieces, "_ROWS", 16)
+    monkeypatch.setattr(core_pieces, "_LARGE_ITEM", 8)
     monkeypatch.setattr(core_pieces, "_CHUNKS", 3)
 
 
@@ -79,6 +80,21 @@ def converted(monkeypatch):
 def assert_equal_states(found, expected, rtol=1e-12):
     for x, y in zip(found._parts().values(), expected._parts().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, torch.nan])
+@pytest.mark.parametrize("place", ["sum", "class", "label"])
+def test_invalid_rows_of_class_columns_are_found(place, value, pieces):
+    preds, target = batch("multiclass", False, torch.float32)
+    if place == "label":
+        target[-1] = 7
+    else:
+        preds[-1, 0] = value
+        preds[-1, 1] += 0 if place == "sum" else 1 - preds[-1].sum()
+    metric = tc.ECE(**options_of("multiclass", False), mode="classwise")
+    with pytest.raises(ValueError, match="`target`" if place == "label" else "`preds`"):
+        metric.update(preds, target)
+    assert metric.state.sum() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -13,11 +13,11 @@ from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xm
 
 LOWEST = -1000  # exp of this number is 0 in every dtype
 
-Detail = Literal["label", "top", "confidence", "squares", "entropy"]
+Detail = Literal["classes", "label", "top", "confidence", "squares", "entropy"]
 """Statistics to compute. With "label" only `log_prob`, and with "top" `confidence` and `top`.
 
 "confidence" adds `log_prob` to those of "top", "squares" adds `squared_error`, and "entropy" adds `neg_entropy`. Other
-statistics are undefined.
+statistics are undefined. "classes" computes those of "top", but only the probabilities of all classes are needed.
 """
 
 
