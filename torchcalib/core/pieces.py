@@ -171,7 +171,8 @@ class LabelledRows(NamedTuple):
             x = np.ascontiguousarray(x.T).T
             # The accumulator checks the range of the values.
             is_valid = y.view(np.uint64).max() < self.n_classes and abs(x.sum(1) - 1).max() <= tolerance
-            return Piece(x, y, None, None, None, None, *columns, has_columns=True) if is_valid else None
+            piece = Piece(x, y, None, None, None, None, *columns)
+            return piece._replace(has_columns=True) if is_valid else None
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)

@@ -68,7 +68,7 @@ class Intersections(NamedTuple):
     @property
     def columns(self) -> Tensor:
         """Number of the set of columns of each slice, in the order of `places`, `(S,)`."""
-        sizes = torch.tensor([len(place[place >= 0].unique()) for place in self.places], device="cpu")
+        sizes = torch.tensor([len(torch.unique(place[place >= 0])) for place in self.places], device="cpu")
         return torch.arange(len(self.places), device="cpu").repeat_interleave(sizes)
 
     @classmethod
@@ -222,7 +222,7 @@ class _SearchTest(NamedTuple):
         signs = random_signs(sums[0, :, 0], seed, n_replicates)  # (R, C)
         flipped = (
             (torch.einsum("rc,sck->rsk", each, sums) / robust.sqrt()).nan_to_num(0).abs().amax(-1)
-            for each in signs.split(_SIGNS_AT_ONCE)
+            for each in torch.split(signs, _SIGNS_AT_ONCE)
         )
         tests = [_step_down(observed, replicates) for replicates in (simulated(), flipped)]
         p_values, critical = zip(*tests, strict=True)

@@ -76,7 +76,7 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
         if not is_valid:
             return False
-    n_cells = sums.shape[1]
+    confidence = confidence.astype(np.float64, copy=False)
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
