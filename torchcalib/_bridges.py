@@ -1,4 +1,4 @@
-"""Names that people know from other packages, with the names in torchcalib: the one source of "Did you mean".
+"""Names of other packages with the equivalent names in torchcalib, for advice in errors.
 
 The other packages are scikit-learn, torchmetrics, netcal, scipy and pandas, and packages of R. A suggestion never names
 a different quantity.
@@ -149,7 +149,7 @@ _ATTRIBUTES = (
     ("update", "Call the metric with predictions and targets, or its methods update and compute.",
      "measure result score"),
 )  # fmt: skip
-"""Attribute of an object that has the meaning, a sentence about it (or ""), and names in other packages."""
+"""Attribute of an object, a sentence about it (or ""), and its names in other packages."""
 
 
 SHORTEST = 6
@@ -157,18 +157,18 @@ SHORTEST = 6
 
 
 def nearest(
-    word: str, known: Collection[str], table: Mapping[str, str], cutoff: float = 0.8, shortest: int = 0
+    word: str, known: Collection[str], cutoff: float = 0.8, *, shortest: int = 0, table: Mapping[str, str] | None = None
 ) -> str | None:
     """Return the known name that a person means by `word`: by the table, or else the most similar one; or None.
 
     Args:
         word: the unknown name.
         known: names that exist.
-        table: names by the equivalent name of another package.
         cutoff: smallest similarity, in [0, 1].
         shortest: smallest length of a word that is compared; `SHORTEST` for names of metrics.
+        table: names by the equivalent name of another package.
     """
-    if table.get(word) in known:
+    if table is not None and table.get(word) in known:
         return table[word]
     return next(iter(get_close_matches(word, known, 1, cutoff)), None) if len(word) >= shortest else None
 

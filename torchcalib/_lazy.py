@@ -51,7 +51,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
     found = NAMES.get(name) or next(_locations(name), None)
-    if found is None and (close := nearest(name, known, {}, shortest=SHORTEST)):
+    if found is None and (close := nearest(name, known, shortest=SHORTEST)):
         found = f"{module}.{close}".removeprefix("torchcalib.")
     if found is None:
         return AttributeError(message)

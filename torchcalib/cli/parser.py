@@ -277,7 +277,7 @@ def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
     name = metric_named(arguments.name)
     if name is None:
         known = metrics()
-        similar = nearest(arguments.name.lower(), known, {}, shortest=SHORTEST)
+        similar = nearest(arguments.name.lower(), known, shortest=SHORTEST)
         advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
         raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
     arguments.name = name
@@ -353,7 +353,7 @@ def _named_calibrator(name: str) -> str:
     if found := by_name.get(_letters(name)):
         return found
     starts = (each for each in known if _letters(name) and _letters(each).startswith(_letters(name)))
-    similar = NAMES[name] if NAMES.get(name) in known else next(starts, nearest(name, known, {}, 0.6))
+    similar = NAMES[name] if NAMES.get(name) in known else next(starts, nearest(name, known, 0.6))
     advice = f"Did you mean `{similar}`?" if similar else f"Calibrators are {', '.join(known)}."
     raise ValueError(f"`--calibrator` must be the name of a calibrator, got {shown(name)}. {advice}")
 
@@ -578,7 +578,7 @@ def _unknown_option(option: str, command: str) -> str:
     meant = _dashed(ARGUMENTS.get(word, own))
     if " " in own:
         advice = own
-    elif similar := meant if meant in known else nearest(_dashed(word), known, {}):
+    elif similar := meant if meant in known else nearest(_dashed(word), known):
         advice = f"Did you mean {similar}?"
     elif others := [each for each in COMMANDS if name in _options_of(each)]:
         advice = f"{name} is an option of torchcalib {listed(others)}."
@@ -592,8 +592,8 @@ def _unknown_option(option: str, command: str) -> str:
 def _unknown_command(word: str) -> str:
     """Return the error for an unknown command, with the command that a person means by it."""
     name = word.lower()
-    similar = nearest(name, COMMANDS, _SYNONYMS, 0.7)
-    if metric := metric_named(word) or nearest(name, metrics(), {}, shortest=SHORTEST):
+    similar = nearest(name, COMMANDS, 0.7, table=_SYNONYMS)
+    if metric := metric_named(word) or nearest(name, metrics(), shortest=SHORTEST):
         similar = f"metric {metric}"
     elif format_of(Path(word)) is not None or Path(word).exists():
         similar = f"report {short_name(word, 100)}"

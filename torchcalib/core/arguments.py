@@ -134,7 +134,7 @@ _ADVICE = {
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
     """Return the error for an argument that `where` does not accept, with a suggestion from its `known` arguments."""
-    similar = nearest(name, known, ARGUMENTS, 0.7)
+    similar = nearest(name, known, 0.7, table=ARGUMENTS)
     meant = ARGUMENTS.get(name, name)
     advice = None if meant == similar else _ADVICE.get(meant)
     if name in ("top_k", "per_class") and "mode" not in known:

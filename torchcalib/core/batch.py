@@ -40,7 +40,7 @@ def states_after(
     Return None if the batch needs derivatives or has no labels, or if `ops.batch` lacks sums of a state.
     `InputFormat.read` then converts the batch. It also does so on the CPU, unless `backend` is given.
     """
-    if (preds.is_cpu and backend == "auto") or not _are_labels(input_format, preds, target):
+    if not _takes(input_format, preds, target, backend):
         return None
     if not all(has_sums_of_batch(kind, input_format.task) for kind in kinds) or not is_plain(preds, target, weights):
         return None
@@ -69,7 +69,7 @@ def error_of_batch(
     targets and weights.
     """
     task = input_format.task
-    if (preds.is_cpu and backend == "auto") or not _are_labels(input_format, preds, target):
+    if not _takes(input_format, preds, target, backend):
         return None
     if bins.demand(task, True) is None or not is_plain(target, weights) or mode_of(preds) == "formula":
         return None
@@ -77,8 +77,8 @@ def error_of_batch(
     if columns is None:
         return None
     plan = _plan((SumState(bins, bins.shape(task, None)),), task, True, preds.device)
-    how = input_format if task == "binary" else replace(input_format, class_axis=-1)
-    return binned_error(columns, plan, lambda x: formula(how, x, columns.target, columns.weights), backend)
+    of_columns = input_format if task == "binary" else replace(input_format, class_axis=-1)
+    return binned_error(columns, plan, lambda x: formula(of_columns, x, columns.target, columns.weights), backend)
 
 
 def samples_of(
@@ -93,7 +93,7 @@ def samples_of(
 
     Return None for other batches and devices, as `states_after` does.
     """
-    if (preds.is_cpu and backend == "auto") or weights is not None or not _are_labels(input_format, preds, target):
+    if weights is not None or not _takes(input_format, preds, target, backend):
         return None
     if type(kind) is not SampleState or kind.accumulator.mode not in ("positive", "top_label"):
         return None
@@ -120,8 +120,13 @@ def has_sums_of_batch(kind: Any, task: Task) -> bool:
     return has_demand and kind.accumulator.demand(task, True) is not None
 
 
-def _are_labels(input_format: InputFormat, preds: Tensor, target: Tensor) -> bool:
-    """Return whether targets are labels of binary or multi-class rows with the usual rules for values."""
+def _takes(input_format: InputFormat, preds: Tensor, target: Tensor, backend: Backend) -> bool:
+    """Return whether targets are labels of binary or multi-class rows with the usual rules for values.
+
+    Return False on the CPU, unless `backend` is given.
+    """
+    if preds.is_cpu and backend == "auto":
+        return False
     has_usual_rules = input_format.nan_policy == "raise" and input_format.validate_args
     has_own_classes = input_format.task != "multilabel" and input_format.positive_classes is None
     has_values = preds.numel() > 0 and preds.dtype in SUM_TOLERANCE and wide_dtype(preds.device) == torch.float64

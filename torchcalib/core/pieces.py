@@ -68,12 +68,13 @@ class Piece(NamedTuple):
         """Yield the rows of each part as a piece without totals."""
         order = self.groups.argsort(kind="stable")
         begins = np.searchsorted(self.groups[order], np.arange(self.n_groups + 1))
+        names = ("values", "label", "confidence", "outcome", "top", "weights")
+        columns = {name: x for name in names if (x := getattr(self, name)) is not None}
         for group, (begin, end) in enumerate(pairwise(begins.tolist())):
             rows = order[begin:end]
             if len(rows):
-                names = ("values", "label", "confidence", "outcome", "top", "weights")
-                columns: Any = {name: x[rows] for name in names if (x := getattr(self, name)) is not None}
-                yield self._replace(**columns, totals=None, groups=None, n_groups=1, only_group=group)
+                of_group: Any = {name: x[rows] for name, x in columns.items()}
+                yield self._replace(**of_group, totals=None, groups=None, n_groups=1, only_group=group)
 
     def weight_in_groups(self) -> Any:
         """Return the total weight of the rows of each part `(G,)`; a number without `groups`."""
@@ -116,8 +117,8 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        # Weights and keys take as much of the cache as predictions and labels
-        n_rows = _ROWS if self.weights is keys is None else _ROWS // 2
+        # Weights or keys take as much of the cache as binary predictions and labels.
+        n_rows = _ROWS if self.weights is None and keys is None else _ROWS // 2
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: Detail, removes_ignored: bool = True) -> Piece | None:

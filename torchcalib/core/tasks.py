@@ -126,7 +126,7 @@ def as_tensors(
 
 
 def _check_index(preds: Any, target: Any) -> None:
-    """Warn if the rows of two objects of pandas have the same names in different orders."""
+    """Warn if two objects of pandas have the same index in different orders."""
     own: Any = getattr(preds, "index", None)
     other: Any = getattr(target, "index", None)
     if not (hasattr(own, "equals") and hasattr(other, "equals")) or len(own) != len(other) or own.equals(other):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import chain, compress
+from itertools import chain, compress, zip_longest
 from operator import attrgetter
 from textwrap import fill
 from typing import Any, Literal, Self
@@ -226,13 +226,13 @@ class Table(Tabular):
         """Return the table with headers, and on request names, in several lines, for a narrow terminal."""
         columns = [replace(column, header=column.header.replace(" ", "\n", 1)) for column in self.columns]
 
-        def row(row: Row) -> Row:
+        def with_folded_name(row: Row) -> Row:
             name = row.cells[0]
             text = fill(printable(name.page), _FOLDED, break_long_words=False)
             return replace(row, cells=[replace(name, page=text), *row.cells[1:]])
 
         folds = with_names and not self.columns[0].wraps
-        sections = [replace(section, rows=list(map(row, section.rows))) for section in self.sections]
+        sections = [replace(section, rows=list(map(with_folded_name, section.rows))) for section in self.sections]
         return replace(self, columns=columns, sections=sections if folds else self.sections)
 
     def _with_columns(self, mask: Sequence[bool]) -> Self:
@@ -266,7 +266,8 @@ def interval(found: object) -> Cell:
 def to_text(table: Table, with_page: bool = False) -> str:
     """Return a table as plain text for a monospaced font, on request with the columns that only pages show.
 
-    Cells may have several lines. Headers end in the same line, and texts begin in the same one.
+    Cells may have several lines. Headers of different height end in the same line, and other cells begin in the same
+    one.
     """
     table = table.shown_on("always", "wide", *["page"] * with_page)
     headers = [column.header for column in table.columns]
@@ -275,16 +276,14 @@ def to_text(table: Table, with_page: bool = False) -> str:
     widths = [max(len(line) for text in column for line in text.split("\n")) for column in columns]
 
     def line(row: Sequence[str], is_header: bool = False) -> str:
-        texts = [text.split("\n") for text in row]
-        most = max(map(len, texts))
-        empty = [[""] * (most - len(lines)) for lines in texts]
-        full = [[*more, *lines] if is_header else [*lines, *more] for lines, more in zip(texts, empty, strict=True)]
+        step = -1 if is_header else 1
+        lines = list(zip_longest(*(text.split("\n")[::step] for text in row), fillvalue=""))[::step]
         return "\n".join(
             "  ".join(
                 text.rjust(width) if column.is_number else text.ljust(width)
-                for column, text, width in zip(table.columns, one, widths, strict=True)
+                for column, text, width in zip(table.columns, texts, widths, strict=True)
             ).rstrip()
-            for one in zip(*full, strict=True)
+            for texts in lines
         )
 
     title = [table.title] if table.title else []

@@ -31,7 +31,7 @@ WHOLE = re.compile(r"^(-?\d+)(?:\.0+)?$")
 """A whole number as text."""
 _NUMBER = re.compile(r"(-?\d+)(?:\.0+)?(\D*)")
 _MAX_DIGITS = 6  # longer numbers beside a text are identifiers, such as synsets
-_MOST_TEXTS = 20  # texts around a label that are tried
+_MOST_TEXTS = 20  # texts beside a label that are tried
 _MAX_DIGITS_ALONE = 18  # longer numbers do not fit into int64
 _WORDS = (
     "max maximum min minimum mean avg average median std stdev sd var variance sum total range gap margin diff "
@@ -132,8 +132,8 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     else:
         named = {}
     full = {name.strip(): name for name in columns}
-    known = [named, *around(columns, {*labels, *wanted}), full, _between(columns), *around(columns)]
-    known = [kind for kind in known if kind]
+    affixed = affixed_columns(columns, {*labels, *wanted})
+    known = [kind for kind in (named, *affixed, full, _between(columns), *affixed_columns(columns)) if kind]
     fits = (kind for kind in known if wanted and {*wanted} <= {*kind})
     if chosen := next(fits, None):
         return ClassColumns(tuple(chosen[name] for name in wanted), tuple(wanted))
@@ -147,7 +147,7 @@ def class_columns(columns: Sequence[str], labels: Collection[str] = (), wanted: 
     return ClassColumns(tuple(found[name] for _, name in by_number), names)
 
 
-def around(columns: Iterable[str], labels: Collection[str] = ()) -> list[dict[str, str]]:
+def affixed_columns(columns: Iterable[str], labels: Collection[str] = ()) -> list[dict[str, str]]:
     """Return arrays of columns of scores by class, whose names are classes within a text that they share.
 
     Names are such as `cat_prob`, `P(cat)` and `gpt_choiceA_probs`. All labels are classes. Without labels, classes are
@@ -155,12 +155,12 @@ def around(columns: Iterable[str], labels: Collection[str] = ()) -> list[dict[st
     """
     full = {name.strip(): name for name in columns}
     if labels:
-        return _around(full, labels, re.compile(".*", re.DOTALL))
-    return next((found for pair in _COUNTED if (found := _around(full, pair, _OF_CLASSES))), [])
+        return _affixed(full, labels, re.compile(".*", re.DOTALL))
+    return next((found for pair in _COUNTED if (found := _affixed(full, pair, _OF_CLASSES))), [])
 
 
-def _around(full: Mapping[str, str], labels: Collection[str], allowed: re.Pattern[str]) -> list[dict[str, str]]:
-    """Return the arrays of `around` among columns by their names, after texts that are allowed."""
+def _affixed(full: Mapping[str, str], labels: Collection[str], allowed: re.Pattern[str]) -> list[dict[str, str]]:
+    """Return the arrays of `affixed_columns` whose text before the class is `allowed`. `full` has columns by name."""
     label = re.escape(max(labels, key=len))
     word = re.compile(rf"(?:(?<![^\W_])|(?<=[a-z])(?=[A-Z])){label}(?![^\W_])")
     texts = {(name[: match.start()], name[match.end() :]): None for name in full for match in word.finditer(name)}

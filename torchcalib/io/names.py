@@ -130,7 +130,7 @@ def outcome_names(texts: Iterable[str]) -> tuple[str, ...]:
     return ()
 
 
-def is_number(text: str) -> bool:
+def is_numeral(text: str) -> bool:
     """Return whether `float` converts a text."""
     try:
         float(text)

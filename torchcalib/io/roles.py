@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torchcalib.io.cells import vector_in
 from torchcalib.io.columns import (
+    affixed_columns,
     agree,
-    around,
     check_order,
     class_columns,
     classes_among,
@@ -42,7 +42,7 @@ from torchcalib.io.names import (
     Shapes,
     Task,
     are_logits,
-    is_number,
+    is_numeral,
     key_of,
     named_as_logits,
     numbered,
@@ -257,8 +257,8 @@ def _preds_of(
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
     if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
-    systems = around(numbers, labels) if labels else []
-    if systems or (not candidates and (systems := around(numbers))):
+    systems = affixed_columns(numbers, labels) if labels else []
+    if systems or (not candidates and (systems := affixed_columns(numbers))):
         return [reader.compose(list(each.values()), labels, class_names) for each in systems]
     if len(candidates) > 1:
         is_correct = bool(target) and _key(reader, target[-1]) in CORRECT
@@ -553,12 +553,12 @@ def _class_columns_of_text(reader: Reader) -> list[str]:
 
 
 def _wrong_dtype(reader: Reader, role: str, name: str) -> InputError:
-    """Return the error for an array with the dtype of another role, with a text, if it is one."""
+    """Return the error for an array whose dtype does not fit its role. The error for texts shows one of them."""
     array, (_, _, rule, advice) = reader.arrays[name], ROLES[role]
     found = array.dtype
     if found in TEXT and len(array.shape) == 1 and not array.columns:
         (values,) = next(reader.stream([name], 2**16, allow_missing=True))
-        texts = [text for text in values.names if not is_number(text.strip().removesuffix("%"))] or values.names
+        texts = [text for text in values.names if not is_numeral(text.strip().removesuffix("%"))] or values.names
         found = f"the text {shown(next(filter(None, texts), ''), 28)}"
         if role == "preds":
             advice = (

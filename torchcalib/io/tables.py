@@ -31,7 +31,7 @@ from torchcalib.io.limits import (
     decoded_limit,
     row_limit,
 )
-from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, is_number
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, is_numeral
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -168,7 +168,7 @@ class Csv(_Table):
         check_columns(self._layout.n_columns, self.paths, self.label)
         with self._opened() as file:
             schema = file.schema
-        if all(map(is_number, schema.names)):
+        if all(map(is_numeral, schema.names)):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
@@ -575,7 +575,7 @@ def text_layout(path: Path) -> TextLayout:
     mark = named or next((mark for mark in marks if mark in lines[first]), marks[0])
     if first and lines[first - 1][:1] == b"#":
         above, below = ([cell.decode(errors="replace") for cell in line.split(mark)] for line in lines[first - 1 :][:2])
-        are_columns = len(above) == len(below) > 1 and any(map(is_number, below)) and not any(map(is_number, above))
+        are_columns = len(above) == len(below) > 1 and any(map(is_numeral, below)) and not any(map(is_numeral, above))
         first -= are_columns
     cells = [cell for line in lines[first + 1 : first + 100] for cell in line.split(mark)]
     has_commas = (
@@ -585,10 +585,10 @@ def text_layout(path: Path) -> TextLayout:
 
 
 def opened_lines(path: Path) -> IO[bytes]:
-    """Open a file of JSON lines. The rows of a `.json` file become lines: an array of objects, alone or in an object,
-    or an object with a list for each column.
+    """Open a file of JSON lines. The rows of a `.json` file become lines.
 
-    Of several arrays in an object, the first in `_LISTS` counts.
+    They are an array of objects, alone or in an object, or an object with a list for each column. Of several arrays in
+    an object, the first in `_LISTS` counts.
     """
     if path.suffix.lower() != ".json":
         return opened_text(path)

@@ -78,8 +78,8 @@ class PenaltyLoss(nn.Module):
         weights = weights_from(weights, sample_weight)
         return self._of_batch(self.input_format, preds, target, weights)
 
-    def _of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        p = how.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
+    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        p = input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.from_predictions(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:

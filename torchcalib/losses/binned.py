@@ -102,11 +102,11 @@ class ECELoss(PenaltyLoss):
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
 
-    def _of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        value = None
+    def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        value, formula = None, super()._of_batch
         if isinstance(preds, Tensor) and not preds.is_cpu:
-            value = error_of_batch(how, self.penalty.bins, preds, target, weights, super()._of_batch)
-        return super()._of_batch(how, preds, target, weights) if value is None else value
+            value = error_of_batch(input_format, self.penalty.bins, preds, target, weights, formula)
+        return formula(input_format, preds, target, weights) if value is None else value
 
 
 def soft_binned_ece(

@@ -173,7 +173,7 @@ class Bootstrapped(PartitionedMetric):
         return self.seed, self._rank, self._n_rows
 
     def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Tensor:
-        assert keys is not None  # of the rows, or of their clusters
+        assert keys is not None  # `_add_in_parts` computes them
         # The same weights on all ranks for clusters, because a cluster may have rows on several ranks.
         first = 0 if self._has_clusters else self._rank << 32
         drawn = Weights(self.seed, keys.reshape(-1), "poisson", first=first)

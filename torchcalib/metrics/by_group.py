@@ -85,11 +85,11 @@ class PartitionedMetric(WrappedMetric[Any]):
 
     @property
     def _identity_of_keys(self) -> tuple[Hashable, ...]:
-        """What determines the keys of samples, apart from the argument of `update`."""
+        """Values that determine the keys of samples, in addition to the argument of `update`."""
         return ()
 
     def _state_of_piece(self, p: Predictions, keys: Tensor | None) -> Any:
-        assert keys is not None  # of the parts of the rows
+        assert keys is not None  # `_add_in_parts` computes them
         return self.kind.from_predictions(self._assigned(p, keys))
 
     def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:

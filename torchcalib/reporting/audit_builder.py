@@ -512,7 +512,7 @@ _TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event
 
 
 def _column(source: str, event: str, rows: Array, confidence: Tensor, correct: Tensor) -> ConfidenceColumn:
-    """Return confidences in [0, 1] of answers, `correct` is 1 for right ones."""
+    """Return the column of confidences in [0, 1] in answers, of which `correct` is 1 for right ones, and else 0."""
     n_impossible = int((confidence == (1 - correct)).sum())
     return ConfidenceColumn(source, event, rows, confidence, correct, confidence, n_impossible)
 

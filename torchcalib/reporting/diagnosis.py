@@ -51,9 +51,8 @@ class CauseEvidence(NamedTuple):
     """Candidates, and statistics of each class or label `(C,)`."""
 
     candidates: list[CandidateCause]
-    also: (
-        CandidateCause | None
-    )  # a temperature in addition to class biases, or class biases in addition to a temperature
+    # A temperature in addition to class biases, or class biases in addition to a temperature
+    also: CandidateCause | None
     mean: Tensor  # mean probability
     frequency: Tensor
     gap: Tensor  # frequency minus mean probability in standard errors

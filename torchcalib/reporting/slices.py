@@ -52,7 +52,7 @@ DEPTH, MIN_SIZE = 3, 50
 _MAX_COMBINATIONS = 2**16
 _MAX_SIMULATED, _MIN_REPLICATES = 2**27, 199  # simulated sums of outcomes
 _TOTAL_REPLICATES = 200_000  # simulated replicates of ECE, for all slices
-_MAX_CLUSTERS, _FEWEST_CLUSTERS = 2**10, 2**8  # largest number of clusters that are not merged, and the least of it
+_MAX_CLUSTERS, _FEWEST_CLUSTERS = 2**10, 2**8  # clusters that are not merged, for few and for many combinations
 _MAX_CLUSTER_SUMS = 2**24  # sums of clusters in all combinations
 _SIGNS_AT_ONCE = 64  # replicates of the random signs of clusters
 
@@ -131,7 +131,7 @@ def table_of_slices(
 ) -> SliceTable:
     """Return the k most significant slices from the bins `(G, B)` of the combinations of all columns.
 
-    For dependent rows, `effect` is the design effect of all slices, or `by_cluster` has the sums of `cluster_sums`.
+    For dependent rows, `effect` is the design effect of all slices, or `by_cluster` has the sums of `_cluster_sums`.
     """
     if not slices.names:
         return SliceTable.empty(slices.n_small)
@@ -186,7 +186,7 @@ class _SearchTest(NamedTuple):
         The p-value is the larger one of both tests, as in `inference.clusters`. A design effect f divides the
         statistics by sqrt(f), and multiplies their skewness by it, as if all rows of a cluster were one.
         """
-        weights = slice_weights(cells)
+        weights = _slice_weights(cells)
         third = cells.unit * cells.noise * (1 - 2 * cells.confidence)  # third cumulant of the sum of outcomes
 
         def of_slices(sums: Tensor, power: int) -> Tensor:
@@ -251,18 +251,20 @@ def _step_down(observed: Tensor, replicates: Iterable[Tensor]) -> tuple[Tensor, 
     return torch.empty_like(p_values).index_copy(0, order, p_values), float(largest.quantile(1 - LEVEL))
 
 
-def slice_weights(cells: BinCells) -> Tensor:
+def _slice_weights(cells: BinCells) -> Tensor:
     """Return the weights x of the mean gap and of the slope in each bin `(G, B, 2)`."""
     return torch.stack((torch.ones_like(cells.n), clipped_log_odds(cells)), -1)
 
 
-def cluster_sums(p: Predictions, part: Tensor, clusters: Tensor, accumulator: EqualWidthBins, bins: BinStats) -> Tensor:
+def _cluster_sums(
+    p: Predictions, part: Tensor, clusters: Tensor, accumulator: EqualWidthBins, bins: BinStats
+) -> Tensor:
     """Return both statistics of each cluster in each combination of columns, float64 `(C, G, 2)`.
 
     `part` is the combination of each row `(N,)`, and `clusters` its cluster. More clusters than `_MAX_CLUSTERS` are
     merged at random, because sums of independent clusters are independent.
     """
-    events, weights = accumulator.events(p), slice_weights(cells_of(bins, 1.0)).to(part.device)
+    events, weights = accumulator.events(p), _slice_weights(cells_of(bins, 1.0)).to(part.device)
     n_parts = len(weights)
     number = numbered(clusters, max(_FEWEST_CLUSTERS, min(_MAX_CLUSTERS, _MAX_CLUSTER_SUMS // n_parts)))
     confidence, outcome = (x.reshape(-1).double() for x in (events.confidence, events.outcome))
@@ -315,7 +317,7 @@ def slices(
 
     For dependent rows, pass `clusters`. The p-value is then the larger one of this test and of random signs of the
     residuals of each cluster, which have the same sign in all slices. It is too small for few clusters with rare
-    outcomes, as that of `Clustered`.
+    outcomes, as is that of `Clustered`.
 
     Args:
         preds: Probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`. None infers
@@ -381,9 +383,8 @@ def slices(
     bins = accumulator.wrap(with_noise_row(sums.sums.detach(), sums.noise_flag).cpu())
     # 4. Tests of all intersections
     part, found = numbers.reshape(-1), Intersections.of(parts, n_rows_of(bins), depth, min_size)
-    by_cluster = None if keys is None else cluster_sums(rows, part, keys.reshape(-1), accumulator, bins)
-    how: Any = {"n_replicates": n_replicates, "seed": seed, "by_cluster": by_cluster}
-    table = table_of_slices(found, bins, accumulator, **how)
+    by_cluster = None if keys is None else _cluster_sums(rows, part, keys.reshape(-1), accumulator, bins)
+    table = table_of_slices(found, bins, accumulator, by_cluster=by_cluster, n_replicates=n_replicates, seed=seed)
     if not cumulative:
         return table
     # 5. Cumulative errors

@@ -119,7 +119,7 @@ class AuditedConfidence:
 
     def card(self, n_answers: int) -> dict[str, str]:
         """Return the definition card of the numbers: what a publication must state beside them."""
-        words, card = CONFIDENCES[self.source], {}
+        words = CONFIDENCES[self.source]
         card = {
             "confidence": self.formula,
             "scored answer": words.scored,

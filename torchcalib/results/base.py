@@ -177,8 +177,7 @@ class Results(Exported, Mapping[str, V], Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return `schema_version` and the attributes as plain Python values; a table is a dict of columns.
 
-        NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
-        has no such numbers.
+        NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON has no such numbers.
         """
         values = {each.name: plain(getattr(self, each.name)) for each in fields(self)}
         return {"schema_version": SCHEMA_VERSION, **values}

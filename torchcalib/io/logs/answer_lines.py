@@ -39,7 +39,7 @@ from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
 _UNNAMED = "right option without a probability"
-UNMATCHED = "answer without a right answer in the second file"
+_UNMATCHED = "answer without a right answer in the second file"
 
 
 class Lines(RowLog):
@@ -117,7 +117,7 @@ class Lines(RowLog):
         name = "" if self.roles.question is None else id_of(row.get(self.roles.question))
         found = next((gold[x] for x in (self._document_of(row, 0), name) if x in gold), None)
         if found is None:
-            self.counts[UNMATCHED] += 1
+            self.counts[_UNMATCHED] += 1
             self.unmatched = self.unmatched or name
         return found
 

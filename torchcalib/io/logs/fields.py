@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchcalib.io.cells import scores_in
-from torchcalib.io.columns import around, class_columns, classes_among, groups_of, split
+from torchcalib.io.columns import affixed_columns, class_columns, classes_among, groups_of, split
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -312,7 +312,7 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
 
 
 def _check_event(found: Mapping[str, str], rows: Sequence[Row], label: str) -> None:
-    """Raise if a probability is not that of the answer, but of one of two answers: below 0.5 for all others."""
+    """Raise if the confidence is the probability of one of two labels: below 0.5 if the answer is the other one."""
     roles = ("gold", "chosen", "confidence")
     if not found.keys() >= {*roles} or key_of(found["confidence"]) in (*CONFIDENCES, *OF_PREDICTED):
         return
@@ -398,8 +398,8 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
         if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
             named = class_columns(columns, golds)
             candidates.append((dict(zip(named.classes, named.columns, strict=True)), stem.startswith("log")))
-    for some in (golds, ()):
-        arrays = around(numbers, some)
+    for labels in (golds, ()):
+        arrays = affixed_columns(numbers, labels)
         if len(arrays) > 1 and not candidates:
             raise InputError(
                 f"`{label}` must have one column for each option, got {quoted(arrays[0].values())} and "

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.names import is_number
+from torchcalib.io.names import is_numeral
 from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, opened_lines, opened_text, text_layout
 
 try:
@@ -178,7 +178,7 @@ def _is_comment(cells: Sequence[str], n: int) -> bool:
 
 
 def _is_text(cell: str) -> bool:
-    return cell not in (*_MISSING, *_NO_NUMBERS) and not is_number(cell)
+    return cell not in (*_MISSING, *_NO_NUMBERS) and not is_numeral(cell)
 
 
 def _has_no_header(cells: Sequence[str]) -> bool:

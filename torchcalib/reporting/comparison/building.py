@@ -207,8 +207,13 @@ def compare(
     columns = {"target": target, "weights": weights, "clusters": clusters, "ids": ids}
     shared: dict[str, Any] = {"task": task, "ignore_index": ignore_index}
     of_arrays: dict[str, Any] = {"positive_classes": positive_classes, "class_axis": class_axis}
-    settings: dict[str, Any] = {"n_replicates": n_replicates, "seed": seed, "n_bins": n_bins, "right": right}
-    settings["nan_policy"] = nan_policy
+    settings: dict[str, Any] = {
+        "n_replicates": n_replicates,
+        "seed": seed,
+        "n_bins": n_bins,
+        "right": right,
+        "nan_policy": nan_policy,
+    }
     if isinstance(target, str) and all(map(is_frame, systems.values())):
         files = _opened_frames(systems, columns, of_arrays, of_logits, class_names, nan_policy=nan_policy, **shared)
         builder = ComparisonBuilder(**settings_of(files), **settings)
@@ -225,9 +230,10 @@ def compare(
                 options = {**shared, "class_names": known or None, "positive_classes": positive_classes}
                 prepared[name] = prepare(systems[name], targets[name], from_logits=of_logits[name], **options)
         first = prepared[names[0]]
-        declared = {name: each.from_logits for name, each in prepared.items()}
         shared["task"] = task if task == "confidence" else first.task
-        shared |= {"from_logits": from_logits if isinstance(from_logits, Mapping) else declared}
+        shared["from_logits"] = from_logits
+        if not isinstance(from_logits, Mapping):
+            shared["from_logits"] = {name: each.from_logits for name, each in prepared.items()}
         builder = ComparisonBuilder(names, class_names=first.class_names, **shared, **of_arrays, **settings)
 
         def converted(argument: str, convert: Callable[[Any, Tensor], Tensor]) -> Any:

@@ -257,8 +257,8 @@ def _of_comparison(comparison: Comparison) -> FirstScreen:
         (sentence,) = comparison.sentences.values()
         cause = capitalised(sentence[sentence.find("its ECE") :]) if "its ECE" in sentence else sentence
     title = f"Comparison of {listed(names)}"
-    words = comparison.input_line
-    return FirstScreen(title, comparison.created, words, comparison.verdict, colour, cause, "", numbers)
+    about = title, comparison.created, comparison.input_line
+    return FirstScreen(*about, comparison.verdict, colour, cause, "", numbers)
 
 
 def _of_groups(found: AuditGroups) -> FirstScreen:

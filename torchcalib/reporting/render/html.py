@@ -336,11 +336,10 @@ def render_groups(found: AuditGroups, with_links: bool = False) -> str:
 
 def _rendered(name: str, results: Any, **values: Any) -> str:
     """Return the page of a template, with the first screen of results; the version of several audits is that of one."""
-    first = {"facts": (), "notes": (), "first": first_screen(results)}
     audits = getattr(results, "audits", None)
-    return _template(f"{name}.html.jinja").render(
-        results=results if audits is None else next(iter(audits.values())), **{**first, **values}
-    )
+    shown = results if audits is None else next(iter(audits.values()))
+    optional = {"facts": (), "notes": (), **values}
+    return _template(f"{name}.html.jinja").render(results=shown, first=first_screen(results), **optional)
 
 
 @cache
