@@ -98,9 +98,8 @@ def layouts() -> str:
             path.write_text(text.lstrip(), encoding="utf-8")
             files = open_predictions([path])
             found = {"task": files.task_of_report, **files.source.in_words()}
-            said = {key: found[key] for key in FOUND if found.get(key) not in (None, [], "none")}
-            listed = {key: ", ".join(value) if isinstance(value, list) else value for key, value in said.items()}
-            words = "; ".join(f"{key}: {value}" for key, value in listed.items())
+            shown = {key: found[key] for key in FOUND if found.get(key) not in (None, [], "none")}
+            words = "; ".join(f"{key}: {x if isinstance(x, str) else ', '.join(x)}" for key, x in shown.items())
             parts.append(f"**{title}** (`{name}`)\n\n```text\n{text.strip()}\n```\n\n{words}.")
     return "\n\n".join(parts)
 

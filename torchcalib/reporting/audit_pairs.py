@@ -44,16 +44,15 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
             notes.append(f"{name}: answers that are not in all logs are left out: {', '.join(left_out)}.")
         if n:
             n_paired[source] = n
-            names = tuple(by_name)
             task: Task = "multiclass" if event == "chosen" else "confidence"
             from_logits = {name: each.columns[source, event][0].from_logits for name, each in by_name.items()}
-            comparison = ComparisonBuilder(names, task=task, from_logits=from_logits, n_bins=builders[0].options.n_bins)
+            n_bins = builders[0].options.n_bins
+            comparison = ComparisonBuilder(tuple(by_name), task=task, from_logits=from_logits, n_bins=n_bins)
             clusters = hashes_of(questions) if len(set(questions)) < n else None
-            preds, targets = (
-                {name: x[k] for name, x, k in zip(names, of_systems, places, strict=True)}
-                for of_systems in ([each.preds for each in columns], [each.target for each in columns])
-            )
-            target = targets[names[0]] if event == "chosen" else targets
+            preds, targets = {}, {}
+            for system, each, rows in zip(by_name, columns, places, strict=True):
+                preds[system], targets[system] = each.preds[rows], each.target[rows]
+            target = next(iter(targets.values())) if event == "chosen" else targets
             comparison.update(preds, target, clusters=clusters)
             comparisons[source] = comparison.comparison()
     if not comparisons:
