@@ -74,15 +74,16 @@ def on_gpu(content: dict[str, Any]) -> str:
     ratios = [found.ratio for found in compared(records, numba=True) if found.peer.startswith("torchmetrics")]
     by_name = {record["job"]: record["peers"] for record in records}
     goals = [
-        (found["ratio"] / peer.goal, job.name, f"{figure(found['ratio'])} times {peer.name}, goal {peer.goal:g}")
+        (found["ratio"] / peer.goal, job.name, f"{figure(found['ratio'])} times as long as {peer.name}", peer.goal)
         for job in jobs_of(DEVICE)
         for peer in job.peers
         if peer.goal and (found := by_name.get(job.name, {}).get(peer.name)) and found["ratio"] is not None
     ]
-    n_missed, (_, job, what) = sum(excess > 1 for excess, *_ in goals), max(goals)
+    n_missed, (_, job, ratio, goal) = sum(excess > 1 for excess, *_ in goals), max(goals)
     text = (
         f"On {name(content['machine'])}, ECE takes {figure(ratios[0])} to {figure(ratios[-1])} times as long as the "
-        f"calibration error of torchmetrics. {n_missed} of {len(goals)} goals are missed. Worst: {job}, {what}."
+        f"calibration error of torchmetrics. {n_missed} of {len(goals)} goals in the results are missed. The worst job "
+        f"({job}) takes {ratio}, with a goal of {goal:g}."
     )
     return "\n".join(wrap(text, 120))
 
