@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     values: Any  # predictions `(n,)` or `(n, C)`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
     # Event of each row: y=1 for binary predictions, and that the top class is the label for multi-class predictions.
-    # Multi-class outcomes are uint8. With the detail "label", events are undefined, and None if `has_columns`.
+    # Multi-class outcomes are uint8. With the detail "label", events are undefined. With `has_columns`, they are None.
     confidence: Any
     outcome: Any
     top: Any  # top class of multi-class rows; None if binary
@@ -265,7 +265,8 @@ def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: 
 
 def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
-    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
+    # Ignored rows make a binary piece invalid, which is then added without them. Most pieces have none, and removing
+    # them takes time.
     tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
     for removes_ignored in (False, True) if tries_all else (True,):
         piece = rows.piece(place, detail, removes_ignored)

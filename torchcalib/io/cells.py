@@ -13,7 +13,7 @@ _OF_NUMPY = re.compile(r"np\.float\d+\(([^()]*)\)")
 _NUMBER = r"-?\d*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)"
 _PLAIN = re.compile(rf"{_NUMBER}(?:(?:\s*[,;]\s*|\s+){_NUMBER})+", re.IGNORECASE)
 """Numbers without brackets. They have a decimal point: `0,7` is a number."""
-_STARTS = frozenset("[{(ant-.0123456789")  # of vectors and objects
+_STARTS = frozenset("[{(ant-.0123456789")  # first characters of vectors and objects
 LABEL_KEYS = ("label", "value", "option", "letter", "text")
 SCORE_KEYS = ("score", "probability", "prob", "p", "logprob")
 """Keys of the label and the score of an option in a list of objects."""

@@ -202,7 +202,7 @@ class AuditBuilder:
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.keep = keep
-        self.questions: list[str] = []  # of all answers
+        self.questions: list[str] = []  # question of each answer
         self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
 
     def add(self, block: Block) -> None:

@@ -86,7 +86,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def verdict(self) -> str:
-        """Verdict on the second system, or the number of better and worse systems, as a sentence without full stop."""
+        """Verdict on the second system, or the numbers of better and worse systems, as a sentence without full stop."""
         first, others = short_name(self.baseline), self.systems[1:]
         better, worse = systems_that_are("better", self), systems_that_are("worse", self)
         if len(others) == 1 and not better and not worse:

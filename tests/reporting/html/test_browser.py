@@ -72,7 +72,7 @@ def test_first_screen_contains_verdict_action_numbers_and_diagram(name, opened):
         assert page.locator("#key-numbers dt").count() == n_numbers
     with opened(name, PHONE) as page:
         box = page.locator("#diagram svg:visible").bounding_box()
-        # Of the longest texts, only the upper part of the diagram is on the first screen.
+        # With the longest texts, only the upper part of the diagram is on the first screen.
         height = box["height"] if name in ("over-confident", "audit", "two systems") else box["height"] / 3
         assert box["y"] + height <= PHONE["height"]
 

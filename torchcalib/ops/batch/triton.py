@@ -414,7 +414,7 @@ def _rank(
         p = tl.where(of_top != 0, tl.abs(p), p)
     tl.store(score + row, tl.where(w == 0, float("nan"), p).to(score.dtype.element_ty), mask=inside)
     tl.store(outcome + row, ((w != 0) & (y > 0)).to(tl.uint8), mask=inside)
-    # float64 adds integers without rounding, and so in any order.
+    # Sums of integers are exact in float64, and therefore equal in any order.
     count = tl.sum(broken.to(tl.float64), 0)
     tl.atomic_add(n_ignored, count, mask=count > 0, sem="relaxed")
 

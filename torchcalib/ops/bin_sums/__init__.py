@@ -106,7 +106,7 @@ def _event_sums(
     n_series, strides = len(events.confidence), events.confidence.stride()
     sums: Tensor
     if confidence.is_cpu and groups is weights is ecd is None and strides == events.outcome.stride() == (1, n_series):
-        # Columns of a matrix are read in the order of its memory, as groups
+        # Columns of a matrix are read in the order of its memory, as groups.
         numbers = torch.arange(n_series, device="cpu").repeat(n)
         p, y = (x.T.reshape(1, -1) for x in (events.confidence, events.outcome))
         events = Events(p, y, None, None, numbers.view(1, -1))

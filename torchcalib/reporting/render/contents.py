@@ -268,7 +268,7 @@ def _of_groups(found: AuditGroups) -> FirstScreen:
     for name, audit in found.audits.items():
         value = "" if audit.report is None else f"ECE {significant(audit.report.main_line.value)}"
         numbers.append(KeyNumber(short_name(printable(name)), value, audit.verdict))
-    first = next(iter(audits))  # whose file and date are those of all
+    first = next(iter(audits))  # all have the same file and date
     n = f"{count(sum(audit.n_answers for audit in audits))} answers, {found.title}"
     return FirstScreen(f"Audit of {first.file}", first.created, n, found.verdict, colour, "", "", numbers)
 

@@ -136,7 +136,7 @@ def show(report: Report, everything: bool = False) -> None:
 def _show_first(console: Console, results: Any) -> None:
     """Print the first screen of results."""
     first = first_screen(results)
-    if isinstance(results, Comparison):  # whose sentences and numbers follow
+    if isinstance(results, Comparison):  # its sentences and numbers follow
         first = first._replace(cause="", numbers=())
     console.print(f"\n[dim]{_escaped(first.title)}, {first.date}: {_escaped(first.input)}[/dim]\n", soft_wrap=True)
     style = _BADGES[first.colour]
