@@ -172,7 +172,10 @@ def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     if not (begin and end):
         raise ValueError(f"`{README.name}` must have the lines {BEGIN!r} and {END!r}, got one without. Put them back.")
     content = next(content for content in files if not is_gpu(content["machine"]))
-    parts = [short(content), *(on_gpu(each) for each in files if is_gpu(each["machine"]))]
+    parts = [
+        short(content),
+        *(on_gpu(each) for each in files if DEVICE in each["families"] and is_gpu(each["machine"])),
+    ]
     return "\n\n".join((f"{before}{BEGIN}", *parts, f"{END}{after}"))
 
 

@@ -130,7 +130,7 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
         assert len(set(found)) == len(list(found))
         assert list(found.tables) == ["top_label"]
         assert found.decision.kind == "too little data"
-        assert (key_numbers(found)[0].value, key_numbers(found)[0].detail) == (f"{Y.mean():.1%}", "")
+        assert (key_numbers(found)[1].value, key_numbers(found)[1].detail) == (f"{Y.mean():.1%}", "")
     path = tmp_path / "a.csv"
     assert main(["report", str(path), *options, "--out", str(tmp_path / "out"), "--no-calibration"]) == 0
     shown = capsys.readouterr().out

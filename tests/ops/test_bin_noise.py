@@ -91,5 +91,5 @@ def test_only_streaming_errors_sum_the_noise():
     assert metric.state.numel() == 3 + 8 * N_BINS  # two row counts and the kind of targets, then the sums
     assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
-    assert not replicates.accumulator.with_noise
+    assert not replicates.kind.accumulator.accumulator.with_noise
     assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 2  # and the numbers of all and of clustered rows

@@ -140,14 +140,15 @@ def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
 
     quick = found([0.9] * 100, [1] * 60 + [0] * 40)
     assert (quick.kind, quick.verdict) == ("class bias", "Badly biased towards y = 1")
-    assert quick.cause.startswith("P(y = 1) is too high: mean P(y = 1) is 90.0%, its frequency 60.0%. RMSCE, ")
+    assert quick.cause.startswith("P(y = 1) is too high: mean P(y = 1) is 90.0%, its frequency 60.0%. ")
+    assert quick.size.startswith("RMSCE, debiased: 0.2")
     named = found([0.6] * 1000, [1] * 650 + [0] * 350, class_names=["ham", "spam"])
     assert named.verdict == "Clearly biased towards ham"
-    assert named.cause.startswith("P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%. RMSCE, ")
+    assert named.cause.startswith("P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%.")
     uneven = found([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200)
     assert (uneven.kind, uneven.verdict) == ("uneven", "Badly miscalibrated in some ranges")
     assert uneven.cause.startswith(
-        "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%. RMSCE, "
+        "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%."
     )
     assert found([0.6] * 1000, [1] * 600 + [0] * 400).kind == "calibrated"
     few = found([0.6] * 10, [1] * 6 + [0] * 4)

@@ -5,14 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from torchcalib._bridges import unknown_attribute
-from torchcalib.core.arguments import Task, check_flag, is_int, task_of, unknown_argument, with_own_names
+from torchcalib.core.arguments import Task, check_flag, is_int, task_of, with_own_names
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.inputs import input_format_of, read_input
@@ -101,13 +100,6 @@ class Calibrator(nn.Module, ABC):
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             cls.name = cls.__name__
-
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Return an empty calibrator. Raise TypeError for an unknown argument of the constructor."""
-        known = signature(cls).parameters if options else ()
-        if unknown := [name for name in options if name not in known]:
-            raise unknown_argument(unknown[0], known, cls.__name__)
-        return super().__new__(cls)
 
     def __init__(self, *, from_logits: bool | None = None) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag
 from torchcalib.core.event_sums import AllClassBins, EqualWidthBins
@@ -216,9 +215,7 @@ def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
     if debiased:
         return (b.share * root((b.gap.square() - b.gap_variance).clamp(min=0))).sum(-1)
-    gap: Any = b.weighted_gap  # an array for sums in numpy
-    total: Tensor = vector_norm(gap, 1, -1) if isinstance(gap, Tensor) else abs(gap).sum(-1)
-    return total
+    return abs(b.weighted_gap).sum(-1)
 
 
 @metric_function(

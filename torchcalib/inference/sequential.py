@@ -67,10 +67,10 @@ def log_ratios(log_odds: Tensor, outcome: Tensor) -> Tensor:
     impossible = certain & torch.where(log_odds > 0, outcome < 1, outcome > 0)
     z = log_odds.masked_fill(certain, 0)
     # With log q = logsigmoid(w) and log(1 - q) = logsigmoid(w) - w, the log-likelihood is logsigmoid(w) + (y - 1) w.
-    of_forecast = logsigmoid(z).addcmul_(z, outcome - 1).masked_fill_(impossible, -torch.inf)
+    of_forecast = torch.addcmul(logsigmoid(z), z, outcome - 1).masked_fill_(impossible, -torch.inf)
     a, b = components(z)
     w = torch.addcmul(a, b, z.unsqueeze(-2)).masked_fill_(certain.unsqueeze(-2), 0)  # equal to z
-    return logsigmoid(w).addcmul_(w, (outcome - 1).unsqueeze(-2)).sub_(of_forecast.unsqueeze(-2))
+    return torch.addcmul(logsigmoid(w), w, (outcome - 1).unsqueeze(-2)).sub_(of_forecast.unsqueeze(-2))
 
 
 @dataclass(frozen=True)

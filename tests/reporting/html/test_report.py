@@ -212,7 +212,7 @@ def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path
     content = json.loads((out / "report.json").read_text(encoding="utf-8"))
     for name, table in full_report("binary").tests.items():
         assert content["tests"][name]["rejected"] == table.rejected.tolist()
-        assert "quantiles" not in content["tests"][name]
+        assert content["tests"][name]["quantiles"] == table.quantiles.tolist()
 
 
 @pytest.mark.parametrize(

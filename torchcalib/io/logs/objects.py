@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -162,7 +162,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError("all columns must have different names")
         numbered = ((table.line_num, cells) for cells in rows if not _is_comment(cells, len(names)))
         start = list(islice(numbered, _START))
-        of_texts = [any(map(_is_text, column)) for column in zip(*(cells for _, cells in start), strict=False)]
+        of_texts = [any(map(_is_text, column)) for column in zip_longest(*(cells for _, cells in start), fillvalue="")]
         missing = [_MISSING if is_text else (*_MISSING, *_NO_NUMBERS) for is_text in of_texts]
         for line, cells in chain(start, numbered):
             if len(cells) != len(names):
