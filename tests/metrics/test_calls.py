@@ -61,7 +61,7 @@ def walk(function):
     return entered
 
 
-@pytest.mark.parametrize(("function", "calls", "files"), [(ece, 29, 9), (update, 19, 9), (report, 9_000, 92)])
+@pytest.mark.parametrize(("function", "calls", "files"), [(ece, 30, 9), (update, 20, 9), (report, 9_000, 92)])
 def test_number_of_python_calls_and_files_is_limited(function, calls, files, monkeypatch):
     pytest.importorskip("numba")  # plain torch processes chunks instead of running compiled loops
     monkeypatch.setattr(dispatch, "RULE", "always")

@@ -249,38 +249,39 @@ def is_divisible(accumulator: Any) -> bool:
     return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
 
 
-def add_rows(
-    rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any], places: list[_Place] | None = None
-) -> bool:
+def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
 
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
-    of rows that they need. If the result is False, the totals may be incomplete. Pieces at `places` are added in turn.
+    of rows that they need. If the result is False, the totals may be incomplete.
     """
-    if places is None:
-        is_small = rows.label.size * rows.n_classes <= _ROWS and rows.parts is None
-        places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
-        n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
-        if n_chunks > 1:
-            return _add_chunks(rows, places, detail, adders, totals, n_chunks)
-    # Ignored rows make a binary piece invalid, which is then added without them. Most pieces have none, and removing
-    # them takes time.
-    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
+    is_small = rows.label.size * rows.n_classes <= _ROWS and rows.parts is None
+    places = [(0, len(rows.label), _ALL)] if is_small else rows.places()
+    n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
+    if n_chunks > 1:
+        return _add_chunks(rows, places, detail, adders, totals, n_chunks)
     for place in places:
-        for removes_ignored in (False, True) if tries_all else (True,):
-            piece = rows.piece(place, detail, removes_ignored)
-            if piece is None:
-                continue
-            if not len(piece.label):
-                break
-            if adders[0].add_piece(piece, totals[0]):
-                for adder, total in zip(adders[1:], totals[1:], strict=True):
-                    if not adder.add_piece(piece, total):
-                        return False
-                break
-        else:
+        if not _add_piece(rows, place, detail, adders, totals):
             return False
     return True
+
+
+def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+    """Add a piece to the totals. Return False if it is invalid."""
+    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
+    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
+    for removes_ignored in (False, True) if tries_all else (True,):
+        piece = rows.piece(place, detail, removes_ignored)
+        if piece is None:
+            continue
+        if not len(piece.label):
+            return True
+        if adders[0].add_piece(piece, totals[0]):
+            for adder, total in zip(adders[1:], totals[1:], strict=True):
+                if not adder.add_piece(piece, total):
+                    return False
+            return True
+    return False
 
 
 def _add_chunks(
@@ -297,8 +298,8 @@ def _add_chunks(
 
     def add(begin: int, end: int) -> None:
         for k in range(begin, end):
-            of_chunk = places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]
-            are_added[k] = add_rows(rows, detail, adders, found[k], of_chunk)
+            for place in places[len(places) * k // n_chunks : len(places) * (k + 1) // n_chunks]:
+                are_added[k] &= _add_piece(rows, place, detail, adders, found[k])
 
     in_threads(add, n_chunks, rows.label.size * rows.n_classes)
     for chunk in found[1:]:
