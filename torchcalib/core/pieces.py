@@ -260,10 +260,10 @@ def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: 
     n_chunks = 1 if len(places) == 1 else min(len(places), _CHUNKS, _MAX_SUMS // sum(map(np.size, totals)))
     if n_chunks > 1:
         return _add_chunks(rows, places, detail, adders, totals, n_chunks)
+    is_added = True
     for place in places:
-        if not _add_piece(rows, place, detail, adders, totals):
-            return False
-    return True
+        is_added = is_added and _add_piece(rows, place, detail, adders, totals)
+    return is_added
 
 
 def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
@@ -276,11 +276,11 @@ def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequen
             continue
         if not len(piece.label):
             return True
-        if adders[0].add_piece(piece, totals[0]):
+        is_added: bool = adders[0].add_piece(piece, totals[0])
+        if is_added:
             for adder, total in zip(adders[1:], totals[1:], strict=True):
-                if not adder.add_piece(piece, total):
-                    return False
-            return True
+                is_added = is_added and adder.add_piece(piece, total)
+            return is_added
     return False
 
 
