@@ -548,6 +548,8 @@ STATES = [
         ({"n_tests": 0}, "`n_tests` must be at least 1"),
         ({"systems": 3}, "`systems` must be at most 2"),
         ({"systems": 2}, "`spread` must be given for two systems", TypeError, {"systems": 2, "spread": 0.5}),
+        ({"systems": 2, "spread": 0.5, "test": "ece"}, "`test` must be None for two systems, got 'ece'", ValueError,
+         {"systems": 2, "spread": 0.5}),
         ({"design_effect": 0}, "`design_effect` must be finite and above 0"),
         ({"prevalence": 0.05}, "`spread` below sqrt(prevalence * (1 - prevalence))", ValueError,
          {"prevalence": 0.1, "spread": 0.1}),

@@ -119,6 +119,7 @@ metric corect_auroc a.npz                `correctness_auroc`
 metric eec a.npz                         Names are accuracy,
 check a.npz --fail-if 'log_loss > 9 or p(ece) < 0'      works
 check a.npz --fail-if 'brier_score > 2 or brier > 2'    works
+check a.npz --fail-if '-ece > 1'         must compare report values
 check a.npz --fail_if 'ece > 1'          --fail-if
 check a.npz --max-ece 0.05               --fail-if
 report a.npz --fail-if 'ece > 0.05'      --fail-if is an option of torchcalib check

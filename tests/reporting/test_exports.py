@@ -235,6 +235,8 @@ def test_other_files_are_no_reports(tmp_path):
         tc.Report.load("r.html")
     with pytest.raises(FileNotFoundError):
         tc.Report.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="`no folder` must be a folder or a file"):
+        tc.Report.load("no folder")
 
 
 def names_by_error(report):

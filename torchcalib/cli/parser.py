@@ -548,7 +548,7 @@ class _Parser(argparse.ArgumentParser):
             option = word.partition("=")[0]
             if option == "--":
                 break
-            if re.match("-[-a-z]", option, re.IGNORECASE) and option not in _options_of(words[0]):
+            if re.fullmatch("-[-a-z][^ ]*", option, re.IGNORECASE) and option not in _options_of(words[0]):
                 self.commands[words[0]].error(_unknown_option(option, words[0]))
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:

@@ -105,7 +105,7 @@ def required_n(
         raise ValueError(f"`error` must be a number other than 0, got {shown(error)}. An error of 2% is 0.02.")
     level = _level_of_one(power, level, n_tests, design_effect, systems)
     if systems == 2:
-        return math.ceil(design_effect * (_quantiles(power, level) * _of_differences(spread) / error) ** 2)
+        return math.ceil(design_effect * (_quantiles(power, level) * _of_differences(spread, preds, test) / error) ** 2)
     plan = _Plan(_rows(preds, from_logits, prevalence, spread), fault, level)
     strength = plan.strength(error)
     n = min(plan.n(each, strength, power) for each in _tests(test))
@@ -154,8 +154,8 @@ def minimum_detectable_error(
     if n is not None:
         check_count("n", n)
     if systems == 2:
-        check_count("n", n or 0)
-        return _quantiles(power, level) * _of_differences(spread) * math.sqrt(design_effect / (n or 1))
+        deviation = _of_differences(spread, preds, test)  # without `preds`, `n` is given
+        return _quantiles(power, level) * deviation * math.sqrt(design_effect / (n or 1))
     n = len(preds) if n is None else n
     plan = _Plan(_rows(preds, from_logits, prevalence, spread), fault, level)
     errors = [min(plan.error(each, sign, n / design_effect, power) for each in _tests(test)) for sign in (-1.0, 1.0)]
@@ -188,8 +188,11 @@ def _quantiles(power: float, level: float) -> float:
     return float(torch.special.ndtri(torch.tensor([1 - level / 2, power], dtype=torch.float64, device="cpu")).sum())
 
 
-def _of_differences(spread: float | None) -> float:
+def _of_differences(spread: float | None, preds: Any, test: Test | None) -> float:
     """Return the standard deviation of the differences of two systems, after a check."""
+    for name, value in {"preds": preds, "test": test}.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must be None for two systems, got {shown(value)}. Pass `spread` instead.")
     if spread is None:
         raise TypeError(
             "`spread` must be given for two systems, got None. Pass the standard deviation of the differences of their "

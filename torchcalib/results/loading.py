@@ -23,6 +23,8 @@ T = TypeVar("T")
 def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
     """Load an object of a data class from a JSON file, or from the file `name` in a folder."""
     place = Path(path)
+    if not place.suffix and not place.exists():
+        raise FileNotFoundError(f"`{place}` must be a folder or a file, got a path that does not exist.")
     file = place / name if place.is_dir() else place
     if file.suffix.lower() != ".json":
         advice = f"Pages and tables contain rounded numbers: load {name}."
