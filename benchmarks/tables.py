@@ -19,10 +19,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,45 @@ def costs(name: str, num_classes: int) -> tc.CostMatrix:
         return tc.CostMatrix.imbalanced(num_classes)
     matrix = tc.CostMatrix.zero_one(num_classes)
     return matrix.with_reject(0.1) if name == "01r" else matrix
+
+
+EPSRS = {"NRisk-01": "nrisk01", "NRisk-01r": "nrisk01r", "NRisk-im": "nriskimb", "NCE": "nce", "NBS": "nbs"}
+ECES = {"ECEmc": "eceMC15", "ECEbin": "eceBIN15"}
+
+
+def scores_of(
+    systems: Mapping[str, Tensor], target: Tensor, names: Mapping[str, str] = EPSRS
+) -> dict[str, dict[str, float]]:
+    """Return scores of several systems by the names of [EPSR] sec. 3, as in fig. 5, fig. 8 and Table 2.
+
+    Args:
+        systems: log-posteriors `(N, C)` by the name of the system.
+        target: labels `(N,)`.
+        names: `EPSRS`, or `ECES` for the calibration errors in percent. ECEbin is for two classes.
+    """
+    return {system: {name: score(of, log_q, target) for name, of in names.items()} for system, log_q in systems.items()}
+
+
+def relative_losses_of(systems: Mapping[str, Tensor], target: Tensor) -> dict[str, dict[str, float]]:
+    """Return the relative calibration losses (RCL) of [EPSR] fig. 6 in percent for several systems.
+
+    Names such as "CE, aff, xv" contain the score (cross-entropy CE, Brier score BS), the calibrator (affine,
+    temperature or, for two classes, histogram) and the training (xv: cross-validated; tt: on the test data).
+    """
+    found = {}
+    for system, log_q in systems.items():
+        kinds = list(CALIBRATORS)[: 3 if log_q.shape[-1] == 2 else 2]
+        found[system] = {
+            f"{of.upper()}, {kind}, {how}": score(f"rcl_{of}_{kind}_{how}", log_q, target)
+            for of, kind, how in product(SCORES, kinds, ("xv", "tt"))
+        }
+    return found
+
+
+def stages_of(log_q: Tensor, target: Tensor, folds: Tensor | str = "stratified") -> dict[str, Tensor]:
+    """Return the log-posteriors of the systems of [EPSR] Table 2: raw, cal, calt and, for two classes, calp."""
+    kinds = ("raw", "cal", "calt", "calp") if log_q.shape[-1] == 2 else ("raw", "cal", "calt")
+    return {kind: calibrated_system(kind, log_q, target, folds) for kind in kinds}
 
 
 def score(name: str, log_q: Tensor, target: Tensor, folds: Tensor | str = "stratified") -> float:

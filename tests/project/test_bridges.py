@@ -59,7 +59,6 @@ tc.presentation                          `torchcalib.plots`
 tc.ReliabilityDiagram                    `torchcalib.reliability_diagram`
 tc.ECE(10)                               Pass n_bins=10 by name.
 tc.ECE(task='binary').measure            with predictions and targets
-tc.HistogramBinning(bins=10)             Did you mean `n_bins`?
 tc.calibration_slope                     Use `torchcalib.cox`
 tc.calibration_in_the_large              Use `torchcalib.cox`
 tc.val_prob                              `torchcalib.report` for all values
