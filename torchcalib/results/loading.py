@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,6 +36,10 @@ def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
         saved = json.loads(file.read_text(encoding="utf-8"))
         if saved["schema_version"] != version:
             raise ValueError(f"`schema_version` must be {version}, got {shown(saved['schema_version'])}")
+        known: Any = fields(kind)  # type: ignore[arg-type]  # a data class
+        required = [each.name for each in known if each.default is each.default_factory is MISSING]
+        if missing := [name for name in required if name not in saved]:
+            raise ValueError(f"an object without `{missing[0]}`. Reports and comparisons are loaded by their own class")
         found: T = restored(kind, saved)
         return found
 
