@@ -210,7 +210,7 @@ class EqualWidthBins(EventSums[BinStats]):
     def add_piece(self, piece: Piece, sums: Any) -> bool:
         """Add the events of a piece to the numpy array `sums` in place: `(F, G * B)`, or `(C, F, B)` for all classes.
 
-        Return False, and add nothing, for invalid events.
+        Return False for invalid events. Sums of several classes may then be incomplete.
         """
         bins = Bins(self.n_bins, self.right, "labels" if self.with_noise else "none", piece.copies)
         if self.mode != "classwise":
