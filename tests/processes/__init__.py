@@ -32,7 +32,8 @@ SECONDS = 840  # ends a process that hangs, also on a busy machine, before pytes
 def quick_environment(**more):
     """Return environment variables for a process that imports this checkout without optional packages."""
     path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    # A process group starts only when all ranks are connected, so that a rank may end at once.
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DIST_INIT_BARRIER": "1", **more}
 
 
 def run_python(*arguments, timeout=SECONDS):
