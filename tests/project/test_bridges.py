@@ -116,6 +116,7 @@ metric log_loss a.npz                    works
 metric expected_calibration_error a.npz  works
 metric corect_auroc a.npz                `correctness_auroc`
 metric eec a.npz                         Names are accuracy,
+metric auroc a.npz                       `torchcalib.correctness_auroc` for confidences
 check a.npz --fail-if 'log_loss > 9 or p(ece) < 0'      works
 check a.npz --fail-if 'brier_score > 2 or brier > 2'    works
 check a.npz --fail-if '-ece > 1'         must compare report values

@@ -276,9 +276,10 @@ def _found_parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
 def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
     name = metric_named(arguments.name)
     if name is None:
-        known = metrics()
-        similar = nearest(arguments.name.lower(), known, shortest=SHORTEST)
-        advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
+        known, advice = metrics(), NAMES.get(arguments.name, "")
+        if " " not in advice:  # not a sentence
+            similar = nearest(arguments.name.lower(), known, shortest=SHORTEST)
+            advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
         raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
     arguments.name = name
     return options.found_files(arguments)
