@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk for metrics. Class-wise bins need about 40 bytes for each float32 prediction."""
 
-_FEW_BYTES = 2**16
-
 Unconverted = list[tuple[Reader, str]]
 """Readers of the shards of a data set, with the name of the predictions in each."""
 
@@ -245,7 +243,7 @@ def _check_event(preds: str, target: str, label: str) -> None:
 def _check_choices(files: PredictionFiles) -> None:
     """Raise if the targets are the choices of the model in all rows; see `check_gold`."""
     source = files.source
-    for rows in files.chunks(_FEW_BYTES):  # usually the first chunk has an error of the model
+    for rows in files.chunks(PIECE_BYTES):  # usually the first chunk has an error of the model
         if source.pred is not None:
             are_choices = rows.target == 1
         elif rows.target.shape == rows.preds.shape[:-1]:
