@@ -18,7 +18,7 @@ from torchcalib.core.inputs import read_input
 
 F64 = torch.float64
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, F64]
-MODES = ["top_label", "classwise", tc.TopK(1), tc.TopK(2), tc.TopK(2, only=True)]
+MODES = ["top_label", "classwise", tc.TopK(2), tc.TopK(2, only=True)]
 
 
 def events(preds, target, which, **options):
