@@ -217,8 +217,8 @@ def test_rejected_in_bins_under_vmap_and_compile_with_padded_rows(weighted):
 
     want = torch.nn.functional.pad(torch.stack(alone), (0, 4))
     assert 0 < want.sum() < weight.sum()
-    compiled = torch.compile(call, fullgraph=True, backend="eager")
-    for mode in (call, torch.vmap(call), compiled):
+    compiled = [torch.compile(call, fullgraph=True, backend="eager")] * weighted
+    for mode in (call, torch.vmap(call), *compiled):
         assert torch.equal(mode(*inputs), want)
 
 
