@@ -91,7 +91,7 @@ def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
 
 def test_group_numbers_of_samples_take_4_bytes():
     metric, alone = tc.ByGroup(tc.KS(task="binary"), num_groups=2), tc.KS(task="binary")
-    groups = FIRST.int()
+    groups = FIRST.bool()
     metric.update(P, Y, groups=groups)
     alone.update(P, Y)
     groups.fill_(0)
@@ -111,24 +111,10 @@ def test_values_of_groups_with_adjacent_rows_equal_a_loop(case, monkeypatch):
     preds, target = case.data(n=60)
     groups = torch.arange(60) // 20 + 1
     groups[50:] = 0
-    for weights in (None, case.weights(60)):
+    for weights, dtype in ((None, torch.uint8), (case.weights(60), torch.int32)):
         metric = by_group_of(case)
-        metric.update(preds, target, groups=groups, weights=weights)
+        metric.update(preds, target, groups=groups.to(dtype), weights=weights)
         close(metric.compute(), loop(case, preds, target, groups, weights).double(), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.NLL])
-def test_every_pixel_may_have_another_group(cls):
-    preds = torch.randn(2, 3, 5, 4).softmax(1)
-    target, groups = torch.randint(0, 3, (2, 5, 4)), torch.randint(0, 2, (2, 5, 4))
-    metric = tc.ByGroup(cls(task="multiclass", num_classes=3, class_axis=1), num_groups=2)
-    for dtype in (torch.uint8, torch.int32, torch.bool):
-        metric.reset()
-        metric.update(preds, target, groups=groups.to(dtype))
-        for k in range(2):
-            alone = cls(task="multiclass", num_classes=3)
-            alone.update(preds.movedim(1, -1)[groups == k], target[groups == k])
-            close(metric.compute()[k], alone.compute())
 
 
 @some_cases
