@@ -189,7 +189,7 @@ def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, po
         assert torch.equal(found, want)
 
 
-@pytest.mark.parametrize("n", [5, 30, 1000])
+@pytest.mark.parametrize("n", [5, 30])
 def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again(n):
     """For small k the decision changes repeatedly among thousands of samples, as for k = 1, n = 30 at p = 0.17."""
     for alpha in (0.01, 0.05):
