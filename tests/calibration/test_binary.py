@@ -20,7 +20,7 @@ def quadratic_data(n=500):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
 def test_gradient_of_the_log_loss_is_zero_for_quadratic_scaling(ridge):
-    """The mean log loss of a + b s + c s^2 plus ridge (a^2 + c^2) is convex; see `test_regression` for the bound."""
+    """The mean log loss of a + b s + c s^2 plus ridge (a^2 + c^2) is convex; see `test_newton` for the bound."""
     s, y = quadratic_data()
     fitted = QuadraticScaling(ridge).fit(s, y, **binary)
     theta = [x.clone().requires_grad_() for x in (fitted.a, fitted.b, fitted.c)]

@@ -301,6 +301,7 @@ IMPOSSIBLE: list[tuple[Callable, str, Callable]] = [
     (LOGITS, "outcomes", filled(2, 0)),
     (GROUPS, "keys", filled(3, 0)),
     (GROUPS, "keys", filled(-1, 0)),
+    (GROUPS, "keys", lambda x: x[1:]),
     (GROUPS, "keys", lambda x: x.long()),
 ]  # fmt: skip
 

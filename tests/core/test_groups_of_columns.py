@@ -49,29 +49,6 @@ def test_functions_metrics_and_reports_have_the_combinations_of_columns(kind):
     assert [EXPECTED[name] for name in table.group] == pytest.approx(list(table.value))
 
 
-@pytest.mark.parametrize("suffix", ["frame", "csv", "parquet", "npz", "builder"])
-def test_columns_of_tables_and_batches_are_those_of_arrays(suffix, tmp_path):
-    expected = tc.report(P, Y, groups=COLUMNS, **QUICK)
-    if suffix == "frame":
-        found = tc.report(FRAME, target="y", groups=["age", "sex", "ward"], **QUICK)
-    elif suffix == "builder":
-        parts = tc.ReportBuilder(task="binary", **QUICK), tc.ReportBuilder(task="binary", **QUICK)
-        for builder, rows in zip(parts, (slice(150), slice(150, N)), strict=True):
-            builder.update(torch.from_numpy(P[rows]), torch.from_numpy(Y[rows]), groups=FRAME[list(COLUMNS)][rows])
-        parts[0].merge(tc.ReportBuilder.from_bytes(parts[1].state_bytes()))
-        found = parts[0].report()
-    else:
-        path = tmp_path / f"rows.{suffix}"
-        if suffix == "npz":
-            np.savez(path, **{name: FRAME[name].to_numpy() for name in ("prob", "y", "ward")}, age=AGE, sex=SEX)
-        else:
-            getattr(FRAME, f"to_{suffix}")(path, index=False)
-        found = tc.Report.from_files(path, groups="age, sex,ward", **QUICK)
-    assert found.groups.group == expected.groups.group
-    assert found.groups.value == pytest.approx(expected.groups.value)
-    assert found.groups.p_value == pytest.approx(expected.groups.p_value)
-
-
 def test_a_list_has_columns_or_rows_or_batches():
     columns = [np.array(["a", "b"]), torch.tensor([3, 3])]
     assert F.by_group(F.accuracy, [0.9, 0.2], [1, 1], columns).group_names == (

@@ -71,8 +71,8 @@ def test_mistakes_in_small_batches_are_recognised_in_the_stream(kind):
         assert all(advice in str(warning.message) for warning in caught)
         assert {warning.filename for warning in caught} == {__file__}
 
-    check_each(SEEN_IN_STREAMS, check)
-    for size in (1, 16):
+    check_each(SEEN_IN_STREAMS if kind == "update" else SEEN_IN_STREAMS[:1], check)
+    for size in (1, 16) if kind == "update" else (16,):
         with pytest.raises(ValueError, match=SWAPPED):
             in_batches(UPDATES[kind](**BINARY), size, Y.double(), P)
 

@@ -1,11 +1,13 @@
-"""Views, subclasses and unusual tensors give the value of a plain tensor, or an error that names the rule."""
+"""Unusual tensors and default devices give the value of a plain tensor, or an error that names the rule."""
 
 from functools import partial
 
 import pytest
 import torch
+from cases import CALLS, CASES, covering, path_of
 from helpers import fits
 from helpers.refusals import check_each
+from helpers.reports import QUICK
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 
@@ -84,18 +86,18 @@ def updated(metric, *columns, **more):
     return metric
 
 
-def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(path):
-    preds, target = path.data(n=20)
-    columns = {"preds": preds, "target": target, "weights": path.weights(20)}
-    check_kinds(path.call, **columns)
-    check_kinds(lambda **given: updated(path.metric(), **given).compute(), **columns)
+@pytest.mark.parametrize("case", list(covering(CASES, lambda case: {(type(case.example.kind), case.task)}, path_of)))
+def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(case):
+    preds, target = case.data(n=20)
+    columns = {"preds": preds, "target": target, "weights": case.weights(20)}
+    check_kinds(case.call, **columns)
+    check_kinds(lambda **given: updated(case.metric(), **given).compute(), **columns)
 
 
 X, LABELS = fits.data(40)
 B, Y = fits.single(40)
 GROUPS, W = torch.arange(40) % 3, torch.ones(40, dtype=torch.float64)
 COLUMNS = {"preds": X, "target": LABELS, "weights": W, "clusters": GROUPS}
-QUICK = {"with_calibration": False, "with_intervals": False}
 
 
 def of_report(preds=X, target=LABELS, **columns):
@@ -171,3 +173,41 @@ def test_calibrators_give_the_value_of_a_plain_tensor_or_a_clear_error(calibrato
     fitted = fits.fresh(calibrator).fit(B, Y, **fits.binary)
     check_kinds(lambda preds: fitted(preds), preds=B)
     check_kinds(lambda preds: fitted.predict_proba(preds), preds=B)
+
+
+# Any default device of torch
+
+
+def same_on_meta(call):
+    expected = call()
+    with torch.device("meta"):
+        found = call()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", list(covering(CALLS, lambda case: {case.function}, path_of)))
+def test_functions_under_another_default_device(case):
+    preds, target = case.data()
+    weights = case.weights(40)
+    same_on_meta(lambda: case.call(preds, target))
+    same_on_meta(lambda: case.call(preds, target, weights=weights))
+
+
+def test_tables_tests_and_curves_under_another_default_device():
+    preds, target = (
+        torch.rand(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        torch.arange(60) % 2,
+    )
+    how = {"task": "binary"}
+    same_on_meta(lambda: F.tce_table(preds, target, **how).to_dict()["gap"])
+    same_on_meta(lambda: F.calibration_curve(preds, target, **how).to_dict()["gap"])
+    same_on_meta(lambda: list(F.risk_coverage_curve(preds, target, **how)))
+    for mode in ("positive", "top_label"):
+        same_on_meta(lambda mode=mode: tc.calibration_test(preds, target, mode=mode, n_replicates=39, **how).p_value)
+
+
+def test_reports_comparisons_and_calibrators_under_another_default_device():
+    logits, target = fits.data(60)
+    flat = tc.report(logits, target, from_logits=True, **QUICK).flat
+    with torch.device("meta"):
+        assert tc.report(logits, target, from_logits=True, **QUICK).flat() == flat()

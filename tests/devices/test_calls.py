@@ -30,7 +30,9 @@ NOISE = "2: variances of simulated counts"
 PAVA = "3 per fit, and 1 per round of pooling"
 NEWTON = "1 per Newton step"
 TABLES = "about 1 per test, column of classes and number in the text"
-LONG = ("report with calibrators",)
+LONG = ("report with calibrators", "compare", "evaluate", "ReportBuilder", "recommend", "minimum_detectable_error",
+        "required_n", "relative_calibration_loss", "score_divergence", "cross_val_calibrate", "calibration_test(SmECE)",
+        "VennAbersCalibration.fit")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

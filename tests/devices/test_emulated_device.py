@@ -10,20 +10,19 @@ from helpers.emulated_device import NAME, recorded_reads
 from processes import ROOT, run_together
 
 FOLDER = Path(__file__).parent
-FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
+FILES = [(path.name, "not extended") for path in sorted(FOLDER.glob("test_*.py"))]
+FILES += [pytest.param(name, "extended", marks=pytest.mark.extended) for name in ("test_calls.py", "test_metrics.py")]
 emulated = pytest.mark.emulated
 
 
 @pytest.mark.skipif(not emulated_device.IS_SUPPORTED, reason="this torch cannot register a device from Python")
-@pytest.mark.parametrize("marks", ["not extended", pytest.param("extended", marks=pytest.mark.extended)])
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(("file", "marks"), FILES)
 def test_all_tests_pass_on_the_emulated_device(file, marks):
     # pytest cannot rewrite the assertions of modules that a forked process has already imported.
     options = ["--assert=plain", "-q", "-p", "no:cacheprovider", "-m", f"emulated and {marks}"]
     command = ["-m", "pytest", *options, FOLDER / file]
     codes, output = run_together([command], [{"TORCHCALIB_TEST_DEVICE": "emulated"}], folder=ROOT)
-    nothing_selected = 5 if marks == "extended" else 0
-    assert codes in ([0], [nothing_selected]), output
+    assert codes == [0], output
 
 
 MIXED = {

@@ -260,7 +260,7 @@ def add_pt(corpus):
     deflated = io.BytesIO()
     with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(name, content * (50 if "/data/" in name else 1))
+            archive.writestr(name, content * (50 if corpus.is_long and "/data/" in name else 1))
     corpus.write("deflated.pt", deflated.getvalue(), "must be uncompressed")
     corpus.write("appended.pt", deflated.getvalue() + bytes(69_000), "complete zip archive without a comment")
     corpus.write("before.pt", original[:4] + deflated.getvalue(), "directly before the end record")

@@ -1,11 +1,16 @@
-"""Reports on a DataFrame that contains all columns, which are found by name as in a file."""
+"""Tables in memory: reports, whose columns are found by name as in a file, percentages, and words for outcomes.
+
+tests/contract has every layout through every entrance.
+"""
 
 import numpy as np
 import pytest
 
 import torchcalib as tc
+from torchcalib.io.errors import InputError
+from torchcalib.io.opening import open_predictions
 
-pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+pd = pytest.importorskip("pandas")
 NAMES = np.array(["cat", "dog", "eel"])
 PROBS = np.random.default_rng(0).dirichlet([1, 1, 1], 60)
 LABELS = np.arange(60) % 3
@@ -17,32 +22,9 @@ def table():
     return pd.DataFrame({**columns, "label": NAMES[LABELS], "weight": LABELS + 1, "site": NAMES[LABELS]})
 
 
-def polars(frame):
-    return pytest.importorskip("polars").from_pandas(frame)
-
-
-@pytest.mark.parametrize("convert", [lambda frame: frame, pa.Table.from_pandas, polars])
-@pytest.mark.parametrize("target", [None, "label"])
-def test_columns_of_a_table_are_found_by_name(convert, target):
-    found = tc.report(convert(table()), target, groups="site", **QUICK)
-    expected = tc.report(PROBS, LABELS, groups=NAMES[LABELS], weights=LABELS + 1, class_names=NAMES, **QUICK)
-    assert found.class_names == tuple(NAMES)
-    assert dict(found) == dict(expected)
-    assert found.groups.rows() == expected.groups.rows()
-    assert found.task_is_inferred
-    assert found.source["predictions"] == "prob_cat..prob_eel, read as probabilities"
-
-
-def test_columns_of_lists_and_of_words():
-    frame = pd.DataFrame({"logits": list(np.log(PROBS)), "target": LABELS})
-    assert tc.report(frame, **QUICK)["nll"] == pytest.approx(tc.report(PROBS, LABELS, **QUICK)["nll"])
-    frame = pd.DataFrame({"p": PROBS[:, 0], "y": np.where(LABELS == 0, "Yes", "No")})
-    assert tc.report(frame, **QUICK).class_names == ("No", "Yes")
-    assert tc.report(frame, **QUICK)["ece"] == tc.report(PROBS[:, 0], LABELS == 0, **QUICK)["ece"]
-
-
 def test_options_of_a_report_apply_to_a_table():
     frame = table()
+    assert tc.report(frame, **QUICK).source["predictions"] == "prob_cat..prob_eel, read as probabilities"
     frame.loc[3, "prob_cat"] = np.nan
     assert tc.report(frame, nan_policy="drop", **QUICK).n == table()["weight"].sum() - LABELS[3] - 1
     given = {"with_calibration": False, "safe_threshold": 0.5}
@@ -77,3 +59,69 @@ def test_columns_named_by_numbers_of_any_dtype_match_labels(shape):
     for names in ([1, 2, 3], [1.0, 2.0, 3.0], ["1", "2", "3"]):
         frame.columns = names
         assert float(tc.nll(frame, labels)) == pytest.approx(float(tc.nll(PROBS, LABELS)), rel=1e-12)
+
+
+# Percentages, and words for outcomes
+
+WORDS, CORRECT = ["correct", "incorrect", "correct", "incorrect"], [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("confidence", [[70, 1, 100, 0], [70.5, 0.0, 12.25, 100.0], ["70%", "1.5 %", "100%", "0%"]])
+def test_percentages_are_divided_by_100_with_a_warning(confidence, tmp_path):
+    given = {"paths": [], "frame": pd.DataFrame({"confidence": confidence, "correct": WORDS})}
+    if confidence[0] == 70:
+        np.savez(tmp_path / "a.npz", confidence=confidence, correct=CORRECT)
+        given = {"paths": [tmp_path / "a.npz"]}
+    with pytest.warns(UserWarning, match="`confidence` in `.*` contains percentages, which are divided by 100"):
+        files = open_predictions(**given)
+    assert (files.task_of_report, files.source.are_percentages) == ("confidence", True)
+    assert files.source.in_words()["predictions"] == "confidence, read as confidences, percentages divided by 100"
+    rows = [each for chunk in files.chunks(max_bytes=16) for each in zip(chunk.preds, chunk.target, strict=True)]
+    numbers = [float(str(text).strip(" %")) for text in confidence]
+    assert [float(p) for p, _ in rows] == pytest.approx([k / 100 for k in numbers], rel=1e-15)
+    assert [int(y) for _, y in rows] == CORRECT
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "confidence",
+    [
+        [0.7, 1.0, 0.2, 0.0],  # probabilities
+        [0.7, 1.5, 0.2, 0.0],  # rounding errors or wrong values
+        [0.7, 70.0, 90.0, 100.0],  # both scales
+        [7.0, 10.0, 2.0, 5.0],  # ratings
+        [70.0, 101.0, 2.0, 5.0],
+        [-5.0, 70.0, 2.0, 5.0],
+    ],
+)
+def test_other_numbers_are_left_as_they_are(confidence):
+    files = open_predictions([], frame=pd.DataFrame({"confidence": confidence, "correct": CORRECT}))
+    (rows,) = files.chunks()
+    assert rows.preds.tolist() == confidence
+    logits = open_predictions(
+        [], frame=pd.DataFrame({"confidence": [70.0, 50.0, 20.0, 30.0], "correct": CORRECT}), from_logits=True
+    )
+    assert not logits.source.are_percentages
+
+
+@pytest.mark.parametrize("confidence", [[7, 10, 2, 5], [0, 1, 1, 0], ["70%", "80", "1%", "2%"], ["high"] * 4])
+def test_ambiguous_columns_are_refused(confidence):
+    frame = pd.DataFrame({"confidence": confidence, "correct": CORRECT})
+    with pytest.raises(InputError, match="divide percentages by 100"):
+        open_predictions([], frame=frame)
+
+
+def test_missing_percentages_are_dropped_like_missing_numbers():
+    frame = pd.DataFrame({"confidence": ["70%", None, "20%", "30%"], "correct": CORRECT})
+    with pytest.warns(UserWarning, match="percentages"):
+        (rows,) = open_predictions([], frame=frame, nan_policy="drop").chunks()
+    assert rows.preds.isnan().tolist() == [False, True, False, False]
+
+
+def test_words_for_outcomes_of_confidences():
+    confidence = [0.7, 0.2, 0.9, 0.4]
+    frame = pd.DataFrame({"confidence": confidence, "correct": ["yes", "yes", "yes", "yes"]})
+    (rows,) = open_predictions([], frame=frame).chunks()  # a single text is completed
+    assert rows.target.tolist() == [1, 1, 1, 1]
+    with pytest.raises(InputError, match=r"must contain outcomes such as `correct` and `incorrect`, got `bad`, `good`"):
+        open_predictions([], frame=frame.assign(correct=["good", "bad", "bad", "good"]))

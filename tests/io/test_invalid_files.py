@@ -115,7 +115,7 @@ IMAGE, PIXELS = np.zeros((2, 3, 4, 5), np.float32), np.zeros((2, 4, 5), int)
 NAMES = np.array(list("abcdefg"))
 OBJECTS = np.array([None, "a"], dtype=object)
 ONES = torch.ones(2)
-ROW, EMPTY = {"probs": PROBS, "y": HITS}, {"probs": PROBS[:0], "y": HITS[:0]}
+ROW = {"probs": PROBS, "y": HITS}
 MANY = {f"a{k:02}": np.zeros(2) for k in range(20)}
 IN_C_ORDER = "`logits` in `a.npz` must be in C order, got 212 bytes in Fortran order"
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"

@@ -23,7 +23,7 @@ ADDITIVE = [
 ]
 
 
-@pytest.fixture(params=list(covering(ADDITIVE, lambda case: {path_of(case)})))
+@pytest.fixture(params=list(covering(ADDITIVE, lambda case: {path_of(case)}, lambda case: case.cls)))
 def additive(request):
     return request.param
 

@@ -23,7 +23,7 @@ TESTABLE = [
 ]
 
 
-@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {formula_of(case)})))
+@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {formula_of(case)}, formula_of)))
 def test_calibration_test_has_the_shape_of_the_value(case):
     preds, target = case.data(n=60)
     metric = case.metric()
@@ -45,7 +45,7 @@ def test_calibration_test_has_the_shape_of_the_value(case):
     assert not torch.equal(found.noise_floor, metric.test(seed=1, **FEW).noise_floor)
 
 
-@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {path_of(case)})))
+@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {path_of(case)}, lambda case: case.cls)))
 def test_calibration_test_of_merged_states_equals_one_call_and_is_nan_without_data(case):
     preds, target = case.data(n=60)
     weights = case.weights(60).long() if case.whole_weights else case.weights(60)

@@ -15,7 +15,6 @@ import torchcalib.functional as F
 
 F64 = torch.float64
 binary, multi = {"task": "binary"}, {"task": "multiclass"}
-P2, Y2 = torch.tensor([0.2, 0.7], dtype=F64), torch.tensor([0, 1])
 
 # Cost matrices
 

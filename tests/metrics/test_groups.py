@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from cases import CASES, covering, formula_of, path_of
+from cases import CASES, covering, path_of
 from helpers.compare import close
 from helpers.samples import updated
 
@@ -46,7 +46,7 @@ def by_group_of(case, **kwargs):
     return tc.ByGroup(case.metric(**kwargs), num_groups=N_GROUPS)
 
 
-@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
+@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)}, lambda case: case.cls)))
 def test_values_by_group_equal_a_loop(case):
     """With weights, missing rows, rows without a group, and wrong group numbers of rows that do not count."""
     preds, target = case.data(n=90)
@@ -68,7 +68,7 @@ def test_values_by_group_equal_a_loop(case):
     close(metric.n(), groups[kept].bincount(weights[kept], minlength=6))
 
 
-@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)}, formula_of)))
+@pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)}, lambda case: case.cls)))
 def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
     preds, target = case.data(n=40)
     groups = random_groups(40)
@@ -89,59 +89,33 @@ def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
         close(c.grad, b.grad)
 
 
-def test_group_numbers_of_samples_take_4_bytes_and_are_validated_on_loading():
+def test_group_numbers_of_samples_take_4_bytes():
     metric, alone = tc.ByGroup(tc.KS(task="binary"), num_groups=2), tc.KS(task="binary")
-    groups = FIRST.int()
+    groups = FIRST.bool()
     metric.update(P, Y, groups=groups)
     alone.update(P, Y)
     groups.fill_(0)
     assert metric.n().tolist() == [1, 2]
     with_groups, without = (sum(c.nbytes for part in m.state[:-1] for c in part) for m in (metric, alone))
     assert with_groups == without + 4 * len(P)
-    metric.persistent(True)
-    for wrong in ([0, 1, 2], [0, -1, 1], [0, 1]):
-        state = {**metric.state_dict(), "keys": [torch.tensor(wrong, dtype=torch.int32)]}
-        with pytest.raises(ValueError, match="damaged"):
-            metric.load_state_dict(state)
-    with pytest.raises(
-        ValueError, match="must have the configuration of this metric, got num_groups=7 instead of num_groups=2"
-    ):
-        metric.merge_state(tc.ByGroup(tc.KS(task="binary"), num_groups=7))
-    alone.persistent(True)
-    with pytest.raises(ValueError, match="num_groups=None instead of num_groups=2"):
-        metric.load_state_dict(alone.state_dict())
 
 
 OF_SUMS = [case for case in IN_PIECES if isinstance(case.example.kind, SumState)]
+OF_SUMS = [case for case in OF_SUMS if case.cls is not tc.SmECE or case.task == "binary"]  # its values are slow
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("case", list(covering(OF_SUMS, lambda case: {path_of(case)})))
-def test_values_of_groups_with_adjacent_rows_equal_a_loop(case, weighted, monkeypatch):
+@pytest.mark.parametrize("case", list(covering(OF_SUMS, lambda case: {path_of(case)}, path_of)))
+def test_values_of_groups_with_adjacent_rows_equal_a_loop(case, monkeypatch):
     """A piece whose rows are in the same group is added without groups. Two groups have no rows."""
     for name, size in (("_LARGE", 0), ("_CONVERTED", 10), ("_ROWS", 10)):
         monkeypatch.setattr(pieces, name, size)
     preds, target = case.data(n=60)
-    weights = case.weights(60) if weighted else None
     groups = torch.arange(60) // 20 + 1
     groups[50:] = 0
-    metric = by_group_of(case)
-    metric.update(preds, target, groups=groups, **({} if weights is None else {"weights": weights}))
-    close(metric.compute(), loop(case, preds, target, groups, weights).double(), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.NLL])
-def test_every_pixel_may_have_another_group(cls):
-    preds = torch.randn(2, 3, 5, 4).softmax(1)
-    target, groups = torch.randint(0, 3, (2, 5, 4)), torch.randint(0, 2, (2, 5, 4))
-    metric = tc.ByGroup(cls(task="multiclass", num_classes=3, class_axis=1), num_groups=2)
-    for dtype in (torch.uint8, torch.int32, torch.bool):
-        metric.reset()
-        metric.update(preds, target, groups=groups.to(dtype))
-        for k in range(2):
-            alone = cls(task="multiclass", num_classes=3)
-            alone.update(preds.movedim(1, -1)[groups == k], target[groups == k])
-            close(metric.compute()[k], alone.compute())
+    for weights, dtype in ((None, torch.uint8), (case.weights(60), torch.int32)):
+        metric = by_group_of(case)
+        metric.update(preds, target, groups=groups.to(dtype), weights=weights)
+        close(metric.compute(), loop(case, preds, target, groups, weights).double(), rtol=1e-6, atol=1e-7)
 
 
 @some_cases
@@ -265,10 +239,6 @@ def test_collection_passes_groups_to_its_members_and_converts_input_once(monkeyp
     for name, metric in alone.items():
         metric.update(preds, target, **({"groups": groups} if name.endswith("by") else {}))
         close(before[name], metric.compute())
-    with pytest.raises(ValueError, match=r"`groups` must be in \["):
-        metrics.update(preds, target, groups=groups + 1)
-    for name, value in metrics.compute().items():
-        close(value, before[name])
     assert "num_groups=6" in repr(alone["ece_by"])
 
 

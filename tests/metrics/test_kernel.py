@@ -21,7 +21,6 @@ from torchcalib.inference import skce_test
 from torchcalib.ops import leave_one_out, pairwise
 
 F64 = torch.float64
-TASKS = ("binary", "multiclass", "multilabel")
 close = partial(compare.close, rtol=1e-11, atol=1e-13)
 
 
@@ -98,10 +97,7 @@ def test_gradient_is_finite_for_probabilities_0_and_1(from_logits, bandwidth):
     assert preds.grad.isfinite().all()
 
 
-# Squared kernel calibration error, and its test
-
-
-# Every pair of an estimator, a kernel, a bandwidth and a task
+# Squared kernel calibration error
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])

@@ -1,4 +1,4 @@
-"""Distances to label distributions: saturated logits, unused counts, and the noise of few annotators.
+"""Distances to label distributions, compared with closed forms and slow loops, and scores of predictive distributions.
 
 tests/contract compares values with slow loops.
 """
@@ -9,9 +9,12 @@ from functools import partial
 import oracles
 import pytest
 import torch
+from scipy.stats import chi2
+from torch.distributions import Normal
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.functional import Density, ecd, nees_interval
 from torchcalib.special.shares import mean_distance_of_share, mean_log_share
 
 DISTANCES = {
@@ -123,3 +126,29 @@ def test_expectations_of_a_binomial_fraction_equal_the_sum_over_all_counts(n):
         entropy = oracles.expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
         tolerance = max(1e-14 * n, 0 if n * p < 50 else 1e-10 if n * p < 100 else 2e-9)
         assert float(p * mean_log_share(share, n_annotators)) == pytest.approx(entropy, rel=0, abs=tolerance), p
+
+
+# Predictive distributions: user-defined densities, and the consistency interval of NEES
+
+
+def test_ecd_of_a_density_equals_that_of_the_distribution():
+    g = torch.Generator().manual_seed(0)
+    mean, scale = torch.randn(50, generator=g, dtype=torch.float64).requires_grad_(), torch.rand(50, generator=g) + 0.5
+    x, normal = mean.detach() + 2 * torch.randn(50, generator=g), Normal(mean, scale)
+    density = Density(normal.log_prob, normal.entropy())
+    weights = torch.rand(50, generator=g)
+    for options in ({}, {"weights": weights}, {"reduction": "none"}):
+        assert ecd(density, x, **options).equal(ecd(normal, x, **options))
+    (slope,) = torch.autograd.grad(ecd(density, x), mean)
+    assert slope.allclose((mean - x).detach() / scale.square() / 50)
+    of_one = Density(Normal(0.0, 1.0).log_prob, 0.5 * math.log(2 * math.pi * math.e))
+    assert of_one != density
+    assert ecd(of_one, [0.0, 1.0, 2.0]).item() == pytest.approx((5 / 3 - 1) / 2)
+    with pytest.raises(ValueError, match=r"`entropy` must have the shape of the log-densities \(50,\)"):
+        ecd(Density(normal.log_prob, scale[:3]), x)
+
+
+@pytest.mark.parametrize(("n", "dimension", "level"), [(1, 1, 0.95), (50, 4, 0.95), (7, 2, 0.5), (10**6, 3, 0.999)])
+def test_interval_of_nees_equals_chi_squared_quantiles(n, dimension, level):
+    expected = [chi2.ppf(p, n * dimension) / n for p in ((1 - level) / 2, (1 + level) / 2)]
+    assert nees_interval(n, dimension, level=level) == pytest.approx(expected, rel=1e-9)

@@ -41,9 +41,7 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
 # Smooth ECE
 
 
-@pytest.mark.parametrize(
-    "gap", [0.003, 0.0095, 0.03, *(pytest.param(x, marks=pytest.mark.extended) for x in (0.006, 0.012))]
-)
+@pytest.mark.parametrize("gap", [0.003, 0.0095, 0.03])
 def test_small_bandwidths_of_smece_equal_slow_loop(gap):
     """Soft targets slightly above the confidence give bandwidths at which the grids of both computations differ."""
     preds = torch.linspace(0.05, 0.9, 60, dtype=F64)

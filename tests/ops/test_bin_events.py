@@ -88,7 +88,7 @@ def test_outcomes_may_be_any_integers(backend):
 
 
 @of_backends
-@pytest.mark.parametrize("n_bins", [1, 2, 3, 7, 10, 15, 49, 100, 1000])
+@pytest.mark.parametrize("n_bins", [1, 3, 10, 15, 49, 1000])
 def test_bin_edges_and_their_neighbours_get_the_bin_of_bin_index(backend, n_bins):
     edges = torch.arange(n_bins + 1, dtype=F64) / n_bins
     near = [torch.nextafter(edges, torch.full_like(edges, far)) for far in (2, -1)]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads, of_backends
 
-import torchcalib.functional as F
 from torchcalib.ops.binary_scores import score_sums
 
 KINDS = ("log", "square")
@@ -113,33 +112,3 @@ def test_any_memory_layout_gives_the_sums_of_every_series(backend, kind):
 def test_compiled_sums_do_not_depend_on_the_number_of_threads():
     x, t = sample(2**20 + 5, False, torch.float32, shares=False)
     assert_same_on_any_number_of_threads(lambda: [score_sums(x, t, "log", from_logits=False, backend="numba")])
-
-
-@pytest.mark.parametrize("function", [F.nll, F.brier_score])
-def test_the_pass_over_the_values_changes_no_result(function):
-    """Weights of 1, and gradients, need the score of every sample, which is checked separately."""
-    for task, shape in (("binary", (600,)), ("multilabel", (200, 3))):
-        for from_logits in (True, False):
-            x, t = (column.view(shape) for column in sample(600, from_logits, F64, shares=False))
-            for target in (t, t.double(), (t.double() + 0.25) / 1.5):
-                found = function(x, target, task=task, from_logits=from_logits)
-                weighted = function(x, target, task=task, from_logits=from_logits, weights=torch.ones(shape[0]))
-                recorded = function(x.clone().requires_grad_(), target, task=task, from_logits=from_logits)
-                unchecked = function(x, target, task=task, from_logits=from_logits, validate_args=False)
-                for other in (weighted, recorded, unchecked):
-                    assert other.item() == pytest.approx(found.item(), rel=1e-13)
-
-
-@pytest.mark.parametrize("function", [F.nll, F.brier_score])
-@pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])
-def test_invalid_values_raise_the_error_of_the_rule(function, wrong):
-    x, t = sample(200, False, torch.float32, shares=False)
-    x[3] = wrong
-    with pytest.raises(ValueError, match=r"`preds` must .* \(1 of 200 rows\)"):
-        function(x, t, task="binary")
-    with pytest.raises(ValueError, match=r"`target` must be .*got 2 \(1 of 200 rows\)"):
-        function(x.clamp(0, 1).nan_to_num(), t.index_fill(0, torch.tensor(5), 2), task="binary")
-    if math.isnan(wrong):
-        kept = torch.arange(200) != 3
-        found = function(x, t, task="binary", nan_policy="drop")
-        assert found.item() == pytest.approx(function(x[kept], t[kept], task="binary").item())

@@ -51,7 +51,7 @@ def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
 @of_ties
 @of_steps
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_blocks_equal_slow_loop(step, backend, ties, data):
     """Small samples with many ties."""
     n, distinct = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 30))

@@ -36,7 +36,7 @@ def with_gradient(x):
 
 
 def compare_with_one_process(rank, world, folder):
-    """Compare groups of 1 to 4 ranks, with equal and unequal parts, to this process alone."""
+    """Compare groups of one rank, two ranks and so on, with equal and unequal parts, to this process alone."""
     groups = [dist.new_group(list(range(n + 1))) for n in range(world)]
     hidden, target, weight, bias = layer()
     target[0, 0] = -100

@@ -149,7 +149,7 @@ class LabelledRows(NamedTuple):
         only_group, n_groups = None, 1
         groups: Any = None
         if parts is not None and len(y):
-            groups = parts.numbers(keys)
+            groups = parts.numbers(keys).astype(np.int64, copy=False)
             is_known = groups.view(np.uint64).max() < parts.n  # negative numbers are large then
             if not is_known and (groups.min() < -1 or groups.max() >= parts.n):
                 return None

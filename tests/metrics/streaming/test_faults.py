@@ -1,17 +1,21 @@
-"""Metrics on several ranks, also when a rank fails: real gloo processes.
+"""Metrics on several ranks, also when a rank fails: real gloo processes, and workers of data loaders.
 
-The ranks run rank.py, fault_rank.py, disagreement_rank.py and soak_rank.py.
+The ranks run rank.py, fault_rank.py, disagreement_rank.py and soak_rank.py. Nothing may wait forever.
 """
 
+import itertools
+import multiprocessing
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from processes import SCRIPTS, fault_rank, run_python, run_ranks
+from processes import SCRIPTS, fault_rank, run_python, run_ranks, run_together
+from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
+import torchcalib.functional as F
 
 WORLD = 3
 
@@ -88,3 +92,60 @@ def test_sync_in_one_process_does_nothing_and_updates_may_follow_compute(cls):
     with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
         metric.unsync()
     torch.testing.assert_close(metric.compute(), whole.compute())
+
+
+# Worker processes of data loaders
+
+
+METHODS = ["fork", *(pytest.param(name, marks=pytest.mark.extended) for name in ("forkserver", "spawn"))]
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_workers_of_a_data_loader_compute_metrics(start_method):
+    if start_method not in multiprocessing.get_all_start_methods():
+        pytest.skip("the system does not have this start method")
+    command = [SCRIPTS / "loader_workers.py", start_method]
+    if start_method == "fork":
+        codes, output = run_together([command])
+        assert codes == [0], output
+    else:
+        done = run_python(*command)
+        assert done.returncode == 0, done.stderr
+
+
+# Rows repeated by a `DistributedSampler`, identified from the indices of all ranks
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 16])
+def test_distinct_rows_marks_the_first_occurrence_of_each_row(world):
+    options = itertools.product((1, 2, 3, 5, 8, 13, 16, 17), [False, True], [False, True], range(3))
+    for n, shuffle, drop_last, epoch in options:
+        samplers = [DistributedSampler(range(n), world, k, shuffle=shuffle, drop_last=drop_last) for k in range(world)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        seen = [list(sampler) for sampler in samplers]
+        distinct = [tc.integrations.distinct_rows(sampler).tolist() for sampler in samplers]
+        assert [len(rows) for rows in distinct] == [len(rows) for rows in seen]
+        # Ranks take turns: a row counts where it occurs for the first time.
+        had = set()
+        turns = (itertools.chain(*zip(*ranks, strict=True)) for ranks in (seen, distinct))
+        for row, first in zip(*turns, strict=True):
+            assert first == (row not in had)
+            had.add(row)
+        assert len(had) == sum(map(sum, distinct)) == (sum(map(len, seen)) if drop_last else n)
+
+
+def test_distinct_rows_as_weights_give_the_value_of_the_data_set():
+    p = torch.rand(11, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(p, (p > 0.4).long())
+    whole = tc.ECE(task="binary")
+    for rank in range(4):
+        sampler, metric = DistributedSampler(data, 4, rank, shuffle=True, seed=2), tc.ECE(task="binary")
+        batches = zip(
+            DataLoader(data, 2, sampler=sampler), tc.integrations.distinct_rows(sampler).split(2), strict=True
+        )
+        for (x, y), weights in batches:
+            metric.update(x, y, weights=weights)
+        whole.merge_state(metric)
+    torch.testing.assert_close(whole.compute(), F.ece(*data.tensors, task="binary").double(), rtol=1e-6, atol=0)
+    assert whole.bin_table().n.sum() == 11

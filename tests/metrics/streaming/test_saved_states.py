@@ -85,6 +85,7 @@ REFUSED = [
     (tc.MCE, {}, "class='ECE' instead of class='MCE'"),
     (tc.KS, {}, "class='ECE' instead of class='KS'.*n_bins=15 instead of n_bins=None"),
     (tc.KS, {"resolution": 64}, "resolution=None instead of resolution=64"),
+    (lambda task: tc.ByGroup(tc.ECE(task=task), num_groups=2), {}, "num_groups=None instead of num_groups=2"),
     (
         lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39),
         {},

@@ -6,7 +6,7 @@ from functools import partialmethod
 
 import pytest
 import torch
-from cases import CASES, path_of, paths
+from cases import CASES, path_of
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
@@ -151,35 +151,6 @@ def test_plot_draws_on_the_given_axes():
     assert (drawn, on) == (figure, ax)
     assert ax.lines
     metric.plot(ax=figure.add_subplot())
-
-
-@pytest.mark.parametrize("case", paths())
-def test_bad_rows_on_a_device_are_counted_and_excluded_and_compute_raises(case, monkeypatch):
-    """The path of `update` on CUDA, tested on the CPU, where values can be read."""
-    original = InputFormat.read
-    monkeypatch.setattr(
-        InputFormat, "read", lambda self, *args, **kwargs: original(self, *args, **{**kwargs, "drop_invalid": True})
-    )
-    preds, target = case.data(n=40)
-    clean, spoiled = case.metric(), case.metric()
-    keep = torch.ones(40, dtype=torch.bool)
-    keep[[3, 7]] = False
-    bad_preds, bad_target = preds.clone(), target.clone()
-    bad_preds[3], bad_target[7] = torch.nan, 99
-    clean.update(preds[keep], target[keep])
-    leaf = bad_preds.requires_grad_()
-    value = spoiled(leaf, bad_target)
-    per_row = 4 if case.task == "multilabel" else 1
-    assert spoiled.kind.n_ignored(spoiled.state).tolist() == [2 * per_row, 0]
-    torch.testing.assert_close(value, clean.compute(), rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match=rf"got {2 * per_row} with NaN"):
-        spoiled.compute()
-    if case.differentiable:
-        value.sum().backward()
-        assert leaf.grad[keep].isfinite().all()
-    spoiled.reset()
-    spoiled.update(preds, target)
-    torch.testing.assert_close(spoiled.compute(), case.call(preds, target).double())
 
 
 @pytest.mark.parametrize("make", [tc.TCE, tc.NLL, lambda **options: tc.Bootstrapped(tc.NLL(**options))])
