@@ -2,15 +2,13 @@
 
 import json
 import math
-from functools import partial
 
 import pytest
 from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row, write_eval, write_lines
+from helpers.logs import read as read_log
 
 from torchcalib.functional.binned import ece_from_bins
 from torchcalib.io.errors import InputError
-from torchcalib.io.logs import open_log
-from torchcalib.reporting import audit as module
 from torchcalib.reporting import audit_builder
 
 P = [0.15, 0.35, 0.55, 0.75, 0.95, 0.9]
@@ -23,10 +21,9 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
     return [{"id": k, key: p, "correct": y, **changes} for k, (p, y) in enumerate(zip(values, outcomes, strict=True))]
 
 
-def read(log, scale=None, **options):
+def read(log, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
-    how = audit_builder.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
-    builder = module.read_log(partial(open_log, log, **options), how).whole
+    builder = read_log(log, options)
     values = {
         key: (each.n, float(ece_from_bins(each.builder.main_bins)))
         for key, each in builder.definitions.items()
@@ -162,25 +159,17 @@ def test_judged_answers_without_a_confidence_are_not_certain(tmp_path):
     assert counts == {"answer without a reported confidence": 1, "answer without a verdict": 1}
 
 
-def test_perturbed_and_unscored_samples_are_left_out(tmp_path):
+def test_perturbed_and_unscored_samples_are_left_out_and_scores_may_contain_the_confidence(tmp_path):
     helm = [helm_request(str(k), " AB"[1 + y], math.log(p)) for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))]
     helm.append({**helm[0], "instance": {**helm[0]["instance"], "perturbation": {"name": "typos"}}})
     (tmp_path / "scenario_state.json").write_text(json.dumps({"adapter_spec": {}, "request_states": helm}))
     assert read(tmp_path)[0]["raw", "answer"] == (5, pytest.approx(GAP, rel=1e-9))
-    samples = [
-        inspect_sample(f"q{k}", 1, "IC"[y], {"confidence": p})
-        for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))
-    ]
-    samples += [inspect_sample("q8", 1, "N" if False else "P", {"confidence": 0.9}), inspect_sample("q9", 1, scores={})]
-    assert read(write_eval(tmp_path / "a.eval", samples))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
-
-
-def test_several_values_of_a_score_of_inspect_are_verdict_and_confidence(tmp_path):
-    samples = [
-        inspect_sample(f"q{k}", 1, {"score": "IC"[y], "confidence": 100 * p})
-        for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))
-    ]
-    assert read(write_eval(tmp_path / "a.eval", samples))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
+    answers = list(enumerate(zip(P[:5], Y[:5], strict=True)))
+    samples = [inspect_sample(f"q{k}", 1, "IC"[y], {"confidence": p}) for k, (p, y) in answers]
+    samples += [inspect_sample("q8", 1, "P", {"confidence": 0.9}), inspect_sample("q9", 1, scores={})]
+    scores = [inspect_sample(f"q{k}", 1, {"score": "IC"[y], "confidence": 100 * p}) for k, (p, y) in answers]
+    for log in (samples, scores):
+        assert read(write_eval(tmp_path / "a.eval", log))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
 
 
 def test_right_answers_may_differ_in_case_from_options():
