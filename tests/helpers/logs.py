@@ -25,8 +25,13 @@ def read(log, open_options=None, **options):
 
 def with_lines_only(monkeypatch):
     """Make reports contain lines only, without tests, calibrators and verdicts, which take most of the time."""
-    lines = "torchcalib.reporting.building.report_of"
-    monkeypatch.setattr(lines, lambda data, *_: SimpleNamespace(line={x.key: x for x in data.lines()}.get))
+
+    def report_of(data, *_):
+        lines = data.lines()
+        main = {line.key.partition("/")[0]: line for line in reversed(lines)}  # keys without a mode
+        return SimpleNamespace(line={**main, **{line.key: line for line in lines}}.get)
+
+    monkeypatch.setattr("torchcalib.reporting.building.report_of", report_of)
 
 
 def questions(n, seed=0):

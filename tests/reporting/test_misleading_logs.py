@@ -113,7 +113,8 @@ def csv(text):
         ([1, 2], "row 1 must be a dict, got int"),
         (probs(probs={"a": 60, "b": 40}), "got 60 in row 1. Divide percentages by 100"),
         (probs(probs={"a": -0.1, "b": 1.1}), "got -0.1 in row 1"),
-        (probs(probs={"a": 0, "b": 0}), "positive probability in each answer"),
+        (probs(probs={"a": 0, "b": 0}), "positive probability in each answer, got none for document '0'"),
+        (probs(probs={f"option {k}": 0.1 for k in range(1025)}), "at most 1,024 options in each answer, got 1,025 for"),
         ([{**ROW, "filtered_resps": [["0.9", "True"], ["0.1", "False"]]}], "log-probabilities, which are at most 0"),
         ([{**ROW, "filtered_resps": [["-inf", "True"], ["-inf", "True"]]}], "positive probability in each answer"),
         ([{**ROW, "resps": [], "filtered_resps": []}], "response for each request, got 0 of 2"),
@@ -145,6 +146,8 @@ def test_filters_are_not_mixed(tmp_path):
         row["resps"] = [[f"Confidence: {p if row['filter'] == 'a' else 0.5}"]]
     assert read(write_lines(tmp_path / "a.jsonl", log))[0][STATED] == (5, pytest.approx(GAP, rel=1e-9))
     assert read(tmp_path / "a.jsonl", chosen="b")[0][STATED][1] == pytest.approx(abs(0.5 - sum(Y[:5]) / 5))
+    with pytest.raises(InputError, match="`select` must be one of `a`, `b`, got 'strict'"):
+        read(tmp_path / "a.jsonl", chosen="strict")
 
 
 def test_judged_answers_without_a_confidence_are_not_certain(tmp_path):
@@ -170,6 +173,8 @@ def test_perturbed_and_unscored_samples_are_left_out_and_scores_may_contain_the_
     scores = [inspect_sample(f"q{k}", 1, {"score": "IC"[y], "confidence": 100 * p}) for k, (p, y) in answers]
     for log in (samples, scores):
         assert read(write_eval(tmp_path / "a.eval", log))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
+    with pytest.raises(InputError, match="sample without a score: 1"):
+        read(write_eval(tmp_path / "a.eval", samples[-1:]))
 
 
 def test_right_answers_may_differ_in_case_from_options():
