@@ -233,8 +233,9 @@ def test_states_before_the_hostile_changes_are_valid(tmp_path):
     for task in ("multiclass", "binary", "probabilities", "groups", "clusters", "sketch"):
         write = sketch() if task == "sketch" else changed("likely_axis", to=None, task=task)
         write(tmp_path / "good.pt")
-        report = ReportBuilder.load(tmp_path / "good.pt").report()
-        assert_same(ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).report().to_dict(), report.to_dict())
+        builder = ReportBuilder.load(tmp_path / "good.pt")
+        assert ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).state_bytes() == builder.state_bytes()
+        report = builder.report()
         weighted = task in ("multiclass", "binary", "sketch")
         assert report.n == (data_set(report.task, 12, "counts")["weights"].sum() if weighted else 12)
 

@@ -180,10 +180,9 @@ def test_degree_of_rare_events_is_that_of_the_ratio_of_frequency_and_mean():
         (lambda z: 1.5 * z, "temperature scaling", "over-confidence"),
     ],
 )
-@pytest.mark.parametrize("seed", [3, 4])
-def test_the_calibrator_of_a_clear_cause_is_advised(change, calibrator, kind, seed):
-    z = normal(1000, seed)
-    found = tc.report(change(z), outcomes(z, seed + 10), from_logits=True).decision
+def test_the_calibrator_of_a_clear_cause_is_advised(change, calibrator, kind):
+    z = normal(1000, 3)
+    found = tc.report(change(z), outcomes(z, 13), from_logits=True, with_intervals=False).decision
     assert found.kind in (kind, "spread")
     assert found.calibrator == calibrator
     assert found.action.startswith(f"Add {calibrator}: it cuts NLL by {found.gain:.1f}% (95% interval ")
@@ -211,8 +210,7 @@ def soft_targets(name, q, seed=5):
     return torch.distributions.Dirichlet(5 * q).sample()
 
 
-@pytest.mark.parametrize("targets", ["annotators", "shares"])
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize(("targets", "task"), [("annotators", "multiclass"), ("shares", "binary")])
 def test_causes_of_miscalibration_are_tested_for_soft_targets(targets, task):
     z = normal(500, 2, 4) if task == "multiclass" else torch.stack((torch.zeros(500), normal(500, 2)), -1)
     t = soft_targets(targets, z.softmax(-1))
