@@ -1,8 +1,6 @@
 """Properties of every diagram: it draws on the given `ax`, changes no settings, and is reproducible."""
 
 import io
-import runpy
-import sys
 
 import matplotlib
 import pytest
@@ -79,12 +77,6 @@ def test_text_contrast_meets_wcag_aa(style):
     for color in (style.ink, style.muted, style.above, style.below, style.rejected):
         dark, light = sorted((luminance(color), luminance(style.paper)))
         assert (light + 0.05) / (dark + 0.05) >= 4.5, color
-
-
-def test_missing_matplotlib_raises_an_error_that_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'torchcalib\[plot\]'"):
-        runpy.run_path(plots.__file__)
 
 
 @pytest.mark.parametrize("layout", [None, "tight", "constrained"])
