@@ -190,18 +190,6 @@ def test_the_calibrator_of_a_clear_cause_is_advised(change, calibrator, kind):
     assert (found.interval.low <= 0) == ("This gain is uncertain" in found.action)
 
 
-def test_class_wise_signed_errors_that_are_always_0_are_no_lines():
-    keys = [line.key for line in tc.report(Z5, labels(Z5), from_logits=True, **QUICK).lines]
-    assert "esce/classwise" not in keys
-    assert {"esce/top_label", "ece/classwise"} <= set(keys)
-    compared = tc.compare({"a": Z5, "b": 2 * Z5}, labels(Z5), from_logits=True)
-    assert "esce/classwise" not in [line.key for line in compared.lines]
-    pair = (Z5[:, :2], (Z5[:, 2:4] > 0).long())
-    assert "esce/classwise" in [
-        line.key for line in tc.report(*pair, task="multilabel", from_logits=True, **QUICK).lines
-    ]
-
-
 def soft_targets(name, q, seed=5):
     """Return soft targets with the expectations `q` `(N, C)`."""
     torch.manual_seed(seed)
