@@ -40,8 +40,7 @@ def masks(columns, depth):
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("depth", "weighted"), [(1, True), (2, False), (3, True)])
 def test_every_slice_has_the_errors_of_its_rows(depth, weighted):
     weights = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.int64)
     table = tc.slices(WRONG, Y, COLUMNS, depth=depth, weights=weights if weighted else None, cumulative=True, **FEW)

@@ -59,7 +59,7 @@ def test_reports_do_not_depend_on_the_unit_of_floating_weights(task, scale):
             assert found == pytest.approx(expected[key], rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
-@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0, 1 / 500])
+@pytest.mark.parametrize("factor", [1.0, 100.0, 1 / 500])
 def test_advised_number_of_samples_does_not_depend_on_the_unit_of_weights(factor):
     p, y, _ = rows(60)
     plain = tc.report(p, y, task="binary", **QUICK)
