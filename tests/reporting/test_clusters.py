@@ -134,7 +134,7 @@ def test_a_note_says_that_clusters_determine_the_label():
     p = torch.rand(60, generator=torch.Generator().manual_seed(0))
     y, words = torch.arange(60) // 30, "The clusters determine the label"
     for clusters, expected in ((y, True), (torch.arange(60) // 3, True), (torch.arange(60) % 20, False)):
-        report = tc.report(p, y, clusters=clusters, with_intervals=False, **GIVEN)
+        report = tc.report(p, y, clusters=clusters, **GIVEN)
         assert any(words in note for note in report.notes) is expected
 
 
