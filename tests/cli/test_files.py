@@ -108,29 +108,27 @@ def test_two_files_with_equal_targets_get_a_warning_that_suggests_compare(tmp_pa
 
 def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
     """The expected accuracy and ECE are computed by numpy, the interval by scipy."""
-    for columns, options in (
-        ({"confidence": P, "correct": Y}, ()),
-        ({"conf": P, "is_correct": Y == 1, "y_true": LABELS}, ()),
-        ({"p_answer": P, "graded": Y}, ("--preds", "p_answer", "--target", "graded", "--task", "confidence")),
-    ):
-        found = reported(tmp_path, columns, *options)
-        assert found["accuracy"] == pytest.approx(Y.mean())
-        bins = (P * 15).astype(int)
-        gaps = [abs((P - Y)[bins == k].sum()) / N for k in range(15)]
-        assert found["ece/top_label"] == pytest.approx(sum(gaps))
-        binary = tc.report(torch.from_numpy(P), torch.from_numpy(Y), task="binary", **QUICK)
-        assert_values(found, {key: binary[key] for key in ("nll", "brier", "ecd", "nce", "nbs")})
-        assert {key.partition("/")[2] for key in found} == {"", "top_label"}
-        given = {"task": "binary", "mode": "positive"}  # ranked by the confidence, not by max(c, 1 - c)
-        values = {name: f(torch.from_numpy(P), torch.from_numpy(Y), **given).item() for name, f in SELECTIVE.items()}
-        assert_values(found, values)
-        naive = {line.key: line.naive for line in found.lines}
-        assert naive["aurc"] == pytest.approx(1 - Y.mean())
-        assert naive["accuracy_at_coverage"] == pytest.approx(Y.mean())
-        assert len(set(found)) == len(list(found))
-        assert list(found.tables) == ["top_label"]
-        assert found.decision.kind == "too little data"
-        assert (key_numbers(found)[1].value, key_numbers(found)[1].detail) == (f"{Y.mean():.1%}", "")
+    inferred = reported(tmp_path, {"conf": P, "is_correct": Y == 1, "y_true": LABELS})
+    options = ("--preds", "p_answer", "--target", "graded", "--task", "confidence")
+    found = reported(tmp_path, {"p_answer": P, "graded": Y}, *options)
+    assert_values(inferred, found)
+    assert found["accuracy"] == pytest.approx(Y.mean())
+    bins = (P * 15).astype(int)
+    gaps = [abs((P - Y)[bins == k].sum()) / N for k in range(15)]
+    assert found["ece/top_label"] == pytest.approx(sum(gaps))
+    binary = tc.report(torch.from_numpy(P), torch.from_numpy(Y), task="binary", **QUICK)
+    assert_values(found, {key: binary[key] for key in ("nll", "brier", "ecd", "nce", "nbs")})
+    assert {key.partition("/")[2] for key in found} == {"", "top_label"}
+    given = {"task": "binary", "mode": "positive"}  # ranked by the confidence, not by max(c, 1 - c)
+    values = {name: f(torch.from_numpy(P), torch.from_numpy(Y), **given).item() for name, f in SELECTIVE.items()}
+    assert_values(found, values)
+    naive = {line.key: line.naive for line in found.lines}
+    assert naive["aurc"] == pytest.approx(1 - Y.mean())
+    assert naive["accuracy_at_coverage"] == pytest.approx(Y.mean())
+    assert len(set(found)) == len(list(found))
+    assert list(found.tables) == ["top_label"]
+    assert found.decision.kind == "too little data"
+    assert (key_numbers(found)[1].value, key_numbers(found)[1].detail) == (f"{Y.mean():.1%}", "")
     path = tmp_path / "a.csv"
     assert main(["report", str(path), *options, "--out", str(tmp_path / "out"), "--no-calibration"]) == 0
     shown = capsys.readouterr().out

@@ -62,19 +62,6 @@ def test_runs_read_new_lines_only_and_have_the_evidence_of_one_stream(run, tmp_p
     assert run("p.csv", "--state", STATE)[:2] == (1, [{**line, "file": None}]), "an alarm stays"
 
 
-def test_breaks_in_quotes_and_lines_of_json_are_read_whole(run, tmp_path):
-    p, y = rows(30)
-    quoted = [f'{a!r},{b},"a\nb"\n' for a, b in zip(p.tolist(), y.tolist(), strict=True)]
-    table = tmp_path / "p.csv"
-    table.write_text("prob,label,note\n" + "".join(quoted[:20]) + quoted[20][:-3])
-    assert run("p.csv", "--state", STATE)[1][0]["n"] == 20
-    table.write_text("prob,label,note\n" + "".join(quoted))
-    assert run("p.csv", "--state", STATE)[1][0]["n"] == 30
-    objects = [json.dumps({"prob": a, "label": b}) + "\n" for a, b in zip(p.tolist(), y.tolist(), strict=True)]
-    (tmp_path / "p.jsonl").write_text("".join(objects))
-    assert run("p.jsonl")[1][0]["n"] == 30
-
-
 def test_a_folder_is_read_in_the_order_of_names_each_file_once(run, tmp_path):
     folder = tmp_path / "batches"
     folder.mkdir()
@@ -200,6 +187,8 @@ def test_quotes_in_lines_of_json_are_no_quotes_of_a_table(run, tmp_path):
     values = [{"prob": 0.5, "label": 1, "text": '5" x' if k == 19 else "x"} for k in range(20)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(each) + "\n" for each in values))
     assert run("p.jsonl")[1][-1]["n"] == 20
+    (tmp_path / "p.csv").write_bytes(b"prob,label\r0.2,0\r0.9,1\r")
+    assert "must have lines that end with LF" in run("p.csv")[2]
 
 
 @pytest.mark.filterwarnings("ignore:.*contains percentages")
@@ -216,11 +205,6 @@ def test_whole_numbers_are_read_as_earlier_predictions(first, more, run, tmp_pat
     later = torch.tensor([1.0] if "0.2" in first else [0.01, 0.0], dtype=torch.float64)
     test.update(later, torch.tensor([1] if "0.2" in first else [0, 0]))
     assert found[-1]["log_e"] == pytest.approx(float(test.compute()), rel=1e-12)
-
-
-def test_lines_that_end_with_cr_are_refused(run, tmp_path):
-    (tmp_path / "p.csv").write_bytes(b"prob,label\r0.2,0\r0.9,1\r")
-    assert "must have lines that end with LF" in run("p.csv")[2]
 
 
 def test_an_outcome_of_probability_0_has_no_direction():

@@ -6,10 +6,32 @@ import random
 import struct
 import zipfile
 import zlib
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 
+from torchcalib.reporting import audit, audit_builder
+
 LETTERS = "ABCDE"
+
+
+def read(log, open_options=None, **options):
+    """Return the builder of an audit after reading a log, which takes much less time than its reports."""
+    how = audit_builder.AuditOptions(15, False, False, audit.have_equal_text, None)
+    return audit.read_log(partial(audit.open_log, log, **(open_options or {})), replace(how, **options)).whole
+
+
+def with_lines_only(monkeypatch):
+    """Make reports contain lines only, without tests, calibrators and verdicts, which take most of the time."""
+
+    def report_of(data, *_):
+        lines = data.lines()
+        main = {line.key.partition("/")[0]: line for line in reversed(lines)}  # keys without a mode
+        return SimpleNamespace(line={**main, **{line.key: line for line in lines}}.get)
+
+    monkeypatch.setattr("torchcalib.reporting.building.report_of", report_of)
 
 
 def questions(n, seed=0):

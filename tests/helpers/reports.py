@@ -46,6 +46,13 @@ def realistic(task, n=300, scale=2.5, seed=0):
     return scale * logits, target
 
 
+def relabelled(target, num_classes, rate=0.2):
+    """Replace a fraction `rate` of labels by uniform random labels."""
+    g = torch.Generator().manual_seed(2)
+    noise = torch.randint(0, num_classes, target.shape, generator=g)
+    return torch.where(torch.rand(target.shape, generator=g) < rate, noise, target)
+
+
 @cache
 def miscalibrated_data(task):
     """Return miscalibrated probabilities, for 12 classes or 3 labels, and targets."""

@@ -1,4 +1,4 @@
-"""One rank of tests/reporting/test_ranks.py: `python gathering_ranks.py FOLDER` gathers builders on rank 0.
+"""One rank of tests/reporting/test_merge.py: `python gathering_ranks.py FOLDER` gathers builders on rank 0.
 
 Results of a rank are in `output-RANK.json`. With a second argument `kills`, the last rank is killed before it gathers.
 """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.html import Parsed
 from helpers.pages import words_without_pictures
-from helpers.reports import QUICK_COMMAND
+from helpers.reports import QUICK_COMMAND, relabelled
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
@@ -75,6 +75,29 @@ def impossible(z):
     return z
 
 
+def noisy(task, scale):
+    """Return arguments of a report on labels, a fifth of which is random."""
+    logits, target = data(task, n=1500, scale=scale)
+    target = relabelled(target, 4 if task == "multiclass" else 2)
+    return {"preds": logits, "target": target, "task": task, "from_logits": True}
+
+
+def repeated(p, frequency, n=500):
+    """Return arguments of a report on n samples of each probability, of which exactly a fraction has y = 1."""
+    target = (torch.arange(n) < (torch.tensor(frequency).unsqueeze(-1) * n).round()).long().flatten()
+    return {"preds": torch.tensor(p, dtype=torch.float64).repeat_interleave(n), "target": target, "task": "binary"}
+
+
+def off_groups():
+    """Return arguments of a report with frequencies that are too high in group b, and as much too low in group d."""
+    logits, _ = data("binary", n=1500)
+    groups = torch.arange(1500) % 5
+    true = logits + 2.0 * (groups == 1) - 1.9 * (groups == 3)
+    target = torch.bernoulli(true.sigmoid(), generator=torch.Generator().manual_seed(1)).long()
+    names = {"groups": groups, "group_names": list("abcde")}
+    return {"preds": logits, "target": target, "task": "binary", "from_logits": True, **names}
+
+
 def small(task, n):
     logits, target = data(task, n=n)
     return {"preds": logits, "target": target, "task": task, "from_logits": True}
@@ -127,6 +150,12 @@ CASES = {
     },
     ("multilabel", "one label"): lambda: changed("multilabel", lambda z: z * torch.tensor([1, 4.0, 1])),
     ("multilabel", "biases"): lambda: changed("multilabel", lambda z: z + 1),
+    ("multilabel", "one bias"): lambda: changed("multilabel", lambda z: z - torch.tensor([0, 2.0, 0])),
+    **{(task, "random labels"): partial(noisy, task, 4.5) for task in SHAPES},
+    ("binary", "groups b and d"): off_groups,
+    # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
+    ("binary", "uneven"): lambda: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),
+    ("binary", "exact"): lambda: repeated((0.2, 0.4, 0.6, 0.8), (0.2, 0.4, 0.6, 0.8)),
     ("multiclass", "leak"): lambda: changed("multiclass", leaking),
     ("multiclass", "one-hot"): lambda: {
         "preds": torch.eye(3)[torch.arange(60) % 3], "target": torch.arange(60) % 3, "task": "multiclass",
@@ -144,6 +173,27 @@ CASES = {
     ("confidences", "over"): lambda: ([0.9] * 150 + [0.6] * 150, [1] * 90 + [0] * 60 + [1] * 60 + [0] * 90),
     ("confidences", "calibrated"): lambda: ([0.8] * 300 + [0.6] * 300, [1] * 240 + [0] * 60 + [1] * 180 + [0] * 120),
     ("confidences", "all correct"): lambda: ([0.8, 0.9] * 20, [1] * 40),
+}  # fmt: skip
+
+
+FLATTER = "flatter than predicted at high confidence"
+CAUSES = {  # kind of diagnosis, part of the verdict, and part of the action
+    **{(task, name): ("calibrated", "Calibrated", "") for task in SHAPES for name in ("calibrated", "quick")},
+    **{(task, "over"): ("over-confidence", "Badly over-confident", "Add temperature scaling") for task in SHAPES},
+    **{(task, "under"): ("under-confidence", "nder-confident", "Add temperature scaling") for task in SHAPES},
+    ("binary", "exact"): ("calibrated", "Calibrated", ""),
+    ("binary", "bias"): ("class bias", "Badly biased towards y = 1", "use the decision threshold 0.7"),
+    ("binary", "random labels"): ("label noise", FLATTER, ""),
+    ("binary", "groups b and d"): ("bad group", "miscalibrated in group d", "the training data of this group"),
+    ("binary", "uneven"): ("uneven", "Clearly miscalibrated in some ranges", ""),
+    ("multiclass", "bias"): ("class bias", "Badly biased towards class 2", "Add bias correction"),
+    ("multiclass", "random labels"): ("label noise", FLATTER, "check the labels of the most confident errors."),
+    ("multiclass", "bad class"): (
+        "bad class", "ver-confident for class 1", "Check the labels and the training data of class 1.",
+    ),
+    ("multilabel", "biases"): ("class bias", "Badly too high", "Add bias correction"),
+    ("multilabel", "one bias"): ("bad label", "biased against label 1", "Add bias correction"),
+    ("multilabel", "random labels"): ("label noise", FLATTER, ""),
 }  # fmt: skip
 
 
@@ -191,6 +241,18 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys):
     found = json.loads(r.to_json())["decision"]
     for name in ("kind", "degree", "verdict", "cause", "action", "calibrator"):
         assert found[name] == getattr(d, name)
+
+    # The cause with its values
+    if case in CAUSES:
+        kind, verdict, action = CAUSES[case]
+        assert (d.kind, verdict in d.verdict, action in d.action) == (kind, True, True), d
+        mean, frequency = float(r.main_table.mean("confidence")), float(r.main_table.mean("frequency"))
+        if case[0] == "multiclass" and kind in ("over-confidence", "under-confidence"):
+            assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%} (fitted temperature " in d.cause
+        if case[0] == "binary" and kind == "class bias":
+            assert f"mean P(y = 1) is {mean:.1%}, its frequency {frequency:.1%}" in d.cause
+        if kind == "label noise":
+            assert "Label noise is one explanation: random labels for" in d.cause
 
     # Advice on calibrators
     added = re.compile(rf"\badd ({'|'.join(NAMES)})\b", re.IGNORECASE)

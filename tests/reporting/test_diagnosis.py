@@ -1,10 +1,10 @@
-"""Diagnosis: each cause is found in data with this cause, and its statistic equals that of a slow fit."""
+"""Diagnosis: statistics of causes equal those of slow fits. For each cause in all texts see test_decision.py."""
 
 import math
 
 import pytest
 import torch
-from helpers.reports import QUICK
+from helpers.reports import QUICK, relabelled
 from scipy.optimize import minimize, minimize_scalar
 
 import torchcalib as tc
@@ -30,108 +30,6 @@ def calibrated(task, scale=1.5):
     shape = {"binary": (N,), "multiclass": (N, 4), "multilabel": (N, 3)}[task]
     logits = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return logits, drawn(logits, task)
-
-
-def relabelled(target, num_classes, rate=0.2):
-    """Replace a fraction `rate` of labels by uniform random labels."""
-    g = torch.Generator().manual_seed(2)
-    noise = torch.randint(0, num_classes, target.shape, generator=g)
-    return torch.where(torch.rand(target.shape, generator=g) < rate, noise, target)
-
-
-def repeated(p, frequency, n=500):
-    """Return n samples of each log-odds, of which exactly the given fraction has y = 1."""
-    ones = (torch.tensor(frequency).unsqueeze(-1) * n).round()
-    target = (torch.arange(n) < ones).long().flatten()
-    return torch.tensor(p, dtype=torch.float64).logit().repeat_interleave(n), target
-
-
-def scaled_class(task):
-    """Scale the logits of samples with predicted class 1."""
-    logits, target = calibrated(task)
-    return torch.where((logits.argmax(-1) == 1).unsqueeze(-1), 3 * logits, logits), target
-
-
-def off_groups(task):
-    """Return frequencies that are too high in group b and too low in group d, as much."""
-    logits, _ = calibrated(task)
-    groups = torch.arange(N) % 5
-    target = drawn(logits + 2.0 * (groups == 1) - 1.9 * (groups == 3), task)
-    return logits, target, {"groups": groups, "group_names": list("abcde")}
-
-
-def changed(change, of_target=lambda y: y, scale=1.5):
-    """Return a function that changes calibrated logits and targets of a task."""
-
-    def data(task):
-        logits, target = calibrated(task, scale)
-        return change(logits), of_target(target)
-
-    return data
-
-
-OVER, UNDER = changed(lambda z: 2 * z), changed(lambda z: z / 2)
-CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data; by task and name
-    ("multiclass", "over"): ("over-confidence", "badly over-confident", "Add temperature scaling", OVER),
-    ("multiclass", "under"): ("under-confidence", "badly under-confident", "Add temperature scaling", UNDER),
-    ("multiclass", "bias"): (
-        "class bias", "biased towards class 2", "Add bias correction", changed(lambda z: z + (torch.arange(4) == 2)),
-    ),
-    ("multiclass", "noise"): (
-        "label noise", "flatter than predicted at high confidence", "check the labels of the most confident errors.",
-        changed(lambda z: z, lambda y: relabelled(y, 4), scale=4.5),
-    ),
-    ("multiclass", "class"): (
-        "bad class", "over-confident for class 1", "Check the labels and the training data of class 1.", scaled_class,
-    ),
-    ("binary", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
-    ("binary", "bias"): (
-        "class bias", "biased towards y = 1", "use the decision threshold 0.7", changed(lambda z: z + 1),
-    ),
-    ("binary", "noise"): (
-        "label noise", "flatter than predicted at high confidence", "",
-        changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
-    ),
-    ("binary", "group"): ("bad group", "miscalibrated in group d", "the training data of this group", off_groups),
-    # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
-    ("binary", "uneven"): (
-        "uneven", "miscalibrated in some ranges", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),
-    ),
-    ("multilabel", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
-    ("multilabel", "all"): ("class bias", "badly too high", "Add bias correction", changed(lambda z: z + 1)),
-    ("multilabel", "one"): (
-        "bad label", "biased against label 1", "Add bias correction", changed(lambda z: z - torch.tensor([0, 2.0, 0])),
-    ),
-    ("multilabel", "noise"): (
-        "label noise", "flatter than predicted at high confidence", "",
-        changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
-    ),
-    **{(task, "calibrated"): ("calibrated", "calibrated", "", calibrated) for task in ("multiclass", "multilabel")},
-    ("binary", "calibrated"): (
-        "calibrated", "calibrated", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.2, 0.4, 0.6, 0.8)),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("task", "name"), CAUSES)
-def test_each_cause_is_diagnosed_with_its_values(task, name):
-    kind, badge, action, data = CAUSES[task, name]
-    preds, target, *groups = data(task)
-    given = {"task": task, "from_logits": True, "with_intervals": False, **(groups[0] if groups else {})}
-    report = tc.report(preds, target, **given)
-    found = report.decision
-    assert found.kind == kind, found
-    assert badge in found.verdict.lower()
-    assert action.lower() in found.action.lower()
-    assert report.sentence == f"{found.verdict}. {found.cause}"
-    assert found.degree == ("" if kind == "calibrated" else found.verdict.split()[0].lower())
-    mean, frequency = float(report.main_table.mean("confidence")), float(report.main_table.mean("frequency"))
-    if kind in ("over-confidence", "under-confidence") and task == "multiclass":
-        assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%} (fitted temperature " in found.cause
-    if task == "binary" and kind == "class bias":
-        assert f"mean P(y = 1) is {mean:.1%}, its frequency {frequency:.1%}" in found.cause
-    if kind == "label noise":
-        assert "Label noise is one explanation: random labels for" in found.cause
 
 
 def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
@@ -311,15 +209,15 @@ def test_copies_of_each_row_in_a_cluster_carry_no_information():
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
-    """Without the causes, 2.5% of 40 calibrated samples have p < 0.025 for ECE; 5 is four standard deviations more."""
+    """Without the causes, 2.5% of 20 calibrated samples have p < 0.025 for ECE; 4 is five standard deviations more."""
     generator, accused = torch.Generator().manual_seed(0), 0
-    for _ in range(40):
+    for _ in range(20):
         p = torch.rand(30, generator=generator) ** 4
         report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
         is_accused = report.decision.kind not in ("calibrated", "too little data")
         assert is_accused == (report.main_line.p_value < ERROR_LEVEL)
         accused += is_accused
-    assert accused <= 5
+    assert accused <= 4
 
 
 def test_biases_of_classes_have_a_deviance_that_is_valid_for_few_labels():

@@ -1,14 +1,15 @@
-"""Tests of groups in a verdict and on the first screen: levels, gaps in probability, and differences between groups."""
+"""Groups in reports: errors and names, levels, gaps in probability, and differences between groups in a verdict."""
 
 import json
 import math
 
 import pytest
 import torch
-from helpers.reports import QUICK, bare
+from helpers.reports import MODES, QUICK, TASKS, bare, predictions
 from scipy.stats import binom, norm
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.display.words import p_words, significant
@@ -190,3 +191,52 @@ def test_a_fault_of_all_groups_is_not_blamed_on_one_without_the_predictions():
     assert tc.report((2 * z).sigmoid(), y, groups=group, **QUICK).decision.kind != "bad group"
     one = torch.where(group == 3, 3 * z, z)
     assert tc.report(one.sigmoid(), y, groups=group, **QUICK).decision.kind == "bad group"
+
+
+# Errors and names of groups
+
+NAMES = [f"site {letter}" for letter in "abcdefgh"]
+
+
+def with_a_bad_site(n=1_600):
+    """Return calibrated predictions except at one site, outcomes and sites; another site is empty."""
+    g = torch.Generator().manual_seed(0)
+    groups = (torch.rand(n, generator=g) ** 2 * 8).long()
+    groups[groups == 6] = 0
+    p = torch.rand(n, generator=g, dtype=torch.float64) * 0.6
+    return p, (torch.rand(n, generator=g) < p + 0.3 * (groups == 3)).long(), groups
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_groups_have_the_weighted_error_of_the_main_mode(task):
+    logits, target = predictions(task)
+    weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
+    groups[9], groups[12] = -1, -77  # rows of weight 0, whose groups are not checked
+    logits[20] = torch.nan
+    options = {"task": task, "from_logits": True, "nan_policy": "drop"}
+    report = tc.report(logits, target, weights=weights, groups=groups, **QUICK, **options)
+    found = {row["group"]: row for row in report.groups.rows()}
+    assert set(found) == {"0", "1", "2", "3"}
+    for k in range(4):
+        rows = groups == k
+        value = F.ece(logits[rows], target[rows], weights=weights[rows], mode=MODES[task][0], **options)
+        assert found[str(k)]["value"] == pytest.approx(float(value))
+
+
+def test_the_worst_group_is_first():
+    p, y, groups = with_a_bad_site()
+    report = tc.report(p, y, groups=groups, group_names=NAMES, task="binary", **QUICK)
+    table = report.groups
+    assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True)
+
+
+def test_long_similar_names_are_shown_with_their_differences(capsys):
+    pytest.importorskip("rich")
+    p, y, groups = with_a_bad_site(400)
+    alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
+    report = tc.report(p, y, groups=groups, group_names=[*alike, "m" * 1000, *NAMES[3:]], task="binary", **QUICK)
+    terminal.show(report, everything=True)
+    column = "".join("".join(line[:25].split()) for line in capsys.readouterr().out.splitlines())
+    for text in (str(report), column, render(bare(report))):
+        assert all(name in text for name in alike), "the differences of the names are not omitted"
+        assert "m" * 900 not in text

@@ -1,6 +1,7 @@
-"""Merged builders give the report of the whole data: addition of builders, their files, and `torchcalib merge`."""
+"""Merged builders give the report of the whole data: addition, files, `torchcalib merge`, and ranks."""
 
 import json
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import torch
 from helpers.refusals import check_each
 from helpers.reports import QUICK, QUICK_COMMAND
 from helpers.shards import add_to, assert_same, cut, data_set, shards
+from processes import SCRIPTS, environments_of_ranks, free_ports, gathering_ranks, run_together
 
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
+from torchcalib.core import sample_or_sketch
 from torchcalib.core.saved import content_of, saved_bytes
-from torchcalib.reporting import testing
+from torchcalib.reporting import buffer, testing
 from torchcalib.reporting.building import ReportBuilder
 
 
@@ -86,12 +89,9 @@ def test_builders_with_other_options_raise_an_error_and_change_nothing():
 
 @cache
 def saved(task):
-    if task in ("probabilities", "groups", "clusters"):
-        builder, units = (
-            tc.ReportBuilder(task="binary"),
-            {} if task == "probabilities" else {task: torch.arange(12) % 4},
-        )
-        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2, **units)
+    if task in ("groups", "clusters"):
+        builder = tc.ReportBuilder(task="binary")
+        builder.update(torch.linspace(0, 1, 12), torch.arange(12) % 2, **{task: torch.arange(12) % 4})
         return builder.state_bytes()
     return builder_of(data_set(task, n=12, weights="counts"), task).state_bytes()
 
@@ -131,11 +131,6 @@ def sums(to):
     return changed("states", "nll", to=to)
 
 
-def samples(column, change, of="top_label", task="multiclass"):
-    """Return a writer of a state with changed chunks of a column (scores, outcomes, counts)."""
-    return changed("states", f"sample of {of}", column, to=lambda c: [change(x) for x in c], task=task)
-
-
 def groups(place, to):
     """Return a writer of a state with changed names (0), sums (1) or noise flags (2) of groups."""
     return changed("states", "groups", place, to=to, task="groups")
@@ -144,17 +139,13 @@ def groups(place, to):
 BY_CLUSTER = "bins of positive by cluster"
 
 
-def identifiers(to):
-    return changed("states", BY_CLUSTER, 1, to=to, task="clusters")
-
-
 def stored_clusters(to):
     return changed("predictions", "pieces", 0, "groups", to=to, task="clusters")
 
 
 ONE_AXIS_MORE = {"input_preds": torch.zeros(1, 12, 4), "input_target": torch.zeros(1, 12, dtype=torch.int64)}
 ONE_AXIS_MORE |= {"weights": None, "complement": None}
-HOSTILE = {
+HOSTILE = {  # values that only a report contains; for those of metrics see test_saved_form.py
     "10^9 classes": changed("num_classes", to=10**9),
     "classes of another kind": changed("num_classes", to=4.0),
     "another axis": changed("likely_axis", to=True),
@@ -166,13 +157,10 @@ HOSTILE = {
     "no states": changed("states", to=3),
     "no sums": changed("states", to=lambda states: {**states, "nll": {}}),
     "a sum less": sums(lambda parts: [parts[0][:-1]]),
-    "sums of another kind": sums([1, 2]),
     "chunks": changed("states", "sample of top_label", 0, to=lambda chunks: chunks * 2),
     "parts": changed("parts", to={"a": 3}),
     "a negative number": buffered("n_samples", to=-1),
-    "probabilities": samples(0, lambda chunk: chunk + 2, "positive", "probabilities"),
-    "outcomes": samples(1, lambda chunk: chunk + 200),
-    "counts": samples(2, lambda chunk: chunk - 9),
+    "outcomes": changed("states", "sample of top_label", 1, to=lambda chunks: [chunk + 200 for chunk in chunks]),
     "labels out of range": buffered("pieces", 0, "input_target", to=torch.full((12,), 2**40)),
     "labels missing": buffered("pieces", 0, "input_target", to=torch.zeros(5, dtype=torch.int64)),
     "kept NaN": buffered("pieces", 0, "input_preds", to=torch.full((12, 4), torch.nan)),
@@ -202,9 +190,7 @@ HOSTILE = {
     "a number as the name of a group": groups(0, lambda names: [*names[:-1], 7]),
     "a long name of a group": groups(0, lambda names: [*names[:-1], "x" * 1001]),
     "no noise flags": changed("states", "groups", to=lambda parts: parts[:-1], task="groups"),
-    "floating clusters": identifiers(lambda chunks: [chunks[0].double()]),
-    "clusters of two axes": identifiers(lambda chunks: [chunks[0][None]]),
-    "clusters of another kind": identifiers(3),
+    "clusters of another kind": changed("states", BY_CLUSTER, 1, to=3, task="clusters"),
     "no sums of clusters": changed(
         "states", to=lambda x: {name: x[name] for name in x if name != BY_CLUSTER}, task="clusters"
     ),
@@ -230,11 +216,12 @@ def test_files_with_other_content_raise_an_error_that_names_the_file(tmp_path, m
 
 
 def test_states_before_the_hostile_changes_are_valid(tmp_path):
-    for task in ("multiclass", "binary", "probabilities", "groups", "clusters", "sketch"):
+    for task in ("multiclass", "binary", "groups", "clusters", "sketch"):
         write = sketch() if task == "sketch" else changed("likely_axis", to=None, task=task)
         write(tmp_path / "good.pt")
-        report = ReportBuilder.load(tmp_path / "good.pt").report()
-        assert_same(ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).report().to_dict(), report.to_dict())
+        builder = ReportBuilder.load(tmp_path / "good.pt")
+        assert ReportBuilder.from_bytes((tmp_path / "good.pt").read_bytes()).state_bytes() == builder.state_bytes()
+        report = builder.report()
         weighted = task in ("multiclass", "binary", "sketch")
         assert report.n == (data_set(report.task, 12, "counts")["weights"].sum() if weighted else 12)
 
@@ -345,3 +332,39 @@ def test_merge_command_expands_patterns_in_alphabetical_order(folder, capsys):
         code, *printed = run(capsys, "report", *patterns, "--all", *QUICK_COMMAND)
         assert code == expected
         assert words in printed[code > 0]
+
+
+# Ranks
+
+
+def launched(n_ranks, folder, *more):
+    """Start ranks, and return the exit codes and the outputs of those that ended normally."""
+    environments = environments_of_ranks(n_ranks, free_ports(1)[0], PYTHONWARNINGS="error")
+    codes, printed = run_together([[SCRIPTS / "gathering_ranks.py", folder, *more]] * n_ranks, environments)
+    assert codes == [0] * (n_ranks - len(more)) + [-signal.SIGKILL] * len(more), printed
+    return [json.loads((folder / f"output-{k}.json").read_text()) for k in range(n_ranks - len(more))]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_gathered_reports_equal_that_of_one_process(n_ranks, tmp_path, monkeypatch):
+    outputs = launched(n_ranks, tmp_path)
+    for k, case in enumerate(gathering_ranks.CASES):
+        with monkeypatch.context() as patch:
+            for module in (sample_or_sketch, buffer):
+                patch.setattr(module, "MAX_SAMPLES", case[-1] or module.MAX_SAMPLES)
+            whole, arrays = gathering_ranks.builder_of(case)
+            add_to(whole, arrays)
+            found = ReportBuilder.load(tmp_path / f"gathered-{k}")
+            assert_same(found.report().to_dict(), whole.report().to_dict(), str(case))
+    for *calls, error in outputs:
+        assert {*map(tuple, map(sorted, calls))} == {(*["all_gather"] * 3, "all_to_all_single")}
+        assert len(calls) == len(gathering_ranks.CASES)
+        assert error == outputs[0][-1]
+        assert "must have the same arguments, got n_bins=11 instead of n_bins=10" in error
+
+
+@pytest.mark.extended
+def test_a_killed_rank_is_an_error_on_the_others(tmp_path):
+    for message in launched(3, tmp_path, "kills"):
+        assert "all ranks must gather a report, got no answer from another rank" in message

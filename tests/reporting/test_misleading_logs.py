@@ -2,15 +2,13 @@
 
 import json
 import math
-from functools import partial
 
 import pytest
 from helpers.logs import helm_request, inspect_sample, lm_eval_row, response_row, write_eval, write_lines
+from helpers.logs import read as read_log
 
 from torchcalib.functional.binned import ece_from_bins
 from torchcalib.io.errors import InputError
-from torchcalib.io.logs import open_log
-from torchcalib.reporting import audit as module
 from torchcalib.reporting import audit_builder
 
 P = [0.15, 0.35, 0.55, 0.75, 0.95, 0.9]
@@ -23,10 +21,9 @@ def rows(values=P[:5], outcomes=Y[:5], key="confidence", **changes):
     return [{"id": k, key: p, "correct": y, **changes} for k, (p, y) in enumerate(zip(values, outcomes, strict=True))]
 
 
-def read(log, scale=None, **options):
+def read(log, **options):
     """Return the numbers of answers and ECE by definition, the reasons for refusals, and the counts."""
-    how = audit_builder.AuditOptions(15, False, False, module.have_equal_text, None, scale=scale)
-    builder = module.read_log(partial(open_log, log, **options), how).whole
+    builder = read_log(log, options)
     values = {
         key: (each.n, float(ece_from_bins(each.builder.main_bins)))
         for key, each in builder.definitions.items()
@@ -116,7 +113,8 @@ def csv(text):
         ([1, 2], "row 1 must be a dict, got int"),
         (probs(probs={"a": 60, "b": 40}), "got 60 in row 1. Divide percentages by 100"),
         (probs(probs={"a": -0.1, "b": 1.1}), "got -0.1 in row 1"),
-        (probs(probs={"a": 0, "b": 0}), "positive probability in each answer"),
+        (probs(probs={"a": 0, "b": 0}), "positive probability in each answer, got none for document '0'"),
+        (probs(probs={f"option {k}": 0.1 for k in range(1025)}), "at most 1,024 options in each answer, got 1,025 for"),
         ([{**ROW, "filtered_resps": [["0.9", "True"], ["0.1", "False"]]}], "log-probabilities, which are at most 0"),
         ([{**ROW, "filtered_resps": [["-inf", "True"], ["-inf", "True"]]}], "positive probability in each answer"),
         ([{**ROW, "resps": [], "filtered_resps": []}], "response for each request, got 0 of 2"),
@@ -148,6 +146,8 @@ def test_filters_are_not_mixed(tmp_path):
         row["resps"] = [[f"Confidence: {p if row['filter'] == 'a' else 0.5}"]]
     assert read(write_lines(tmp_path / "a.jsonl", log))[0][STATED] == (5, pytest.approx(GAP, rel=1e-9))
     assert read(tmp_path / "a.jsonl", chosen="b")[0][STATED][1] == pytest.approx(abs(0.5 - sum(Y[:5]) / 5))
+    with pytest.raises(InputError, match="`select` must be one of `a`, `b`, got 'strict'"):
+        read(tmp_path / "a.jsonl", chosen="strict")
 
 
 def test_judged_answers_without_a_confidence_are_not_certain(tmp_path):
@@ -162,25 +162,19 @@ def test_judged_answers_without_a_confidence_are_not_certain(tmp_path):
     assert counts == {"answer without a reported confidence": 1, "answer without a verdict": 1}
 
 
-def test_perturbed_and_unscored_samples_are_left_out(tmp_path):
+def test_perturbed_and_unscored_samples_are_left_out_and_scores_may_contain_the_confidence(tmp_path):
     helm = [helm_request(str(k), " AB"[1 + y], math.log(p)) for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))]
     helm.append({**helm[0], "instance": {**helm[0]["instance"], "perturbation": {"name": "typos"}}})
     (tmp_path / "scenario_state.json").write_text(json.dumps({"adapter_spec": {}, "request_states": helm}))
     assert read(tmp_path)[0]["raw", "answer"] == (5, pytest.approx(GAP, rel=1e-9))
-    samples = [
-        inspect_sample(f"q{k}", 1, "IC"[y], {"confidence": p})
-        for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))
-    ]
-    samples += [inspect_sample("q8", 1, "N" if False else "P", {"confidence": 0.9}), inspect_sample("q9", 1, scores={})]
-    assert read(write_eval(tmp_path / "a.eval", samples))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
-
-
-def test_several_values_of_a_score_of_inspect_are_verdict_and_confidence(tmp_path):
-    samples = [
-        inspect_sample(f"q{k}", 1, {"score": "IC"[y], "confidence": 100 * p})
-        for k, (p, y) in enumerate(zip(P[:5], Y[:5], strict=True))
-    ]
-    assert read(write_eval(tmp_path / "a.eval", samples))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
+    answers = list(enumerate(zip(P[:5], Y[:5], strict=True)))
+    samples = [inspect_sample(f"q{k}", 1, "IC"[y], {"confidence": p}) for k, (p, y) in answers]
+    samples += [inspect_sample("q8", 1, "P", {"confidence": 0.9}), inspect_sample("q9", 1, scores={})]
+    scores = [inspect_sample(f"q{k}", 1, {"score": "IC"[y], "confidence": 100 * p}) for k, (p, y) in answers]
+    for log in (samples, scores):
+        assert read(write_eval(tmp_path / "a.eval", log))[0][REPORTED] == (5, pytest.approx(GAP, rel=1e-9))
+    with pytest.raises(InputError, match="sample without a score: 1"):
+        read(write_eval(tmp_path / "a.eval", samples[-1:]))
 
 
 def test_right_answers_may_differ_in_case_from_options():

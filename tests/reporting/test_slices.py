@@ -40,8 +40,7 @@ def masks(columns, depth):
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("depth", "weighted"), [(1, True), (2, False), (3, True)])
 def test_every_slice_has_the_errors_of_its_rows(depth, weighted):
     weights = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.int64)
     table = tc.slices(WRONG, Y, COLUMNS, depth=depth, weights=weights if weighted else None, cumulative=True, **FEW)
@@ -189,7 +188,7 @@ def columns_in(name):
     return [part.split("=")[0] for part in name.split(", ")]
 
 
-def test_dependent_rows_need_larger_errors():
+def test_dependent_rows_of_slices_and_of_reports_need_larger_errors():
     twice = [torch.cat((x, x)) for x in (P, Y)]
     columns, clusters = {"age": np.tile(AGE, 2), "sex": SEX.repeat(2)}, torch.arange(N).repeat(2)
     apart = tc.slices(*twice, columns, **FEW)
@@ -197,6 +196,9 @@ def test_dependent_rows_need_larger_errors():
     widths = [dict(zip(table.slice, table.spread, strict=True)) for table in (apart, together)]
     assert all(widths[1][name] > 1.3 * width for name, width in widths[0].items())
     assert together.smallest_p_value >= apart.smallest_p_value
+    apart = tc.report(*twice, groups=columns, **QUICK).slices
+    together = tc.report(*twice, groups=columns, clusters=clusters, **QUICK).slices
+    assert together.critical_value * together.spread[0] > 1.3 * apart.critical_value * apart.spread[0]
 
 
 def test_the_transform_increases_and_removes_the_skewness_of_a_gamma_distribution():
@@ -259,14 +261,6 @@ def test_a_report_has_the_slices_of_its_columns_of_groups(tmp_path):
     of_labels = tc.report(torch.stack((P, P), 1), torch.stack((Y, Y), 1).long(), "multilabel", groups=columns, **QUICK)
     assert of_labels.slices is None
     assert any("Slices are omitted" in note for note in of_labels.notes)
-
-
-def test_dependent_rows_of_a_report_need_larger_errors():
-    twice = [torch.cat((x, x)) for x in (P, Y)]
-    columns = {"age": np.tile(AGE, 2), "sex": SEX.repeat(2)}
-    apart = tc.report(*twice, groups=columns, **QUICK).slices
-    together = tc.report(*twice, groups=columns, clusters=torch.arange(N).repeat(2), **QUICK).slices
-    assert together.critical_value * together.spread[0] > 1.3 * apart.critical_value * apart.spread[0]
 
 
 def test_tables_of_slices_without_rows_or_findings():

@@ -180,27 +180,14 @@ def test_degree_of_rare_events_is_that_of_the_ratio_of_frequency_and_mean():
         (lambda z: 1.5 * z, "temperature scaling", "over-confidence"),
     ],
 )
-@pytest.mark.parametrize("seed", [3, 4])
-def test_the_calibrator_of_a_clear_cause_is_advised(change, calibrator, kind, seed):
-    z = normal(1000, seed)
-    found = tc.report(change(z), outcomes(z, seed + 10), from_logits=True).decision
+def test_the_calibrator_of_a_clear_cause_is_advised(change, calibrator, kind):
+    z = normal(1000, 3)
+    found = tc.report(change(z), outcomes(z, 13), from_logits=True, with_intervals=False).decision
     assert found.kind in (kind, "spread")
     assert found.calibrator == calibrator
     assert found.action.startswith(f"Add {calibrator}: it cuts NLL by {found.gain:.1f}% (95% interval ")
     assert found.interval.low < found.gain < found.interval.high
     assert (found.interval.low <= 0) == ("This gain is uncertain" in found.action)
-
-
-def test_class_wise_signed_errors_that_are_always_0_are_no_lines():
-    keys = [line.key for line in tc.report(Z5, labels(Z5), from_logits=True, **QUICK).lines]
-    assert "esce/classwise" not in keys
-    assert {"esce/top_label", "ece/classwise"} <= set(keys)
-    compared = tc.compare({"a": Z5, "b": 2 * Z5}, labels(Z5), from_logits=True)
-    assert "esce/classwise" not in [line.key for line in compared.lines]
-    pair = (Z5[:, :2], (Z5[:, 2:4] > 0).long())
-    assert "esce/classwise" in [
-        line.key for line in tc.report(*pair, task="multilabel", from_logits=True, **QUICK).lines
-    ]
 
 
 def soft_targets(name, q, seed=5):
@@ -211,8 +198,7 @@ def soft_targets(name, q, seed=5):
     return torch.distributions.Dirichlet(5 * q).sample()
 
 
-@pytest.mark.parametrize("targets", ["annotators", "shares"])
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
+@pytest.mark.parametrize(("targets", "task"), [("annotators", "multiclass"), ("shares", "binary")])
 def test_causes_of_miscalibration_are_tested_for_soft_targets(targets, task):
     z = normal(500, 2, 4) if task == "multiclass" else torch.stack((torch.zeros(500), normal(500, 2)), -1)
     t = soft_targets(targets, z.softmax(-1))

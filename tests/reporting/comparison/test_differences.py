@@ -243,14 +243,15 @@ def assert_consistent(comparison):
 
 @pytest.mark.parametrize("has_clusters", [False, True])
 def test_interval_beyond_chance_p_value_and_verdict_agree(has_clusters, monkeypatch):
+    assert assert_consistent(compared("multilabel")) >= 40
     monkeypatch.setattr("torchcalib.reporting.comparison.system.MAX_RANKED", 0)  # rank-based replicates are slow
     n = 0
-    for seed in range(4):
+    for seed in range(2):
         logits, target = systems("binary", 200, seed)
         logits["little"] = 1.5 * logits["calibrated"]
         given = {"clusters": torch.arange(200) % 40 if has_clusters else None, "n_replicates": (99, 999)[seed % 2]}
         n += assert_consistent(tc.compare(logits, target, task="binary", from_logits=True, seed=seed, **given))
-    assert n > 100
+    assert n > 50
 
 
 def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
@@ -278,10 +279,6 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
     assert both.interval.high + min(both.chance, 0) == pytest.approx(
         max(high + min(x.chance, 0) for high, x in zip(highs, found.values(), strict=True)), abs=1e-9
     )
-
-
-def test_multilabel_comparisons_are_consistent():
-    assert assert_consistent(compared("multilabel")) >= 40
 
 
 def test_p_values_are_in_all_exports(capsys):

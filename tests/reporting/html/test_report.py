@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import runpy
-import sys
 from dataclasses import replace
 from functools import cache, partial
 
@@ -243,9 +241,3 @@ def test_saving_to_an_existing_file_raises_an_error(below, tmp_path):
     with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Choose another folder\."):
         bare(full_report("multilabel")).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_missing_jinja_raises_an_error_that_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
-        runpy.run_path(html.__file__)
