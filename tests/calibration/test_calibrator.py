@@ -15,6 +15,8 @@ from helpers.fits import (
     SCALED,
     SPLINE,
     VA,
+    H,
+    T,
     binary,
     data,
     fresh,
@@ -84,7 +86,7 @@ def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
         for calibrated, one, own in zip(each, fits, logits, strict=True):
             assert calibrated.allclose(one(own), atol=1e-8)
     logits, target = logits[0], target[0]
-    weights = torch.randint(0, 4, (7, 90), generator=torch.Generator().manual_seed(5))
+    weights = torch.randint(0, 4, (4, 90), generator=torch.Generator().manual_seed(5))
     p = calibrator.read(logits, target, task=given["task"], options={"from_logits": True})
     batched = calibrator.fit_to(p, weights.double())
     for r, row in enumerate(weights):
@@ -92,7 +94,7 @@ def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
         expected = fresh(calibrator).fit(*repeats, **given)(logits)
         unread = torch.where((row == 0).reshape(90, *[1] * (logits.dim() - 1)), math.nan, logits)
         one = fresh(calibrator).fit(unread, target.masked_fill(row == 0, 7), weights=row, **given)
-        for found in (batched(logits.expand(7, *logits.shape))[r], batched.part(r)(logits), one(logits)):
+        for found in (batched(logits.expand(4, *logits.shape))[r], batched.part(r)(logits), one(logits)):
             assert found.allclose(expected, atol=1e-8)
 
 
@@ -228,6 +230,8 @@ def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_
     assert fitted.predict_proba(preds).allclose(expected.predict_proba(of_set), atol=1e-6)
     turned = fresh(calibrator).fit(preds.T, target, task="multiclass", positive_classes=[0, 3], class_axis=0)
     assert turned(preds.T).allclose(fitted(preds))
+    if calibrator not in (T, H, PLATT):  # the rest is the same for all calibrators
+        return
     again = fresh(calibrator)
     again.load_state_dict(fitted.state_dict())
     assert again(preds).equal(fitted(preds))
