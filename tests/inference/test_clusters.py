@@ -356,17 +356,6 @@ def test_tests_and_intervals_have_the_shape_of_the_value(cls, options, shape):
     assert bool((interval.low <= interval.high).all())
 
 
-def test_a_collection_passes_clusters_to_the_metrics_that_accept_them():
-    p, y, clusters = dependent()
-    collection = tc.CalibrationCollection(
-        {"ece": tc.Clustered(tc.ECE(task="binary")), "nll": tc.NLL(task="binary"), "ks": tc.Clustered(tc.KS("binary"))}
-    )
-    collection.update(p, y, clusters=clusters)
-    alone = updated(tc.Clustered(tc.ECE(task="binary")), (p, y), clusters=clusters)
-    assert float(collection["ece"].test(n_replicates=39).p_value) == float(alone.test(n_replicates=39).p_value)
-    assert set(collection.compute()) == {"ece", "nll", "ks"}
-
-
 def test_the_class_axis_is_inferred_as_without_clusters_and_groups():
     logits, target = torch.randn(4, 3, 6, 5), torch.randint(0, 3, (4, 6, 5))  # images with classes on axis 1
     values = []

@@ -13,13 +13,7 @@ import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, esce_from_bins, rmsce_from_bins
 from torchcalib.inference import calibration_test
-from torchcalib.inference.intervals import (
-    ErrorIntervals,
-    GapMoments,
-    absolute,
-    normal_quantile,
-    squared,
-)
+from torchcalib.inference.intervals import ErrorIntervals, GapMoments, absolute, normal_quantile, squared
 from torchcalib.inference.simulation import BinCells
 from torchcalib.inference.testing import ErrorTest, run_error_test
 

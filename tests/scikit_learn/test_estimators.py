@@ -19,14 +19,7 @@ from sklearn.datasets import make_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import (
-    GridSearchCV,
-    GroupKFold,
-    KFold,
-    PredefinedSplit,
-    cross_val_predict,
-    cross_validate,
-)
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, PredefinedSplit, cross_val_predict, cross_validate
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
