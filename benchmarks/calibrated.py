@@ -13,18 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import torchcalib as tc
 from benchmarks.study import Found, Part, Row, Study, main
-from torchcalib.calibration import (
-    BayesianBinning,
-    Calibrator,
-    DirichletCalibration,
-    HistogramBinning,
-    IsotonicCalibration,
-    StructuredMatrixScaling,
-)
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 
-MANY_PARAMETERS = (HistogramBinning, BayesianBinning, StructuredMatrixScaling, DirichletCalibration)
+MANY_PARAMETERS = (tc.HistogramBinning, tc.BayesianBinning, tc.StructuredMatrixScaling, tc.DirichletCalibration)
 """Binning methods and full matrices, which pay for their parameters."""
 MOST, MOST_OF_MANY = 1.0, 3.5
 """Goals of the excess in units of that of isotonic calibration."""
@@ -89,7 +82,7 @@ def labels_of(g: Generator, q: Any, n_classes: int) -> Any:
     return (g.random(q.shape[:-1])[..., None] > q.cumsum(-1)).sum(-1).clip(0, n_classes - 1)
 
 
-def costs(cell: Cell, kinds: list[type[Calibrator]], n_sets: int, seed: int = 0) -> dict[type[Calibrator], Cost]:
+def costs(cell: Cell, kinds: list[type[tc.Calibrator]], n_sets: int, seed: int = 0) -> dict[type[tc.Calibrator], Cost]:
     """Return the costs of calibrators on the same data sets."""
     g, found = np.random.default_rng(seed), {kind: list[Cost]() for kind in kinds}
     task = "binary" if cell.n_classes == 2 else "multiclass"
@@ -121,11 +114,11 @@ def _cost(f: Tensor, q: Tensor, is_binary: bool) -> Cost:
     return Cost(excess.mean(-1), lost.mean(-1), int(((f == 0) & (q > 0)).sum()))
 
 
-def methods(cell: Cell) -> list[type[Calibrator]]:
+def methods(cell: Cell) -> list[type[tc.Calibrator]]:
     """Return the calibrators for a cell, isotonic calibration first."""
     task = "binary" if cell.n_classes == 2 else "multiclass"
-    rest = [kind for kind in (*CALIBRATORS, *ON_REQUEST) if task in kind.tasks and kind is not IsotonicCalibration]
-    return [IsotonicCalibration, *rest]
+    rest = [kind for kind in (*CALIBRATORS, *ON_REQUEST) if task in kind.tasks and kind is not tc.IsotonicCalibration]
+    return [tc.IsotonicCalibration, *rest]
 
 
 def means(label: str, n_classes: int, n_sets: int) -> dict[str, list[float]]:
@@ -144,7 +137,7 @@ def table(found: dict[tuple[str, int], Found]) -> Iterator[list[Row]]:
     rows = list[Row]()
     of_many = {kind.name for kind in MANY_PARAMETERS}
     for (label, n_classes), (n_sets, of_cell) in found.items():
-        isotonic = of_cell[IsotonicCalibration.name][0]
+        isotonic = of_cell[tc.IsotonicCalibration.name][0]
         for name, (excess, error, lost, n_zeros) in of_cell.items():
             goal = MOST_OF_MANY if name in of_many else MOST
             missed = f"excess above {goal:g}" if excess > goal * isotonic else ""

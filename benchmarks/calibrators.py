@@ -17,40 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import torchcalib as tc
 from benchmarks import peers
 from benchmarks.study import Part, Study, main
 from benchmarks.tables import DATA
-from torchcalib.calibration import (
-    BetaCalibration,
-    Calibrator,
-    CentredIsotonicCalibration,
-    EnsembleTemperatureScaling,
-    IsotonicCalibration,
-    QuadraticScaling,
-    StructuredMatrixScaling,
-    StructuredVectorScaling,
-    TemperatureScaling,
-    VectorScaling,
-    VennAbersCalibration,
-    cross_val_calibrate,
-)
 
-PEERS: dict[type[Calibrator], str] = {
-    TemperatureScaling: "TemperatureScalingCalibrator",
-    EnsembleTemperatureScaling: "ets",
-    BetaCalibration: "beta",
-    QuadraticScaling: "quadratic-scaling",
-    VectorScaling: "VectorScalingCalibrator",
-    StructuredVectorScaling: "SVSCalibrator",
-    StructuredMatrixScaling: "SMSCalibrator",
-    IsotonicCalibration: "isotonic",
-    CentredIsotonicCalibration: "cir",
-    VennAbersCalibration: "ivap-ovr",
+PEERS: dict[type[tc.Calibrator], str] = {
+    tc.TemperatureScaling: "TemperatureScalingCalibrator",
+    tc.EnsembleTemperatureScaling: "ets",
+    tc.BetaCalibration: "beta",
+    tc.QuadraticScaling: "quadratic-scaling",
+    tc.VectorScaling: "VectorScalingCalibrator",
+    tc.StructuredVectorScaling: "SVSCalibrator",
+    tc.StructuredMatrixScaling: "SMSCalibrator",
+    tc.IsotonicCalibration: "isotonic",
+    tc.CentredIsotonicCalibration: "cir",
+    tc.VennAbersCalibration: "ivap-ovr",
 }
 """The name in probmetrics of each of our calibrators."""
 KINDS = {kind.name: kind for kind in PEERS}
 
-OF_CLASSES = (VectorScaling, StructuredVectorScaling, StructuredMatrixScaling)
+OF_CLASSES = (tc.VectorScaling, tc.StructuredVectorScaling, tc.StructuredMatrixScaling)
 N_FOLDS = 5
 MOST_PRODUCTS = 2**27  # largest N * C^2 for matrix scaling
 LARGEST_RATIO, SLOWEST = 1.005, 1 / 3
@@ -88,16 +75,16 @@ def cells() -> Iterator[tuple[str, str]]:
     for name, place in systems().items():
         n, n_classes = predictions(*place)[0].shape
         for kind in PEERS:
-            is_large = kind is StructuredMatrixScaling and n * n_classes**2 > MOST_PRODUCTS
+            is_large = kind is tc.StructuredMatrixScaling and n * n_classes**2 > MOST_PRODUCTS
             if (n_classes == 2 or "multiclass" in kind.tasks) and not is_large:
                 yield name, kind.name
 
 
-def ours(kind: type[Calibrator], q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
+def ours(kind: type[tc.Calibrator], q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
     options = {"calibrator": kind(), "folds": folds, "from_logits": False}
     if q.shape[-1] > 2 or kind in OF_CLASSES:
-        return cross_val_calibrate(q, target, task="multiclass", **options)
-    p = cross_val_calibrate(q[:, 1], target, task="binary", **options)
+        return tc.cross_val_calibrate(q, target, task="multiclass", **options)
+    p = tc.cross_val_calibrate(q[:, 1], target, task="binary", **options)
     return torch.stack((1 - p, p), -1)
 
 

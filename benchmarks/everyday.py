@@ -16,21 +16,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 import torchcalib as tc
-from benchmarks import by_hand
+from benchmarks import by_hand, samples
 from benchmarks.job import Job, alternative, gradient, peer_of
 from benchmarks.one_pass import GIVEN, ece_of_groups, eight_metrics
-from benchmarks.samples import (
-    arrays,
-    binary,
-    binary_logits,
-    csv_file,
-    grouped,
-    lists,
-    logits,
-    multi_label,
-    probabilities,
-    volumes,
-)
 
 TIES = 1e-3  # relative difference of values that average over the orders of ties, and values of one order
 NOISE = 0.05  # the same for two bootstrap intervals with different random numbers
@@ -40,28 +28,28 @@ SUMS = 1e-3  # the same for float32 sums of many updates
 DOUBLE = 1e-9
 ROUNDED = 0.01  # the same for confidences of bfloat16 logits, of which some move to the next bin
 
-doubles = partial(binary, dtype=torch.float64)
+doubles = partial(samples.binary, dtype=torch.float64)
 SIZES = (50_000, 10), (50_000, 100), (50_000, 1_000), (10_000, 100), (64, 10), (128, 100), (32, 1_000), (256, 1_000)
 DATA = {
-    **{f"{n:,} x {c:,}": partial(logits, n=n, num_classes=c) for n, c in SIZES},
-    "1 million": partial(binary, n=1_000_000),
-    "binary, 1 million": partial(binary, n=1_000_000),
+    **{f"{n:,} x {c:,}": partial(samples.logits, n=n, num_classes=c) for n, c in SIZES},
+    "1 million": partial(samples.binary, n=1_000_000),
+    "binary, 1 million": partial(samples.binary, n=1_000_000),
     "binary, 1 million, float64": partial(doubles, n=1_000_000),
-    "binary, 1 million logits": partial(binary_logits, n=1_000_000),
-    "binary, 1 million, numpy float64": partial(arrays, doubles, n=1_000_000),
-    "binary, 100,000, numpy float32": partial(arrays, binary, n=100_000),
-    "binary, 10,000, lists": partial(lists, doubles, n=10_000),
-    "binary, 1,000": partial(binary, n=1_000),
-    "binary, 256": partial(binary, n=256),
-    "50,000 x 10, numpy float64": partial(arrays, probabilities, n=50_000, num_classes=10),
-    "50,000 x 100, float64": partial(logits, n=50_000, num_classes=100, dtype=torch.float64),
-    "50,000 x 100, bfloat16": partial(logits, n=50_000, num_classes=100, dtype=torch.bfloat16),
-    "20,000 x 80": partial(multi_label, n=20_000, num_labels=80),
+    "binary, 1 million logits": partial(samples.binary_logits, n=1_000_000),
+    "binary, 1 million, numpy float64": partial(samples.arrays, doubles, n=1_000_000),
+    "binary, 100,000, numpy float32": partial(samples.arrays, samples.binary, n=100_000),
+    "binary, 10,000, lists": partial(samples.lists, doubles, n=10_000),
+    "binary, 1,000": partial(samples.binary, n=1_000),
+    "binary, 256": partial(samples.binary, n=256),
+    "50,000 x 10, numpy float64": partial(samples.arrays, samples.probabilities, n=50_000, num_classes=10),
+    "50,000 x 100, float64": partial(samples.logits, n=50_000, num_classes=100, dtype=torch.float64),
+    "50,000 x 100, bfloat16": partial(samples.logits, n=50_000, num_classes=100, dtype=torch.bfloat16),
+    "20,000 x 80": partial(samples.multi_label, n=20_000, num_labels=80),
     "10,000, 1,000 replicates": partial(doubles, n=10_000),
-    "10,000 x 10": partial(csv_file, n=10_000),
+    "10,000 x 10": partial(samples.csv_file, n=10_000),
 }
 """Functions that return the data, by the size in the name of a job."""
-groups_of_binary = partial(grouped, binary, n=1_000_000, num_groups=1_000)
+groups_of_binary = partial(samples.grouped, samples.binary, n=1_000_000, num_groups=1_000)
 
 
 def compared(
@@ -139,7 +127,7 @@ def report_of_file(path: Path) -> dict[str, float]:
 
 
 nll, brier, ece = (partial(function, **GIVEN) for function in (tc.nll, tc.brier_score, tc.ece))
-leaf = partial(logits, n=50_000, num_classes=100, gradient=True)
+leaf = partial(samples.logits, n=50_000, num_classes=100, gradient=True)
 cross_entropy = by_hand.torch_binary_cross_entropy
 squared_error = by_hand.torch_mean_squared_error
 classwise_ece = partial(ece, mode="classwise")
@@ -255,7 +243,7 @@ VOLUMES = [
         by_hand.torch_monai_float32,
         0.1 if shape[1] == 2 else 0.2,
         0.1,  # float32 sums of many voxels
-        partial(volumes, n=shape[0] * math.prod(shape[2:]), shape=shape),
+        partial(samples.volumes, n=shape[0] * math.prod(shape[2:]), shape=shape),
     )
     for shape in ((2, 3, 128, 128), (1, 3, 96, 96, 96), (2, 14, 96, 96, 64), (1, 2, 192, 192, 96))
 ]

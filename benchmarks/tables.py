@@ -37,15 +37,6 @@ from torch import Tensor
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import simulate
-from torchcalib.calibration import (
-    AffineScaling,
-    HistogramBinning,
-    IsotonicCalibration,
-    TemperatureScaling,
-    cross_val_calibrate,
-    expected_score,
-    relative_calibration_loss,
-)
 from torchcalib.calibration.calibrator import Calibrator
 
 DATA = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -237,9 +228,9 @@ EPSR_1 = {  # 100 (NCE - semi-empirical NCE) / NCE, for 200, 2,000 and 20,000 sa
 }
 
 CALIBRATORS: dict[str, Calibrator] = {
-    "aff": AffineScaling(),
-    "tem": TemperatureScaling(),
-    "his": HistogramBinning(n_bins=15, right=True, empty="zero"),
+    "aff": tc.AffineScaling(),
+    "tem": tc.TemperatureScaling(),
+    "his": tc.HistogramBinning(n_bins=15, right=True, empty="zero"),
 }
 
 
@@ -273,7 +264,7 @@ def calibration(log_q: Tensor, target: Tensor, calibrator: str, **trained: Any) 
 
 def nce(preds: Tensor, target: Tensor, **given: Any) -> float:
     """Return the normalised cross-entropy of logits; with a calibrator as `reference` the semi-empirical one."""
-    return expected_score(
+    return tc.expected_score(
         preds, target, **{"task": "multiclass", "from_logits": True, **given}, normalize="prior"
     ).item()
 
@@ -378,7 +369,7 @@ def score(name: str, log_q: Tensor, target: Tensor, folds: Tensor | str = "strat
         trained = {"train_on_test": True} if how == "tt" else {"folds": folds}
         given = calibration(log_q, target, calibrator, **trained)
         if what == "rcl":
-            return relative_calibration_loss(**given, score=SCORES[of]).item()
+            return tc.relative_calibration_loss(**given, score=SCORES[of]).item()
         return nce(reference=given.pop("calibrator"), **given)
     given = {"preds": log_q, "target": target, "task": "multiclass", "from_logits": True}
     if match := re.fullmatch(r"nrisk(01r?|imb)", name):
@@ -425,14 +416,14 @@ def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor | 
     given = {"target": target, "from_logits": True}
     if kind == "calp":
         log_odds = log_q[:, 1] - log_q[:, 0]
-        after = cross_val_calibrate(
-            log_odds, task="binary", calibrator=IsotonicCalibration(), train_on_test=True, **given
+        after = tc.cross_val_calibrate(
+            log_odds, task="binary", calibrator=tc.IsotonicCalibration(), train_on_test=True, **given
         )
         return torch.nn.functional.logsigmoid(torch.stack((-after, after), -1))
     if kind == "raw":
         return log_q
-    calibrator = {"cal": AffineScaling(), "calt": TemperatureScaling()}[kind]
-    return cross_val_calibrate(log_q, task="multiclass", calibrator=calibrator, folds=folds, **given)
+    calibrator = {"cal": tc.AffineScaling(), "calt": tc.TemperatureScaling()}[kind]
+    return tc.cross_val_calibrate(log_q, task="multiclass", calibrator=calibrator, folds=folds, **given)
 
 
 def epsr_systems() -> Iterator[Cell]:
@@ -451,7 +442,7 @@ def epsr_systems() -> Iterator[Cell]:
         # The published softmax has the precision of the file.
         log_q, target = data.get("logits", data.get("log_probs")).log_softmax(-1).double(), data["targets"].long()
         if name == "rcl_ce_dxv":
-            value = relative_calibration_loss(
+            value = tc.relative_calibration_loss(
                 log_q, target, task="multiclass", from_logits=True, folds=data["fold_seed0"]
             ).item()
         else:

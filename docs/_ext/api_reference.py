@@ -6,16 +6,14 @@ in `arguments.toml`.
 
 import inspect
 import re
-import tomllib
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from docutils import nodes
-from metric_pages import pages
+from metric_pages import contents, pages
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyObject
@@ -99,7 +97,7 @@ def template_context() -> dict[str, Any]:
 @cache
 def shared_arguments() -> dict[str, str]:
     """Return the entry of each shared argument for a section "Args"."""
-    texts = tomllib.loads((Path(__file__).parents[1] / "arguments.toml").read_text(encoding="utf-8"))
+    texts = dict(contents("arguments"))
     options = ModuleAnalyzer.for_module("torchcalib.core.arguments").find_attr_docs()
     for (owner, name), lines in options.items():
         if owner == "InputOptions":

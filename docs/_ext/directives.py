@@ -11,7 +11,6 @@ import base64
 import math
 import re
 import tempfile
-import tomllib
 import warnings
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from docutils import nodes
-from metric_pages import cell
+from metric_pages import DOCS, cell, contents
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -30,16 +29,8 @@ import torchcalib.io.names as io_names
 from torchcalib.inference import Interval
 from torchcalib.io.opening import open_predictions
 
-SOURCES = Path(__file__).parents[1] / "sources.toml"
-LAYOUTS = SOURCES.with_name("layouts.toml")
-FILES = (
-    SOURCES,
-    LAYOUTS,
-    torchcalib.__file__,
-    torchcalib.cli.options.__file__,
-    torchcalib.cli.parser.__file__,
-    io_names.__file__,
-)
+MODULES = (torchcalib, torchcalib.cli.options, torchcalib.cli.parser, io_names)
+FILES = (DOCS / "sources.toml", DOCS / "layouts.toml", *(module.__file__ for module in MODULES))
 ROLES = {
     "logits": io_names.LOGITS,
     "probabilities": io_names.PROBS,
@@ -93,7 +84,7 @@ def layouts() -> str:
     parts = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # percentages are divided, and rows left out
-        for title, name, text in tomllib.loads(LAYOUTS.read_text(encoding="utf-8"))["layouts"]:
+        for title, name, text in contents("layouts")["layouts"]:
             path = Path(folder, name)
             path.write_text(text.lstrip(), encoding="utf-8")
             files = open_predictions([path])
@@ -113,22 +104,16 @@ class Term(NamedTuple):
     remark: str = ""
 
 
-@cache
-def contents() -> dict[str, Any]:
-    """Return the contents of `sources.toml`."""
-    return tomllib.loads(SOURCES.read_text(encoding="utf-8"))
-
-
 def terms(source: str) -> list[Term]:
     """Return the terms of a source, such as "ecd", in their order."""
-    return [Term(*fields) for fields in contents()["sources"][source]["terms"]]
+    return [Term(*fields) for fields in contents("sources")["sources"][source]["terms"]]
 
 
 @cache
 def example() -> dict[str, Any]:
     """Run the code of the example and return its namespace."""
     names: dict[str, Any] = {}
-    exec(compile(contents()["example"], str(SOURCES), "exec"), names)  # the code is part of the documentation
+    exec(compile(contents("sources")["example"], "sources.toml", "exec"), names)  # code of the page
     return names
 
 
@@ -160,7 +145,7 @@ def shown(value: Any, name: str) -> str:
 
 def table_of_terms(name: str) -> str:
     """Return a source and a table of its terms."""
-    source = contents()["sources"][name]
+    source = contents("sources")["sources"][name]
     title = f"[{source['title']}]({source['link']})" if "link" in source else source["title"]
     rows = [
         f"| {term.name} | {term.place} | {cell(f'`{term.call}`')} "

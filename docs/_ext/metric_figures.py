@@ -41,7 +41,6 @@ LABELS = {
 }
 """Label of the horizontal axis of each kind of figure."""
 
-
 STYLE = {
     "figure.constrained_layout.use": True,
     "figure.facecolor": LIGHT.paper,

@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
-CONTENTS = DOCS / "metrics.toml"
 TEMPLATES = DOCS / "_templates"
 IDENTIFIER = re.compile(r"(?:doi|arXiv)[ :]+([\w./-]*\w)")
 
 
 @cache
-def contents() -> dict[str, Any]:
-    """Return the contents of `metrics.toml`."""
-    return tomllib.loads(CONTENTS.read_text(encoding="utf-8"))
+def contents(name: str = "metrics") -> dict[str, Any]:
+    """Return the contents of a TOML file of the documentation."""
+    return tomllib.loads((DOCS / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def defaults_of(cls: type[CalibrationMetric[Any]]) -> dict[str, Any]:
@@ -96,11 +95,6 @@ class Page:
     def options(self) -> dict[str, Any]:
         """Further arguments of the example."""
         return dict(eval(f"dict({self.entry['options']})"))  # the text is part of the documentation
-
-    @property
-    def has_test(self) -> bool:
-        """Whether the class has a calibration test."""
-        return self.cls is not None and self.cls.has_test
 
     @property
     def blocks(self) -> list[str]:
@@ -171,7 +165,7 @@ class Page:
     @property
     def test(self) -> str:
         """Description of the calibration test, with links."""
-        if self.has_test:
+        if self.cls and self.cls.has_test:
             names, _ = self.executed
             has_interval = not bool(torch.as_tensor(names["metric"].test().low).isnan().any())
             interval = ", confidence interval" if has_interval else ""
@@ -269,7 +263,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         return
     metric = pages().get(name)
     module = inspect.getfile(metric.function) if metric else __file__
-    for file in (CONTENTS, __file__, module, *TEMPLATES.glob("*.*")):
+    for file in (DOCS / "metrics.toml", __file__, module, *TEMPLATES.glob("*.*")):
         app.env.note_dependency(str(file))
     source[0] = metric_page(metric, DOCS / "metrics/figures") if metric else rendered("metrics.md")
 

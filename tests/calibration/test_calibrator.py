@@ -1,4 +1,4 @@
-"""Properties of all calibrators: batches, weights and module behaviour."""
+"""Properties of all calibrators: batches, weights, module behaviour, saving and loading."""
 
 import copy
 import math
@@ -15,6 +15,8 @@ from helpers.fits import (
     SCALED,
     SPLINE,
     VA,
+    H,
+    T,
     binary,
     data,
     fresh,
@@ -23,13 +25,8 @@ from helpers.fits import (
     single,
 )
 
-from torchcalib.calibration import (
-    AffineScaling,
-    HistogramBinning,
-    IsotonicCalibration,
-    TemperatureScaling,
-    cross_val_calibrate,
-)
+import torchcalib as tc
+from torchcalib.core.saved import content_of, saved_bytes
 from torchcalib.ops.newton import NO_DATA
 from torchcalib.reporting.building import ReportBuilder
 
@@ -84,7 +81,7 @@ def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
         for calibrated, one, own in zip(each, fits, logits, strict=True):
             assert calibrated.allclose(one(own), atol=1e-8)
     logits, target = logits[0], target[0]
-    weights = torch.randint(0, 4, (7, 90), generator=torch.Generator().manual_seed(5))
+    weights = torch.randint(0, 4, (4, 90), generator=torch.Generator().manual_seed(5))
     p = calibrator.read(logits, target, task=given["task"], options={"from_logits": True})
     batched = calibrator.fit_to(p, weights.double())
     for r, row in enumerate(weights):
@@ -92,7 +89,7 @@ def test_batches_labels_and_replicate_weights_equal_separate_fits(calibrator):
         expected = fresh(calibrator).fit(*repeats, **given)(logits)
         unread = torch.where((row == 0).reshape(90, *[1] * (logits.dim() - 1)), math.nan, logits)
         one = fresh(calibrator).fit(unread, target.masked_fill(row == 0, 7), weights=row, **given)
-        for found in (batched(logits.expand(7, *logits.shape))[r], batched.part(r)(logits), one(logits)):
+        for found in (batched(logits.expand(4, *logits.shape))[r], batched.part(r)(logits), one(logits)):
             assert found.allclose(expected, atol=1e-8)
 
 
@@ -228,6 +225,8 @@ def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_
     assert fitted.predict_proba(preds).allclose(expected.predict_proba(of_set), atol=1e-6)
     turned = fresh(calibrator).fit(preds.T, target, task="multiclass", positive_classes=[0, 3], class_axis=0)
     assert turned(preds.T).allclose(fitted(preds))
+    if calibrator not in (T, H, PLATT):  # the rest is the same for all calibrators
+        return
     again = fresh(calibrator)
     again.load_state_dict(fitted.state_dict())
     assert again(preds).equal(fitted(preds))
@@ -272,17 +271,17 @@ def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_arra
 
 def test_repr_shows_settings_and_fitted_parameters():
     preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
-    assert repr(TemperatureScaling()) == "TemperatureScaling()"
-    temperature = TemperatureScaling().fit(preds, target)
+    assert repr(tc.TemperatureScaling()) == "TemperatureScaling()"
+    temperature = tc.TemperatureScaling().fit(preds, target)
     assert repr(temperature) == f"TemperatureScaling(temperature={temperature.temperature:.4g}, {KIND})"
-    affine = AffineScaling().fit(preds, target)
+    affine = tc.AffineScaling().fit(preds, target)
     beta = ", ".join(f"{value:.4g}" for value in affine.beta)
     assert repr(affine) == f"AffineScaling(temperature={affine.temperature:.4g}, beta=[{beta}], {KIND})"
     settings = "n_bins=3, right=True, empty='keep'"
-    assert repr(HistogramBinning(3, right=True)) == f"HistogramBinning({settings})"
-    assert repr(HistogramBinning(3, right=True).fit(preds, target)) == f"HistogramBinning({settings}, {KIND})"
-    assert repr(IsotonicCalibration().fit(preds, target)) == f"IsotonicCalibration(n_knots=6, {KIND})"
-    batch = TemperatureScaling().fit(preds.expand(7, 5), target.expand(7, 5), task="binary", batch_dims=1)
+    assert repr(tc.HistogramBinning(3, right=True)) == f"HistogramBinning({settings})"
+    assert repr(tc.HistogramBinning(3, right=True).fit(preds, target)) == f"HistogramBinning({settings}, {KIND})"
+    assert repr(tc.IsotonicCalibration().fit(preds, target)) == f"IsotonicCalibration(n_knots=6, {KIND})"
+    batch = tc.TemperatureScaling().fit(preds.expand(7, 5), target.expand(7, 5), task="binary", batch_dims=1)
     temperatures = ", ".join([f"{batch.temperature[0]:.4g}"] * 4)
     assert repr(batch) == f"TemperatureScaling(temperature=[{temperatures}, ...], {KIND})"
 
@@ -316,6 +315,69 @@ def test_fit_to_soft_targets_is_the_fit_to_one_row_for_each_class_weighted_by_it
     slow = fresh(calibrator).fit(preds[rows], labels, weights=(weights[:, None] * shares).flatten(), **given)
     torch.testing.assert_close(soft(preds[1:]), slow(preds[1:]), rtol=0, atol=1e-7)
     folds = torch.arange(60) % 3
-    held_out = cross_val_calibrate(preds[5:], target[5:], calibrator=calibrator, folds=folds[5:], **given)
+    held_out = tc.cross_val_calibrate(preds[5:], target[5:], calibrator=calibrator, folds=folds[5:], **given)
     part = fresh(calibrator).fit(preds[5:][folds[5:] != 1], target[5:][folds[5:] != 1], **given)
     torch.testing.assert_close(held_out[folds[5:] == 1], part(preds[5:])[folds[5:] == 1], rtol=0, atol=1e-7)
+
+
+P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+FITTED = tc.AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
+
+
+def test_loading_other_files_raises_errors(tmp_path):
+    path = tmp_path / "other.pt"
+    tc.save_calibrator(tc.HistogramBinning(4).fit(P, Y), path)
+    saved = content_of(path, "calibrator")
+    described, parameters = saved["described"], saved["parameters"]
+    refused = [
+        {"described": {**described, name: value}, "parameters": parameters}
+        for name, value in {
+            "kind": "Calibrator", "task": "regression", "class_axis": "x", "from_logits": 1, "n_bins": -3,
+            "positive_classes": "ab",
+        }.items()
+    ]  # fmt: skip
+    changes = (
+        {"rate": parameters["rate"] + 1},
+        {"rate": parameters["rate"] > 0},
+        {"rate": 3},
+        {"grad_norm": -torch.ones((), dtype=torch.float64)},
+        {"converged": torch.tensor(1.0)},
+        {"more": torch.ones(2)},
+    )
+    refused += [{"described": described, "parameters": {**parameters, **change}} for change in changes]
+    refused.append({"described": described, "parameters": {"rate": parameters["rate"]}})
+    for content in ({"weight": torch.ones(2)}, *refused):
+        path.write_bytes(saved_bytes("calibrator", content))
+        with pytest.raises(ValueError, match=r"other\.pt` must be a complete calibrator, got"):
+            tc.load_calibrator(path)
+
+
+def test_checkpoints_of_torch_contain_a_calibrator_or_raise_an_error(tmp_path):
+    path, state = tmp_path / "checkpoint.ckpt", FITTED.state_dict()
+    torch.save({"epoch": 3, "torchcalib_calibrator": state}, path)
+    assert torch.equal(tc.load_calibrator(path)(P), FITTED(P))
+    # a tensor that declares more values than the file has
+    expanded = {**state, "beta": torch.zeros(1, dtype=torch.float64).expand(30_000_000)}
+    for content in (state, torch.ones(2), torch.nn.Identity(), {"torchcalib_calibrator": expanded}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"checkpoint\.ckpt` must be a complete calibrator, got"):
+            tc.load_calibrator(path)
+    with pytest.raises(FileNotFoundError):
+        tc.load_calibrator(tmp_path / "missing.pt")
+
+
+def test_loading_sets_only_saved_attributes_and_a_state_of_another_class_raises(tmp_path):
+    p, y = torch.tensor([0.25, 0.5, 0.75, 1.0]), torch.tensor([0, 1, 0, 1])
+    tc.save_calibrator(tc.HistogramBinning(4, right=True).fit(p, y, task="binary"), tmp_path / "cal.pt")
+    assert torch.equal(tc.load_calibrator(tmp_path / "cal.pt")(p), y.float())
+    state = FITTED.state_dict()
+    state["_extra_state"] |= {"forward": 1, "from_logits": True}
+    loaded = tc.AffineScaling()
+    loaded.load_state_dict(state)
+    assert "forward" not in vars(loaded)
+    assert (loaded.task, loaded.from_logits, loaded.class_axis) == ("binary", True, -1)
+    other = tc.TemperatureScaling().fit(P, Y)
+    before = other(P)
+    with pytest.raises(ValueError, match="`state_dict` must be of TemperatureScaling, got one of AffineScaling"):
+        other.load_state_dict(state)
+    assert other(P).equal(before)

@@ -7,19 +7,7 @@ import pytest
 import torch
 from helpers.fits import data, multi, turns
 
-from torchcalib.calibration import (
-    AffineScaling,
-    BetaCalibration,
-    BiasCorrection,
-    QuadraticScaling,
-    TemperatureScaling,
-    VectorScaling,
-    calibration_loss,
-    cross_val_calibrate,
-    recommend,
-    relative_calibration_loss,
-    score_divergence,
-)
+import torchcalib as tc
 from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.core.inputs import read_input
 
@@ -31,29 +19,29 @@ def test_separable_labels_give_a_warning_at_the_line_of_the_caller(trained):
     separable = torch.tensor([0, 1, 0, 1, 0, 1])  # separable at 0.5: the likelihood rises with the scale without limit
     given = {"preds": P, "target": separable, "task": "binary", **trained}
     for function in (
-        relative_calibration_loss,
-        calibration_loss,
-        cross_val_calibrate,
-        lambda **g: score_divergence(**g).divergence,
+        tc.relative_calibration_loss,
+        tc.calibration_loss,
+        tc.cross_val_calibrate,
+        lambda **g: tc.score_divergence(**g).divergence,
     ):
         with pytest.warns(UserWarning, match="can be separated without error") as warned:
-            found = function(calibrator=TemperatureScaling(), **given)
+            found = function(calibrator=tc.TemperatureScaling(), **given)
         assert [warning.filename for warning in warned] == [__file__]
-        assert torch.equal(found, P if function is cross_val_calibrate else torch.zeros_like(found))
+        assert torch.equal(found, P if function is tc.cross_val_calibrate else torch.zeros_like(found))
     with pytest.warns(UserWarning, match="can be separated without error") as warned:
-        assert recommend(calibrators=[TemperatureScaling(), AffineScaling()], **given).best is None
+        assert tc.recommend(calibrators=[tc.TemperatureScaling(), tc.AffineScaling()], **given).best is None
     assert len(warned) == 2  # temperature and affine scaling
 
 
 def test_separable_replicates_give_no_warning():
     # the second replicate drops the two samples that overlap
     weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])
-    rcl = partial(relative_calibration_loss, P, Y, task="binary", train_on_test=True)
+    rcl = partial(tc.relative_calibration_loss, P, Y, task="binary", train_on_test=True)
     assert rcl(weights=weights).tolist() == pytest.approx([rcl().item(), 0])
 
 
 def test_every_option_of_folds_is_documented():
-    entries = cross_val_calibrate.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
+    entries = tc.cross_val_calibrate.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
     names = {*FoldOptions.__annotations__, "train_on_test", "calibration"}
     assert [name for name in names if not re.search(rf"\n {{8}}{name}: ", entries)] == []
 
@@ -106,8 +94,8 @@ def test_every_class_that_can_be_is_in_every_training_part():
         assert all(len(folds[groups == k].unique()) == 1 for k in range(20))
 
 
-OF_CLASSES = [AffineScaling(), BiasCorrection(), VectorScaling(), TemperatureScaling()]
-OF_BINARY = [AffineScaling(), BetaCalibration(), QuadraticScaling()]
+OF_CLASSES = [tc.AffineScaling(), tc.BiasCorrection(), tc.VectorScaling(), tc.TemperatureScaling()]
+OF_BINARY = [tc.AffineScaling(), tc.BetaCalibration(), tc.QuadraticScaling()]
 
 
 @pytest.mark.parametrize(
@@ -124,19 +112,19 @@ def test_training_parts_without_a_class_have_the_fit_to_the_other_classes(task, 
         logits, target = logits[:, 1], (torch.arange(60) == 0).long()
     folds = torch.cat((torch.tensor([0]), turns(59) + 1)) % 5
     given = {"task": task, "from_logits": True}
-    found = cross_val_calibrate(logits, target, calibrator=calibrator, folds=folds, **given)
+    found = tc.cross_val_calibrate(logits, target, calibrator=calibrator, folds=folds, **given)
     fit = type(calibrator)().fit(logits[folds != 0], target[folds != 0], **given)
     torch.testing.assert_close(found[folds == 0], fit(logits)[folds == 0], rtol=0, atol=1e-8)
 
 
 def test_scores_are_averaged_over_repeated_splits():
     logits, target = data(60, 3)
-    found = calibration_loss(logits, target, n_repeats=3, seed=4, **multi)
-    each = [calibration_loss(logits, target, n_repeats=1, seed=seed, **multi).item() for seed in (4, 5, 6)]
+    found = tc.calibration_loss(logits, target, n_repeats=3, seed=4, **multi)
+    each = [tc.calibration_loss(logits, target, n_repeats=1, seed=seed, **multi).item() for seed in (4, 5, 6)]
     assert found.item() == pytest.approx(sum(each) / 3, abs=1e-12)
     assert len(set(each)) == 3
-    assert calibration_loss(logits, target, **multi).item() == pytest.approx(
-        calibration_loss(logits, target, n_repeats=5, **multi).item(), abs=1e-12
+    assert tc.calibration_loss(logits, target, **multi).item() == pytest.approx(
+        tc.calibration_loss(logits, target, n_repeats=5, **multi).item(), abs=1e-12
     )
 
 
@@ -166,9 +154,9 @@ def test_groups_are_never_split_and_folds_have_similar_sizes():
 def test_fold_numbers_may_be_any_integers():
     logits, target = data(60, 3)
     numbers = torch.tensor([-7, 3, 900])[turns(60, 3)]
-    found = relative_calibration_loss(logits, target, folds=numbers, **multi)
+    found = tc.relative_calibration_loss(logits, target, folds=numbers, **multi)
     assert found.item() == pytest.approx(
-        relative_calibration_loss(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12
+        tc.relative_calibration_loss(logits, target, folds=turns(60, 3), **multi).item(), abs=1e-12
     )
 
 
@@ -176,7 +164,7 @@ def test_batches_of_labels_on_any_axis_equal_a_loop():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 60, 3, generator=g, dtype=torch.float64)
     target = (torch.rand(2, 60, 3, generator=g) < logits.sigmoid()).long()
-    calibrate = partial(cross_val_calibrate, task="multilabel", from_logits=True, folds=turns(60, 3))
+    calibrate = partial(tc.cross_val_calibrate, task="multilabel", from_logits=True, folds=turns(60, 3))
     expected = torch.stack([calibrate(*pair) for pair in zip(logits, target, strict=True)])
     torch.testing.assert_close(calibrate(logits, target, batch_dims=1), expected, rtol=0, atol=1e-9)
     turned = calibrate(logits.movedim(-1, 1), target.movedim(-1, 1), batch_dims=1, class_axis=1)

@@ -13,24 +13,8 @@ from helpers.fits import ALL, OF_CLASSES, data, fresh, name, single
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
+import torchcalib as tc
 from benchmarks import calibrated
-from torchcalib.calibration import (
-    AffineScaling,
-    BayesianBinning,
-    BetaCalibration,
-    BiasCorrection,
-    Calibrator,
-    HistogramBinning,
-    IsotonicCalibration,
-    PlattScaling,
-    QuadraticScaling,
-    SplineCalibration,
-    TemperatureScaling,
-    VennAbersCalibration,
-    load_calibrator,
-    recommend,
-    save_calibrator,
-)
 
 FREE, POSITIVE = (None, None), (0, None)
 
@@ -46,14 +30,14 @@ def midpoint_curve(p, a, b):
 
 
 PUBLISHED = [
-    (TemperatureScaling(), lambda p, a: expit(a * logit(p)), [POSITIVE]),  # Guo et al. (ICML 2017), sec. 4.2
-    (BiasCorrection(), lambda p, b: expit(logit(p) + b), [FREE]),  # Alexandari et al. (ICML 2020), T = 1
-    (AffineScaling(), lambda p, a, b: expit(a * logit(p) + b), [POSITIVE, FREE]),  # Platt (1999), of the log-odds
-    (QuadraticScaling(), lambda p, a, b, c: expit(a + b * logit(p) + c * logit(p) ** 2), [FREE] * 3),  # CalArena
-    (BetaCalibration(), beta_curve, [POSITIVE, POSITIVE, FREE]),
-    (BetaCalibration("am"), lambda p, a, c: beta_curve(p, a, a, c), [POSITIVE, FREE]),
-    (BetaCalibration("ab"), midpoint_curve, [POSITIVE, POSITIVE]),
-    (BetaCalibration("a"), lambda p, a: midpoint_curve(p, a, a), [POSITIVE]),
+    (tc.TemperatureScaling(), lambda p, a: expit(a * logit(p)), [POSITIVE]),  # Guo et al. (ICML 2017), sec. 4.2
+    (tc.BiasCorrection(), lambda p, b: expit(logit(p) + b), [FREE]),  # Alexandari et al. (ICML 2020), T = 1
+    (tc.AffineScaling(), lambda p, a, b: expit(a * logit(p) + b), [POSITIVE, FREE]),  # Platt (1999), of the log-odds
+    (tc.QuadraticScaling(), lambda p, a, b, c: expit(a + b * logit(p) + c * logit(p) ** 2), [FREE] * 3),  # CalArena
+    (tc.BetaCalibration(), beta_curve, [POSITIVE, POSITIVE, FREE]),
+    (tc.BetaCalibration("am"), lambda p, a, c: beta_curve(p, a, a, c), [POSITIVE, FREE]),
+    (tc.BetaCalibration("ab"), midpoint_curve, [POSITIVE, POSITIVE]),
+    (tc.BetaCalibration("a"), lambda p, a: midpoint_curve(p, a, a), [POSITIVE]),
 ]
 
 
@@ -115,7 +99,7 @@ def test_the_constructor_takes_the_kind_of_the_predictions(calibrator):
     kind = type(calibrator)
     z, y = (data(60, 3)) if calibrator in OF_CLASSES else single(60)
     z = z.sigmoid()
-    fit = partial(Calibrator.fit, target=y, task="multiclass" if calibrator in OF_CLASSES else "binary")
+    fit = partial(tc.Calibrator.fit, target=y, task="multiclass" if calibrator in OF_CLASSES else "binary")
     declared = fit(kind(from_logits=True), z)
     assert declared.from_logits
     assert declared(z).equal(fit(kind(), z, from_logits=True)(z))
@@ -123,7 +107,7 @@ def test_the_constructor_takes_the_kind_of_the_predictions(calibrator):
         assert not fit(kind(), z).from_logits
         assert not fit(kind(from_logits=True), z, from_logits=False).from_logits
         losses = [
-            recommend(z, y, calibrators=[each], **given).rcl[kind.name]
+            tc.recommend(z, y, calibrators=[each], **given).rcl[kind.name]
             for each, given in ((kind(from_logits=True), {}), (kind(), {"from_logits": True}))
         ]
         assert losses[0] == losses[1]
@@ -131,19 +115,19 @@ def test_the_constructor_takes_the_kind_of_the_predictions(calibrator):
 
 def test_a_spline_that_was_saved_with_another_meaning_is_refused(tmp_path):
     s, y = single(60)
-    fitted = SplineCalibration().fit(s, y, task="binary", from_logits=True)
-    save_calibrator(fitted, tmp_path / "new.pt")
-    assert load_calibrator(tmp_path / "new.pt")(s).equal(fitted(s))
+    fitted = tc.SplineCalibration().fit(s, y, task="binary", from_logits=True)
+    tc.save_calibrator(fitted, tmp_path / "new.pt")
+    assert tc.load_calibrator(tmp_path / "new.pt")(s).equal(fitted(s))
     state = fitted.state_dict()
     state["_extra_state"].pop("format")  # files of the first format have none
     with pytest.raises(ValueError, match=r"must be of format 2 of SplineCalibration, got format 1.*Fit and save it"):
-        SplineCalibration().load_state_dict(state)
+        tc.SplineCalibration().load_state_dict(state)
     torch.save({"torchcalib_calibrator": state}, tmp_path / "old.pt")
     with pytest.raises(ValueError, match="must be of format 2 of SplineCalibration"):
-        load_calibrator(tmp_path / "old.pt")
+        tc.load_calibrator(tmp_path / "old.pt")
 
 
-HARM = {HistogramBinning: 5, BayesianBinning: 5, PlattScaling: 6, VennAbersCalibration: 1.5}
+HARM = {tc.HistogramBinning: 5, tc.BayesianBinning: 5, tc.PlattScaling: 6, tc.VennAbersCalibration: 1.5}
 """Largest excess in units of that of isotonic calibration, where the method itself costs more than the goal.
 
 Bins, and a logistic curve of the probability, have an error that does not vanish for many rows. Venn-Abers
@@ -157,7 +141,7 @@ probabilities of many classes add up.
 def test_calibrated_models_lose_no_more_than_by_isotonic_calibration(cell):
     n_sets = {2: 60, 10: 4, 100: 1}[cell.n_classes]
     found = calibrated.costs(cell, calibrated.methods(cell), n_sets)
-    isotonic = found[IsotonicCalibration]
+    isotonic = found[tc.IsotonicCalibration]
     for kind, cost in found.items():
         goal = calibrated.MOST_OF_MANY if kind in calibrated.MANY_PARAMETERS else calibrated.MOST
         noise = 3 * float((cost.excess - isotonic.excess).std()) / n_sets**0.5 if n_sets > 1 else 0

@@ -7,14 +7,8 @@ import pytest
 import torch
 from helpers.fits import B, D, T, binary
 
+import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.calibration import (
-    HistogramBinning,
-    IsotonicCalibration,
-    cross_val_calibrate,
-    recommend,
-    relative_calibration_loss,
-)
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.calibration.selection import Candidate, _optimism_of_choice, chi_squared_tail
 
@@ -29,7 +23,7 @@ def shifted(scale, shift, n=2000):
 
 
 def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator():
-    found = recommend(*shifted(2, 3), calibrators=[T, B, D], **binary)
+    found = tc.recommend(*shifted(2, 3), calibrators=[T, B, D], **binary)
     simple, affine = found.rcl["temperature scaling"], found.rcl["affine scaling"]
     low, high = found.interval
     assert found.best == "affine scaling"
@@ -38,17 +32,17 @@ def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator(
         f"Add affine scaling: it cuts NLL by {found.gain:.1f}% (95% interval {low:.3g} to {high:.3g}); "
         f"temperature scaling gains {simple:.1f}%."
     )
-    assert affine == pytest.approx(relative_calibration_loss(*shifted(2, 3), **binary).item())
-    found = recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
+    assert affine == pytest.approx(tc.relative_calibration_loss(*shifted(2, 3), **binary).item())
+    found = tc.recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
     assert (found.score, found.intervals) == ("bayes_risk", {})
     assert "it cuts Bayes risk by " in found.text
-    few, many = HistogramBinning(n_bins=2), HistogramBinning(n_bins=20)
-    found = recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
+    few, many = tc.HistogramBinning(n_bins=2), tc.HistogramBinning(n_bins=20)
+    found = tc.recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
     assert found.best == "temperature scaling"
     assert found.text.startswith("Add temperature scaling: it cuts Brier score by ")
     assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
     for scale, words in ((1, "no calibrator lowers NLL"), (1.6, "temperature scaling, cuts NLL by only ")):
-        found = recommend(*shifted(scale, 0), calibrators=[T, B, D], **binary)
+        found = tc.recommend(*shifted(scale, 0), calibrators=[T, B, D], **binary)
         assert found.best is None
         assert found.text.startswith("Use the predictions as they are: ")
         assert words in found.text
@@ -88,11 +82,11 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     given = {**binary, **({"weights": weights} if weighted else {}), **({"groups": groups} if clustered else {})}
     how = {key: value for key, value in given.items() if key != "groups"}
     smallest = weights.square().sum().item() / weights.sum().item() ** 2
-    found = recommend(logits, target, calibrators=[T, D], score=score, n_repeats=1, **given)
+    found = tc.recommend(logits, target, calibrators=[T, D], score=score, n_repeats=1, **given)
     for calibrator, k in ((T, 1), (D, 2)):
-        calibrated = cross_val_calibrate(logits, target, calibrator=calibrator, **given)
+        calibrated = tc.cross_val_calibrate(logits, target, calibrator=calibrator, **given)
         before, after, inside, decreases = {}, {}, {}, []
-        whole = cross_val_calibrate(logits, target, calibrator=calibrator, train_on_test=True, **how)
+        whole = tc.cross_val_calibrate(logits, target, calibrator=calibrator, train_on_test=True, **how)
         for parts, values in ((before, logits), (after, calibrated), (inside, whole)):
             for x, y, w, group in zip(values.tolist(), target.tolist(), weights.tolist(), groups.tolist(), strict=True):
                 q = 1 / (1 + math.exp(-x if y else x))  # probability of the label
@@ -222,28 +216,28 @@ def test_likelihood_ratios_decide_about_calibrators_that_contain_the_identity():
 
 def test_calibrators_that_can_assign_probability_0_are_not_advised_by_nll():
     logits, target = shifted(2, 3)
-    found = recommend(logits, target, calibrators=[IsotonicCalibration(), HistogramBinning()], **binary)
+    found = tc.recommend(logits, target, calibrators=[tc.IsotonicCalibration(), tc.HistogramBinning()], **binary)
     assert found.best is None
     assert found.text == (
         "Use the predictions as they are: no calibrator was compared that keeps NLL finite on new data."
     )
-    both = [IsotonicCalibration(), T]
-    assert recommend(logits, target, calibrators=both, **binary).best == "temperature scaling"
-    by_brier = recommend(logits, target, calibrators=both, score="brier", **binary)
+    both = [tc.IsotonicCalibration(), T]
+    assert tc.recommend(logits, target, calibrators=both, **binary).best == "temperature scaling"
+    by_brier = tc.recommend(logits, target, calibrators=both, score="brier", **binary)
     assert by_brier.best == "isotonic calibration"
     # A class without samples would get probability 0 by a bias.
     three = torch.cat((logits[:, None], -logits[:, None], torch.zeros(len(logits), 1)), -1)
-    found = recommend(three, target, calibrators=[D, T], task="multiclass", from_logits=True)
+    found = tc.recommend(three, target, calibrators=[D, T], task="multiclass", from_logits=True)
     assert found.preferred == "temperature scaling"
 
 
 def test_brier_score_replaces_an_infinite_nll():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0
-    found = recommend(p, y, task="binary", calibrators=[T, D])
+    found = tc.recommend(p, y, task="binary", calibrators=[T, D])
     assert (found.score, found.nll_is_infinite, math.isfinite(found.gain)) == ("brier", True, True)
     assert found.text.startswith("NLL is infinite, so calibrators are compared by the Brier score. Add ")
-    assert found.rcl == pytest.approx(recommend(p, y, task="binary", calibrators=[T, D], score="brier").rcl)
+    assert found.rcl == pytest.approx(tc.recommend(p, y, task="binary", calibrators=[T, D], score="brier").rcl)
 
 
 @pytest.mark.parametrize(

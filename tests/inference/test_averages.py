@@ -95,7 +95,7 @@ def test_class_wise_average_of_esce_is_0_for_every_model():
     assert bool((separate.p_value < 0.01).all())
 
 
-SETTINGS = [(2, 8, 1_000, 99), (5, 8, 1_000, 99)]
+SETTINGS = [(5, 8, 1_000, 99), pytest.param(2, 8, 1_000, 99, marks=pytest.mark.extended)]
 SETTINGS += [pytest.param(n_classes, 500, 2_000, 199, marks=pytest.mark.long) for n_classes in (2, 3, 10)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import oracles
-from oracles import binless, canonical, losses, ranked, selective
+from oracles import binless, canonical, ranked, selective
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
@@ -29,8 +29,8 @@ SELECTIVE = ("aurc", "eaurc", "augrc", "correctnessauroc", "riskatcoverage", "ac
 BINLESS = {"smece": binless.smece, "spiegelhalter": binless.spiegelhalter, "cox": binless.cox, "ici": binless.ici}
 OF_PAIRS = {"skce": canonical.skce, "canonicalerror": canonical.canonical_error}
 PENALTIES = {
-    "mmce": (losses.mmce, {"bandwidth": 0.4, "weighted": False}),
-    "softbinnedece": (losses.soft_binned_ece, {"n_bins": 15, "temperature": 0.01, "norm": "l2"}),
+    "mmce": (binless.mmce, {"bandwidth": 0.4, "weighted": False}),
+    "softbinnedece": (binless.soft_binned_ece, {"n_bins": 15, "temperature": 0.01, "norm": "l2"}),
 }
 NEVER_AVERAGED = ("cox", "spiegelhalter")
 SELECTIVE_MODES = {

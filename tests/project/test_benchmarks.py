@@ -5,6 +5,8 @@ import inspect
 import json
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -13,28 +15,16 @@ import torchmetrics
 
 from benchmarks import (
     by_hand,
-    calibrated,
-    clusters,
-    comparisons,
-    coverage,
-    debiased,
-    diagnosis,
     everyday,
     first_seconds,
-    gains,
-    groups,
-    interval_targets,
     kernels,
-    looks,
     measure,
     one_pass,
     peers,
     power,
     readme,
-    required_n,
     run,
     samples,
-    slices,
     study,
 )
 from benchmarks.job import EVERYDAY, FAMILIES, OURS, REASONS, Job, alternative, jobs_of, named
@@ -43,9 +33,9 @@ from torchcalib.ops.dispatch import Op
 
 PEER = "a peer"
 FILES = readme.results()
-MODULES = (calibrated, clusters, comparisons, coverage, debiased, diagnosis, first_seconds, gains, groups)
-MODULES += (interval_targets, looks, required_n, slices)
-STUDIES = {each.page: each for each in (power.POWER, power.FEW, power.CLASSES, *(module.STUDY for module in MODULES))}
+MODULES = [path.stem for path in Path(study.__file__).parent.glob("*.py") if "\nSTUDY = " in path.read_text()]
+STUDIES = [power.POWER, power.FEW, power.CLASSES, *(import_module(f"benchmarks.{name}").STUDY for name in MODULES)]
+STUDIES = {each.page: each for each in sorted(STUDIES, key=lambda each: each.page)}
 TIMES = {
     "seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]},
     "shares": {},

@@ -21,7 +21,7 @@ def source_terms():
 
 
 def test_terms_of_a_source_are_unique_and_complete(source_terms):
-    assert tuple(source_terms.contents()["sources"]) == SOURCES
+    assert tuple(source_terms.contents("sources")["sources"]) == SOURCES
     found = [(source, term.name) for source in SOURCES for term in source_terms.terms(source)]
     assert len(found) == len(set(found))
     assert len(found) >= 120

@@ -19,14 +19,7 @@ from sklearn.datasets import make_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import (
-    GridSearchCV,
-    GroupKFold,
-    KFold,
-    PredefinedSplit,
-    cross_val_predict,
-    cross_validate,
-)
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, PredefinedSplit, cross_val_predict, cross_validate
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -74,17 +67,22 @@ def expected_failures(estimator):
     return {}
 
 
-CHECKED = [
-    CalibratedClassifier(LINEAR(), cv=2),
-    CalibratedClassifier(LINEAR(), "affine", cv=2, ensemble=False),
-    OfFeatures(),
-]
-checks = parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures) if HAS_TAGS else pytest.mark.skip()
+def checks(*estimators):
+    if not HAS_TAGS:
+        return pytest.mark.skip()
+    return parametrize_with_checks(estimators, expected_failed_checks=expected_failures)
 
 
-@checks
+@checks(CalibratedClassifier(LINEAR(), cv=2), OfFeatures())
 @pytest.mark.filterwarnings("ignore")
 def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.extended
+@checks(CalibratedClassifier(LINEAR(), "affine", cv=2, ensemble=False))
+@pytest.mark.filterwarnings("ignore")
+def test_checks_of_one_calibrator_for_cross_validated_predictions(estimator, check):
     check(estimator)
 
 
@@ -154,14 +152,18 @@ def test_temperature_is_that_of_scikit_learn():
     assert found.predict_proba(X) == pytest.approx(reference.predict_proba(X), abs=1e-4)
 
 
-@pytest.mark.parametrize("ensemble", [True, False])
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
-@pytest.mark.parametrize("model", [LinearSVC(), GaussianNB()], ids=["scores", "probabilities"])
-@pytest.mark.parametrize(
-    ("method", "y", "tolerance"), [("sigmoid", BINARY, 2e-5), ("sigmoid", TEXT, 5e-5), ("isotonic", BINARY, 1e-10)]
+@each_value(
+    method={
+        "binary": ("sigmoid", BINARY, 2e-5),
+        "classes": ("sigmoid", TEXT, 5e-5),
+        "pav": ("isotonic", BINARY, 1e-10),
+    },
+    model={"scores": LinearSVC(), "probabilities": GaussianNB()},
+    weights={"": None, "weights": WEIGHTS},
+    ensemble=[True, False],
 )
-def test_methods_are_those_of_scikit_learn(method, y, tolerance, model, weights, ensemble):
-    how = {"cv": 3, "ensemble": ensemble}
+def test_methods_are_those_of_scikit_learn(method, model, weights, ensemble):
+    (method, y, tolerance), how = method, {"cv": 3, "ensemble": ensemble}
     reference = CalibratedClassifierCV(model, method=method, **how).fit(X, y, weights).predict_proba(X)
     found = CalibratedClassifier(model, method, **how).fit(X, y, weights).predict_proba(X)
     assert found == pytest.approx(reference, abs=tolerance)

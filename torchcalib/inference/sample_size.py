@@ -133,7 +133,7 @@ def minimum_detectable_error(
 
     Args:
         n: Number of rows; None is that of `preds`.
-        power: See `required_n`, as for all other arguments.
+        power, level, fault, test, prevalence, spread, n_tests, design_effect, systems: See `required_n`.
 
     Returns:
         The absolute error that is detected for both signs, or with `systems=2` the difference of the mean scores. NaN
