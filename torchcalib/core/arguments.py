@@ -9,7 +9,6 @@ from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast
 
 from torch import Tensor
 
-from torchcalib._bridges import ARGUMENTS, nearest
 from torchcalib.io.errors import short_name, shown
 from torchcalib.io.names import TASKS
 from torchcalib.io.names import Task as Task
@@ -134,6 +133,8 @@ _ADVICE = {
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
     """Return the error for an argument that `where` does not accept, with a suggestion from its `known` arguments."""
+    from torchcalib._bridges import ARGUMENTS, nearest
+
     similar = nearest(name, known, 0.7, table=ARGUMENTS)
     meant = ARGUMENTS.get(name, name)
     advice = None if meant == similar else _ADVICE.get(meant)
