@@ -211,10 +211,11 @@ def task_by_position(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
+    """Return a decorator for the errors of unknown arguments and, with advice, of too many positional ones."""
 
     def decorate(function: F) -> F:
-        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
+        known = signature(function).parameters
+        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in known.values())
 
         @wraps(function)
         def call(*data: Any, **options: Any) -> Any:
@@ -223,6 +224,8 @@ def advising(advice: str) -> Callable[[F], F]:
                     f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
                     f"{advice} Pass options such as task= by name."
                 )
+            if unknown := [name for name in options if name not in known]:
+                raise unknown_argument(unknown[0], known, function.__name__)
             return function(*data, **options)
 
         return cast(F, call)
