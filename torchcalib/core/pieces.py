@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchcalib.ops.softmax_stats import Detail
 
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
-_LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divides a batch, and of a piece
+_LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
