@@ -109,7 +109,7 @@ def _fill_sums(score: np.ndarray, correct: np.ndarray, sums: np.ndarray) -> None
         block = errors[start + 1 : start + 1 + _BLOCK]
         np.subtract(1, correct[::-1][start : start + _BLOCK], out=block)
         block[0] += errors[start]
-        np.cumsum(block, out=block)
+        torch.from_numpy(block).cumsum_(0)  # several times faster than numpy
         risk += (block / np.arange(start + 1.0, start + 1 + len(block))).sum()
     generalized = errors.sum() - errors[-1] / 2
     tied = np.flatnonzero(score[1:] == score[:-1])

@@ -208,7 +208,7 @@ def _fill_from_probabilities(
 ) -> Any:
     """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
     other = memory[1, : x.size].reshape(x.shape)
-    top = x.argmax(1) if axis else _first_largest(x, x.max(0))
+    top = x.argmax(axis) if axis or x.size <= _FEW_ENTRIES else _first_largest(x, x.max(0))
     entries, at_top = x.reshape(-1), places(top, x.shape, axis)
     q_top, total = entries[at_top].astype(np.float64), sum_of_rows(x, axis).astype(np.float64)
     scores[3] = q_top
