@@ -73,7 +73,7 @@ def label_keys(score: Tensor, label: Tensor) -> Tensor:
     """Return integer sort keys: the bits of the probability, shifted left by one, and the label as the last bit."""
     integer, top = largest_key(score.dtype)
     keys = torch.empty(score.shape, dtype=integer, device="cpu")
-    given, labels, found = (x.reshape(-1).numpy() for x in (score, label, keys))
+    given, labels, found = (x.detach().reshape(-1).numpy() for x in (score, label, keys))
     for start in range(0, len(found), _BLOCK):
         block = found[start : start + _BLOCK]
         np.abs(given[start : start + _BLOCK], out=block.view(given.dtype))  # converts -0 to 0
