@@ -7,8 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchcalib._bridges import NAMES, SHORTEST, nearest
-
 
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__all__`, `__getattr__` and `__dir__` for a package whose stub file lists the public names.
@@ -50,6 +48,8 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     message = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
+    from torchcalib._bridges import NAMES, SHORTEST, nearest
+
     found = NAMES.get(name) or next(_locations(name), None)
     if found is None and (close := nearest(name, known, shortest=SHORTEST)):
         found = f"{module}.{close}".removeprefix("torchcalib.")

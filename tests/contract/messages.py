@@ -715,6 +715,9 @@ TASKS = [
     (lambda: F.ece(y_proba=P2), "`target` must be a tensor, an array or a list of numbers, got None", TypeError),
     (lambda: F.ece(Y.double().numpy(), P.numpy()), "The arguments seem to be swapped", EITHER),
     (lambda: tc.compare(Q, Q, H), "compare({'a': preds, 'b': other_preds}, target)", EITHER, lambda: both(Q, H)),
+    (lambda: both(Q, H, groups=H), "`groups` must be an argument of compare, got an unknown one. Pass them to by_group",
+     TypeError, lambda: both(Q, H)),
+    (lambda: tc.Report.load(5), "`path` must be a text or a pathlib.Path, got 5. Pass the path", TypeError),
     (lambda: tc.evaluate(None, ARRAY, SIX), "torchcalib.Report.from_estimator(clf, X, y)", EITHER),
     (lambda: F.nll(Q.T, SOFT, **MULTI), "class_axis=0 for (C, N)", ValueError,
      lambda: F.nll(Q.T, SOFT, **MULTI, class_axis=0)),
@@ -954,6 +957,8 @@ FILES = {
     "other.csv": {"prob": t(0.2, 0.7, 0.9), "label": t(0, 1, 1), "row": t(2, 3, 5)},
     "texts.csv": {"prob": t(0.2, 0.7, 0.9), "label": t(0, 1, 1), "row": np.array(["a", "b", "c"])},
     "animals.csv": BY_ANIMAL | {"sure": PROBS[:, 0], "y": ANIMALS},
+    "two.csv": {f"{kind}_{name}": PROBS[:, k] for kind in ("probs", "scores") for k, name in enumerate(NAMES)}
+    | {"y": ANIMALS},
     "order.csv": {f"p_{name}": PROBS[:, k] for k, name in enumerate(("dog", "cat", "eel"))} | {"y": ANIMALS},
     "rates.csv": {"p_cat": RATES, "y": np.arange(40) % 2},
     "clusters.csv": {"prob": [0.2, 0.7], "label": [0, 1], "image": ["a", ""]},
@@ -991,6 +996,8 @@ COMMANDS = [
     ("report a.npz --task x", "--task"),
     ("report a.npz --from-logits --from-probs", "not allowed with"),
     (f"report a.npz --{LONG}", "must be an option of `torchcalib report`"),
+    ("report a.npz --class-names -a,b", "`--class-names` must have a value after =, got -a,b, which",
+     f"report a.npz --class-names=-a,b {FAST}"),
     ("report none.npz", "none.npz ... Check the path."),
     # calibrators
     ("calibrate fair.npz --out o.pt", "named if none is recommended for the data.",
@@ -1041,6 +1048,8 @@ COMMANDS = [
     ("compare animals.csv order.csv --preds a --preds b", "must be given once for several files"),
     ("compare animals.csv --preds a=p_cat --preds a=p_dog", "must be [NAME=]COLUMNS with different names"),
     ("compare rates.csv --preds p_cat --preds p_fox", "--preds` must name an array in"),
+    ("report two.csv", "must contain one set of columns of predictions, got `probs_cat..probs_eel`, `scores_cat..",
+     f"report two.csv --preds scores_cat..scores_eel {FAST}"),
     # ambiguous targets, groups and clusters
     ("report one_hot.npz", "--task` must be given if `target` has the shape ... Pass --task multiclass if",
      f"report one_hot.npz --task multiclass {FAST}"),

@@ -263,7 +263,7 @@ LAYOUTS = [
            "must have the labels of the targets"),
     single("columns of two systems",
            {**{f"{x}_choice{k}_prob": TOP for x in "ab" for k in "ABCD"}, "label": ["ABCD"[k] for k in LABELS]},
-           "must contain one array of predictions"),
+           "must contain one set of columns of predictions"),
     single("words as probabilities", {"prob_cat": ["high"] * N, "prob_dog": ["low"] * N, "label": ["cat"] * N},
            "`prob_cat` in .* must be floating-point predictions, got the text 'high'"),
     single("no predictions", {"age": P.tolist(), "label": Y.tolist()}, "must contain predictions under a known name"),

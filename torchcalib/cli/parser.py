@@ -545,12 +545,14 @@ class _Parser(argparse.ArgumentParser):
                 self.error(_unknown_command(words[0]))
             given.insert(given.index(words[0]), "metric")  # `torchcalib ece FILE`
             words.insert(0, "metric")
+        before = ""
         for word in given[given.index(words[0]) :] if words else ():
             option = word.partition("=")[0]
             if option == "--":
                 break
             if re.fullmatch("-[-a-z][^ ]*", option, re.IGNORECASE) and option not in _options_of(words[0]):
-                self.commands[words[0]].error(_unknown_option(option, words[0]))
+                self.commands[words[0]].error(_unknown_option(option, words[0], before))
+            before = word
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
             self.commands.get(parsed.command, self).error(f"unrecognized arguments: {quoted(unknown)}.")
@@ -571,8 +573,21 @@ def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _unknown_option(option: str, command: str) -> str:
-    """Return the error for an unknown option, with the option that a person means by it, also of other commands."""
+def _takes_value(word: str, command: str) -> bool:
+    """Return whether a word is an option of a command that is followed by a value."""
+    return word.startswith("-") and any(
+        option.name == word and option.how.get("action") != "store_true" for option in COMMANDS[command].arguments
+    )
+
+
+def _unknown_option(option: str, command: str, before: str) -> str:
+    """Return the error for an unknown option, with the option that a person means by it, also of other commands.
+
+    `before` is the preceding word. A word with one hyphen is then the value of an option that needs one.
+    """
+    if not option.startswith("--") and _takes_value(before, command):
+        value = short_name(option, 60)
+        return f"`{before}` must have a value after =, got {value}, which starts with a hyphen. Write {before}={value}."
     word = option.lstrip("-").lower().replace("-", "_")
     own = OPTIONS.get(word, word)
     known, name = _options_of(command), _dashed(own)

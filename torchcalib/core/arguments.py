@@ -9,7 +9,6 @@ from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast
 
 from torch import Tensor
 
-from torchcalib._bridges import ARGUMENTS, nearest
 from torchcalib.io.errors import short_name, shown
 from torchcalib.io.names import TASKS
 from torchcalib.io.names import Task as Task
@@ -134,6 +133,8 @@ _ADVICE = {
 
 def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError:
     """Return the error for an argument that `where` does not accept, with a suggestion from its `known` arguments."""
+    from torchcalib._bridges import ARGUMENTS, nearest
+
     similar = nearest(name, known, 0.7, table=ARGUMENTS)
     meant = ARGUMENTS.get(name, name)
     advice = None if meant == similar else _ADVICE.get(meant)
@@ -210,10 +211,11 @@ def task_by_position(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
+    """Return a decorator for the errors of unknown arguments and, with advice, of too many positional ones."""
 
     def decorate(function: F) -> F:
-        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
+        known = signature(function).parameters
+        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in known.values())
 
         @wraps(function)
         def call(*data: Any, **options: Any) -> Any:
@@ -222,6 +224,8 @@ def advising(advice: str) -> Callable[[F], F]:
                     f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
                     f"{advice} Pass options such as task= by name."
                 )
+            if unknown := [name for name in options if name not in known]:
+                raise unknown_argument(unknown[0], known, function.__name__)
             return function(*data, **options)
 
         return cast(F, call)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcalib.core.linear_logits import LinearLogits
 from torchcalib.io.errors import shown
-from torchcalib.ops.batch.formula import LEAST_WEIGHT, MOST_WEIGHT
+from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 

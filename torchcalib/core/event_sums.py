@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from torchcalib.core.sums import (
     sums_of_replicates,
     weighted,
 )
-from torchcalib.ops.batch.formula import Demand, Rule
 from torchcalib.ops.bin_sums import Bins, class_bins, class_sums, event_bins
 from torchcalib.ops.bin_sums.formula import weighted_columns
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import bin_index, bin_sums, cell_sums
+
+if TYPE_CHECKING:
+    from torchcalib.ops.batch.formula import Demand
 
 S = TypeVar("S", bound=Sums)
 
@@ -191,11 +193,13 @@ class EqualWidthBins(EventSums[BinStats]):
         )  # fmt: skip
         return self._bin_stats(p, sums if groups is None else sums.movedim(-3, 0), events, groups, n_groups)
 
-    def demand(self, task: Task, copies: bool) -> Demand | None:
+    def demand(self, task: Task, copies: bool) -> "Demand | None":
         """Return the sums of a batch of labels on an accelerator; None if `ops.batch` has other ones."""
         modes = ("positive", "top_label") if task == "binary" else ("top_label",)
         if type(self) is not EqualWidthBins or self.with_ecd or self.mode not in modes:
             return None  # a subclass may have other sums
+        from torchcalib.ops.batch.formula import Demand, Rule
+
         noise = ((3, 3, 0, 4) if copies else (3, 5, 6, 4)) if self.with_noise else ()
         return Demand(Rule(self.n_bins, self.right, self.mode == "top_label"), (0, 1, 2, *noise))
 

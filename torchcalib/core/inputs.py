@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -42,16 +42,19 @@ from torchcalib.core.checks import (
     weight_rule,
 )
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
 from torchcalib.core.tasks import as_tensors, without_single_axes
 from torchcalib.io.errors import shown
 from torchcalib.io.names import single_axis
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.softmax_stats import Detail
+
+if TYPE_CHECKING:
+    from torchcalib.core.mistakes import Evidence
+    from torchcalib.ops.softmax_stats import Detail
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
+_MAX_CHECKED = 2**28  # largest number of values in a batch that is checked for mistakes, by a few bytes for each value
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class InputFormat:
         batch_shape: tuple[int, ...] | None = None,
         drop_invalid: bool = False,
         wait: bool = True,
-        evidence: Evidence | None = None,
+        evidence: "Evidence | None" = None,
         checked_by: Callable[[Predictions], bool] | None = None,
-        detail: Detail = "entropy",
+        detail: "Detail" = "entropy",
     ) -> Predictions:
         """Check one batch and convert it to `Predictions`. All axes except batch and class axes are samples.
 
@@ -195,10 +198,12 @@ class InputFormat:
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance, checked_by)
             # On other devices, reading values would wait for the device.
-            if wait and not drop_invalid and preds.is_cpu and 0 < preds.numel() <= MAX_CHECKED and not is_linear:
+            if wait and not drop_invalid and preds.is_cpu and 0 < preds.numel() <= _MAX_CHECKED and not is_linear:
                 # The first value rules out mistakes in most input, so that few checks read further values.
                 first = value_if_available(preds[(0,) * preds.dim()])
                 if first is not None and (first in (0, 1) or (self.from_logits and 0 <= first <= 1)):
+                    from torchcalib.core.mistakes import check_mistakes
+
                     check_mistakes(p, evidence)
                 elif first is not None and evidence is not None:
                     evidence.probabilities = evidence.decisions = None
@@ -369,26 +374,30 @@ class InputFormat:
                     f"Move it with {name}.to(preds.device)."
                 )
         if preds.dtype not in SUM_TOLERANCE:
+            from torchcalib.core.mistakes import wrong_dtype
+
             raise wrong_dtype(preds, target, self.task)
         has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
         if n_expected is not None and preds.shape[self.axis] != n_expected:
-            check_not_swapped(preds, target)
             possible = range(preds.dim()) if target.shape == preds.shape else _class_axes(preds, target)
             fitting = [axis for axis in possible if preds.shape[axis] == n_expected]
             advice = f"Pass class_axis={fitting[0]}" if fitting else "Set class_axis"
-            raise ValueError(
+            raise _misfit(
+                preds,
+                target,
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
-                f"{tuple(preds.shape)}. {advice} if the classes are on another axis."
+                f"{tuple(preds.shape)}. {advice} if the classes are on another axis.",
             )
         has_counts = target.dim() >= preds.dim() and self.has_annotator_counts(preds, target)
         if self.hard_targets and (has_counts or (self.task == "multiclass" and target.is_floating_point())):
-            if not has_counts:
-                check_not_swapped(preds, target)
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype} {tuple(target.shape)}"
-            raise TypeError(
+            raise _misfit(
+                preds,
+                target,
                 f"`target` must be integer labels, got {found}. {LABELS_ONLY} Convert class indices with "
-                "target.long(), and one-hot labels with target.argmax(class_axis)."
+                "target.long(), and one-hot labels with target.argmax(class_axis).",
+                TypeError,
             )
         if (self.min_annotators and target.is_floating_point()) or (self.min_annotators > 1 and not has_counts):
             axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)} (no, yes)"
@@ -415,10 +424,11 @@ class InputFormat:
         has_classes = self.task != "binary"
         target, n_annotators = self.proportions_in(target) if has_counts else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
-            check_not_swapped(preds, target)
-            raise ValueError(
+            raise _misfit(
+                preds,
+                target,
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
-                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass a 1-D tensor.")
+                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass a 1-D tensor."),
             )
         if n_annotators is not None and self.ignore_index is not None:
             raise ValueError(
@@ -438,11 +448,12 @@ class InputFormat:
                     f"{shown(list(chosen))}."
                 )
         elif target.shape != preds.shape:
-            check_not_swapped(preds, target)
-            raise ValueError(
+            raise _misfit(
+                preds,
+                target,
                 f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
                 f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; annotator counts have "
-                f"shape {(*preds.shape, 2)} (no, yes)."
+                f"shape {(*preds.shape, 2)} (no, yes).",
             )
         samples = preds.shape
         if has_classes:
@@ -502,7 +513,6 @@ class InputFormat:
                 )
             return False
         if target.shape != preds.shape:
-            check_not_swapped(preds, target)
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
             counts = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
             fitting = _class_axes(preds, target)
@@ -514,9 +524,11 @@ class InputFormat:
                 )
             else:
                 advice = f"Pass one label per sample of `preds`; annotator counts have shape {counts}."
-            raise ValueError(
+            raise _misfit(
+                preds,
+                target,
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
-                f"{self.axis}, got {tuple(target.shape)}. {advice}"
+                f"{self.axis}, got {tuple(target.shape)}. {advice}",
             )
         if self.task == "multiclass":
             if not target.is_floating_point():
@@ -568,6 +580,14 @@ class InputFormat:
         else:
             rules = [preds_rule, probability_rule("target", p.input_target, per_class, target_tolerance)]
         return rules if checked_by is None or per_class else [pass_rule(rules, partial(checked_by, p))]
+
+
+def _misfit(preds: Tensor, target: Tensor, message: str, kind: type[Exception] = ValueError) -> Exception:
+    """Return the error for predictions and targets that do not fit. Raise ValueError if they seem to be swapped."""
+    from torchcalib.core.mistakes import check_not_swapped
+
+    check_not_swapped(preds, target)
+    return kind(message)
 
 
 def _class_axes(preds: Tensor, target: Tensor) -> list[int]:

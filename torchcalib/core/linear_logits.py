@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from torchcalib.ops.softmax_stats import Detail, Rows
-
 if TYPE_CHECKING:
     from torchcalib.ops.linear_softmax_stats import Head, Moments
+    from torchcalib.ops.softmax_stats import Detail, Rows
 
 
 class LinearLogits(Tensor):
@@ -40,12 +39,13 @@ class LinearLogits(Tensor):
         """Return shape, dtype and device, because there are no values."""
         return f"LinearLogits(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
-    def rows(self, target: Tensor, detail: Detail, absent: Tensor | None) -> Rows:
+    def rows(self, target: Tensor, detail: "Detail", absent: Tensor | None) -> "Rows":
         """Return the statistics of rows; those of the rows in the mask `absent` are 0, and are not computed on a CPU.
 
         On a GPU, the selection of rows would synchronise the device.
         """
         from torchcalib.ops.linear_softmax_stats import rows
+        from torchcalib.ops.softmax_stats import Rows
 
         hidden, target = self._present(absent), target if absent is None or not self.is_cpu else target[~absent]
         found = rows(hidden, target, self.head, detail=detail, vocab_group=self.vocab_group)

@@ -20,9 +20,6 @@ from torchcalib.ops.host_values import value_if_available
 MIN_ROWS = 20
 """Smallest number of rows of multi-class probabilities that are recognised, and of swapped arguments."""
 
-MAX_CHECKED = 2**28
-"""Largest number of values in a batch that is checked. The checks need a few bytes for each value."""
-
 MIN_VALUES = 100
 """Smallest number of binary or multi-label probabilities, and of rows of decisions, that are recognised."""
 

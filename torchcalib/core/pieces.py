@@ -21,17 +21,16 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.ops.batch.formula import LEAST_WEIGHT, MOST_WEIGHT
+from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.operation import mode_of
-from torchcalib.ops.softmax_stats import Detail
-from torchcalib.ops.threads import in_threads
 
 if TYPE_CHECKING:
     from torchcalib.core.inputs import InputFormat
+    from torchcalib.ops.softmax_stats import Detail
 
 _ROWS, _VALUES = 2**17, 2**20  # largest numbers of rows and of predicted values of a piece
-_LARGE, _CONVERTED = 2**20, 2**18  # numbers of values above which `split` divides a batch, and of a piece
+_LARGE, _CONVERTED = 2**20, 2**19  # numbers of values above which `split` divides a batch, and of a piece
 _CHUNKS = 64  # largest number of partial sums, and thus of threads; it does not depend on the number of threads
 _MAX_SUMS = 2**18  # largest number of partial sums of all chunks
 _ALL, _FIRST = slice(None), slice(0, 1)
@@ -121,7 +120,7 @@ class LabelledRows(NamedTuple):
         n_rows = _ROWS if self.weights is None and keys is None else _ROWS // 2
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
-    def piece(self, place: _Place, detail: Detail, removes_ignored: bool = True) -> Piece | None:
+    def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
         Binary rows are not checked.
@@ -249,7 +248,7 @@ def is_divisible(accumulator: Any) -> bool:
     return hasattr(accumulator, "ranges") and not getattr(accumulator, "has_pairs", False)
 
 
-def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+def add_rows(rows: LabelledRows, detail: "Detail", adders: Sequence[Any], totals: Sequence[Any]) -> bool:
     """Add a batch to sums, numpy arrays, in place. Return False if it is invalid, or not added for another reason.
 
     Each of the `adders` adds a piece to its entry of `totals` by `add_piece(piece, total)`. `detail` are the statistics
@@ -266,7 +265,9 @@ def add_rows(rows: LabelledRows, detail: Detail, adders: Sequence[Any], totals: 
     return is_added
 
 
-def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequence[Any], totals: Sequence[Any]) -> bool:
+def _add_piece(
+    rows: LabelledRows, place: _Place, detail: "Detail", adders: Sequence[Any], totals: Sequence[Any]
+) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
     # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
     tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
@@ -287,12 +288,14 @@ def _add_piece(rows: LabelledRows, place: _Place, detail: Detail, adders: Sequen
 def _add_chunks(
     rows: LabelledRows,
     places: list[_Place],
-    detail: Detail,
+    detail: "Detail",
     adders: Sequence[Any],
     totals: Sequence[Any],
     n_chunks: int,
 ) -> bool:
     """Add chunks of consecutive pieces in several threads: the first to the totals, others to sums of their own."""
+    from torchcalib.ops.threads import in_threads
+
     found = [totals, *([np.zeros_like(total) for total in totals] for _ in range(n_chunks - 1))]
     are_added = [True] * n_chunks
 
@@ -395,7 +398,7 @@ def _kept(keep: Any, *columns: Any) -> Sequence[Any]:
     return [x if x is None or len(x) != len(keep) else np.concatenate([x[run] for run in runs]) for x in columns]
 
 
-def detail_of(accumulators: Iterable[Any], task: Task) -> Detail:
+def detail_of(accumulators: Iterable[Any], task: Task) -> "Detail":
     """Return the statistics of multi-class rows that accumulators need.
 
     An accumulator that takes no pieces needs all of them, unless it has `only_confidences`.

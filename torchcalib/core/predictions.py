@@ -10,14 +10,14 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.ops import logs, softmax_stats
+from torchcalib.ops import logs
 from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain
-from torchcalib.ops.softmax_stats import Detail, Rows
 
 if TYPE_CHECKING:
     from torchcalib.ops.binary_scores import Kind
+    from torchcalib.ops.softmax_stats import Detail, Rows
 
 _FEW = 2**12  # largest number of probabilities whose logarithms take less time than a second call for the entropy
 
@@ -49,7 +49,7 @@ class Predictions:
     # P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if P(y=0) is
     # 1 - P(y=1).
     complement: Tensor | None = None
-    detail: Detail = "entropy"  # statistics that are computed together for multi-class rows
+    detail: "Detail" = "entropy"  # statistics that are computed together for multi-class rows
     computed: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # cache of the properties
     num_classes: int = field(init=False)  # number of classes C; 2 for binary and multi-label
     soft: bool = field(init=False)  # whether multi-class targets are soft
@@ -247,20 +247,22 @@ class Predictions:
         return logs.binary_log_probs(self.values, self.from_logits)
 
     @once
-    def rows(self) -> Rows:
+    def rows(self) -> "Rows":
         """Statistics of multi-class rows with labels, computed in one pass; see `ops.softmax_stats.Rows`."""
         return self._rows_with(self._detail)
 
     @once
-    def _detail(self) -> Detail:
+    def _detail(self) -> "Detail":
         """Statistics in `rows`. The entropy of many probabilities is omitted: it takes longer than the others."""
         omits = self.detail == "entropy" and not self.from_logits and self.input_preds.numel() > _FEW
         return "squares" if omits else self.detail
 
-    def _rows_with(self, detail: Detail) -> Rows:
+    def _rows_with(self, detail: "Detail") -> "Rows":
         detail = "confidence" if detail in ("classes", "top") else detail  # the log-probability of invalid rows is NaN
         if isinstance(self.input_preds, LinearLogits):
             return self.input_preds.rows(self.input_target, detail, self.zero_weight)
+        from torchcalib.ops import softmax_stats
+
         return softmax_stats.rows(
             self.input_preds, self.input_target, from_logits=self.from_logits, tolerance=self.sum_tolerance,
             detail=detail,

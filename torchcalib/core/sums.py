@@ -17,13 +17,13 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.events import Events, Mode
 from torchcalib.core.pieces import Piece
 from torchcalib.core.predictions import Predictions, zero_in_all_replicates
-from torchcalib.ops.batch.formula import Demand
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import source_of
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 if TYPE_CHECKING:
+    from torchcalib.ops.batch.formula import Demand
     from torchcalib.ops.binary_scores import Kind
 
 
@@ -342,10 +342,14 @@ class ScoreAccumulator:
             return ScoreSum(bin_sums(p.target.long(), (n, score, n), p.num_classes))
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
-    def demand(self, task: Task, copies: bool) -> Demand | None:  # noqa: ARG002 - sums of other accumulators differ
+    def demand(self, task: Task, copies: bool) -> "Demand | None":  # noqa: ARG002 - sums of other accumulators differ
         """Return the sums of a batch of labels on an accelerator; None if `ops.batch` has other ones."""
         is_own = type(self) is ScoreAccumulator and not self.by_class and task != "multilabel"
-        return Demand(None, coefficients=self.of_statistics) if is_own and self.of_statistics else None
+        if not is_own or not self.of_statistics:
+            return None
+        from torchcalib.ops.batch.formula import Demand
+
+        return Demand(None, coefficients=self.of_statistics)
 
     def takes_pieces(self, task: Task, from_logits: bool) -> bool:  # noqa: ARG002 - logits of any score
         """Return whether `add_piece` can replace `from_predictions` for labels; see `core.pieces`."""

@@ -25,7 +25,6 @@ from torchcalib.core.arrays import (
 )
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import first_of, shown, warn
 from torchcalib.io.names import MAX_LOGIT, Shapes, are_logits_by_values, extra_axes, named_as_logits
 from torchcalib.ops.host_values import value_if_available
@@ -305,6 +304,8 @@ def infer_task(preds: Tensor, target: Tensor, options: Mapping[str, Any] | None 
     try:
         return task_of(**{**options, "task": None, "shapes": shapes})
     except ValueError:
+        from torchcalib.core.mistakes import check_not_swapped
+
         check_not_swapped(preds, target)
         raise
 

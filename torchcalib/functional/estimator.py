@@ -37,13 +37,13 @@ from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import Sums, SumsAccumulator
 from torchcalib.core.tasks import as_tensors, infer_task, with_tensors
 from torchcalib.io.errors import shown
-from torchcalib.ops.softmax_stats import Detail
 
 if TYPE_CHECKING:
     from torchcalib.core.images import Images
     from torchcalib.core.ranked import ExactSample
     from torchcalib.core.state import SampleState, SumState
     from torchcalib.inference.testing import CalibrationTest
+    from torchcalib.ops.softmax_stats import Detail
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -220,7 +220,7 @@ class Estimator(Generic[S]):
         return takes_pieces(self.accumulator, self.input_format.task, self.input_format.from_logits)
 
     @cached_property
-    def detail(self) -> Detail:
+    def detail(self) -> "Detail":
         """Statistics of multi-class rows that the accumulator needs."""
         return detail_of([self.accumulator], self.input_format.task)
 

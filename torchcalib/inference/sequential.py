@@ -33,24 +33,27 @@ from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, check_counts
 from torchcalib.core.sums import EventCells, Ranges, Sums, check_sums, mode_shape, weighted
+from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import wide_dtype
 
 DIRECTIONS = ("too low", "too high", "over-confident", "under-confident")
 """Meaning of the components for the forecasts, four for each: shifts a > 0, a < 0, slopes b < 1, b > 1."""
 
 N_COMPONENTS = 16
+_SIZES = (0.1, 0.2, 0.4, 0.8)
+_COMPONENTS = (
+    [*_SIZES, *(-size for size in _SIZES), *[0.0] * 9],
+    [*[1.0] * 8, *(math.exp(-size) for size in _SIZES), *(math.exp(size) for size in _SIZES), 1.0],
+)
 
 
 def components(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return shift a and slope b of each component `(J, 1)`.
+    """Return shift a and slope b of each component `(J + 1, 1)`.
 
-    The values of a, then -a, -log b and log b, are 0.1, 0.2, 0.4 and 0.8.
+    The values of a, then -a, -log b and log b, are 0.1, 0.2, 0.4 and 0.8. The forecast itself follows: a = 0, b = 1.
     """
-    # Computed on the device, because copying to it would take longer.
-    size = 0.1 * torch.arange(4, dtype=like.dtype, device=like.device).exp2()
-    none = torch.zeros_like(size)
-    a, log_b = torch.cat((size, -size, none, none)), torch.cat((none, none, -size, size))
-    return a.unsqueeze(-1), log_b.exp().unsqueeze(-1)
+    a, b = constant(_COMPONENTS, like.dtype, like.device).unsqueeze(-1)
+    return a, b
 
 
 CHUNK = 2**12
@@ -65,12 +68,12 @@ def log_ratios(log_odds: Tensor, outcome: Tensor) -> Tensor:
     """
     certain = log_odds.isinf()
     impossible = certain & torch.where(log_odds > 0, outcome < 1, outcome > 0)
-    z = log_odds.masked_fill(certain, 0)
+    z = log_odds.masked_fill(certain, 0).unsqueeze(-2)
+    w = torch.addcmul(*components(z), z).masked_fill_(certain.unsqueeze(-2), 0)  # (..., J + 1, N), last the forecast
     # With log q = logsigmoid(w) and log(1 - q) = logsigmoid(w) - w, the log-likelihood is logsigmoid(w) + (y - 1) w.
-    of_forecast = torch.addcmul(logsigmoid(z), z, outcome - 1).masked_fill_(impossible, -torch.inf)
-    a, b = components(z)
-    w = torch.addcmul(a, b, z.unsqueeze(-2)).masked_fill_(certain.unsqueeze(-2), 0)  # equal to z
-    return torch.addcmul(logsigmoid(w), w, (outcome - 1).unsqueeze(-2)).sub_(of_forecast.unsqueeze(-2))
+    found = torch.addcmul(logsigmoid(w), w, (outcome - 1).unsqueeze(-2))
+    found[..., -1, :].masked_fill_(impossible, -torch.inf)
+    return found[..., :-1, :] - found[..., -1:, :]
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class LogRatioAccumulator:
     def columns(self, p: Predictions, size: int | None = None) -> Iterator[Tensor]:
         """Yield weights and weighted log-likelihood ratios `(..., 1 + J, n)` of `size` rows at a time, in order."""
         for ratios, n in self._chunks(p, size):
-            yield torch.cat((n.unsqueeze(-2), weighted(ratios, n.unsqueeze(-2), ratios.dtype)), -2)
+            ratios = ratios if p.weights is None else weighted(ratios, n.unsqueeze(-2), ratios.dtype)
+            yield torch.cat((n.unsqueeze(-2), ratios), -2)
 
     def _chunks(self, p: Predictions, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield log-likelihood ratios `(..., J, n)` and weights `(..., n)`."""

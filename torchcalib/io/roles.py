@@ -23,7 +23,7 @@ from torchcalib.io.columns import (
     shown_classes,
     split,
 )
-from torchcalib.io.errors import InputError, quoted, shown
+from torchcalib.io.errors import InputError, quoted, short_name, shown
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
@@ -201,10 +201,11 @@ def find_preds(reader: Reader, given: str | None) -> str:
 def _one(reader: Reader, role: str, names: Sequence[str]) -> str | None:
     """Return the only name for a role, or None. Raise if there are several."""
     if len(names) > 1:
+        kind = "set of columns" if reader.arrays[names[0]].columns else "array"
         systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
         raise InputError(
-            f"`{reader.label}` must contain one array of {_KINDS.get(role, role)}, got {quoted(names)}. "
-            f"Choose with {role}='NAME'{systems}."
+            f"`{reader.label}` must contain one {kind} of {_KINDS.get(role, role)}, got {quoted(names)}. "
+            f"Choose with {role}='{short_name(names[0], 60)}'{systems}."
         )
     return names[0] if names else None
 

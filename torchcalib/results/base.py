@@ -199,6 +199,7 @@ class Results(Exported, Mapping[str, V], Tabular):
 
         Raises:
             OSError: if the file cannot be read.
+            TypeError: if `path` is not a path.
             ValueError: if it is no such file, is damaged, or has another version of the format.
 
         Example:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
     """Load an object of a data class from a JSON file, or from the file `name` in a folder."""
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"`path` must be a text or a pathlib.Path, got {shown(path)}. Pass the path of a saved file.")
     place = Path(path)
     if not place.suffix and not place.exists():
         raise FileNotFoundError(f"`{place}` must be a folder or a file, got a path that does not exist.")

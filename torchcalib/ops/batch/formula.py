@@ -30,7 +30,6 @@ Binary ones are those of two classes, except for the squared error (y - p)^2 of 
 
 N_TOTALS = FIRST_SCORE + len(SCORES)
 N_QUANTITIES, FIRST_SQUARE = 7, 5  # number of quantities of each bin, and the first one with w^2
-LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150  # bounds of weights that are not 0; sums of squares are then finite
 BINS = 16  # largest number of bins that a Triton program sums
 
 

@@ -12,13 +12,12 @@ from torch.nn.functional import pad
 from torchcalib.ops import logs
 from torchcalib.ops.batch.formula import (
     FIRST_SQUARE,
-    LEAST_WEIGHT,
-    MOST_WEIGHT,
     N_QUANTITIES,
     SCORES,
     Columns,
     Plan,
 )
+from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 
 
 class _Batch(NamedTuple):

@@ -16,14 +16,13 @@ from torch import Tensor
 from torchcalib.ops.batch.formula import (
     BINS,
     FIRST_SCORE,
-    LEAST_WEIGHT,
-    MOST_WEIGHT,
     Columns,
     Plan,
     Rule,
     n_sums,
     term_indices,
 )
+from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.bin_sums.triton import bin_of
 from torchcalib.ops.softmax_stats import triton as softmax_stats
 from torchcalib.ops.softmax_stats.triton import log1p

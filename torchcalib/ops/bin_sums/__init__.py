@@ -6,7 +6,7 @@ digits can vary between calls with `groups`, and without Triton.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
-from torchcalib.ops.softmax_stats import Rows, matrices
+
+if TYPE_CHECKING:
+    from torchcalib.ops.softmax_stats import Rows
 
 __all__ = ["Bins", "Noise", "class_bins", "class_sums", "event_bins", "flatten_batch"]
 
@@ -60,7 +62,7 @@ def class_bins(
     values: Tensor,
     target: Tensor,
     weights: Tensor | None,
-    rows: Rows,
+    rows: "Rows",
     *,
     from_logits: bool,
     n_bins: int,
@@ -198,6 +200,8 @@ def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[i
     """Yield the index of every batch element, its rows `(N, C)` and its part `(N,)` of each column `(..., N)`."""
     if not values.numel():
         return
+    from torchcalib.ops.softmax_stats import matrices
+
     n = values.shape[-2]
     flat = flatten_batch(n, *columns)
     for part, matrix in matrices(values.detach()):

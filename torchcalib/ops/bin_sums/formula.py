@@ -15,6 +15,7 @@ from torchcalib.ops.segments import bin_index, bin_sums
 Noise = Literal["none", "labels", "shares"]
 """Outcome type for the four sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
 N_NOISE = 4  # number of these sums
+LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150  # bounds of weights that are not 0; sums of squares are then finite
 
 
 class Bins(NamedTuple):

@@ -66,8 +66,9 @@ class LabelledScores:
 
     @property
     def rows_of_piece(self) -> int:
-        """Number of rows of a piece that fits into the cache."""
-        return max(1, PIECE // max(1, self.w[..., 0].numel() * self.scores.shape[-1]))
+        """Number of rows of a piece that fits into the cache of a CPU, with a buffer of its size."""
+        size = PIECE // 2 if self.scores.is_cpu else PIECE
+        return max(1, size // max(1, self.w[..., 0].numel() * self.scores.shape[-1]))
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores in standard form `(S, n, C)` and weights `(R, S, n)`, in pieces that fit into the cache."""

@@ -208,25 +208,25 @@ def _fill_from_probabilities(
 ) -> Any:
     """Fill the scores `(4, n)` of probabilities, NaN for rows that violate `tolerance`, and return the top classes."""
     other = memory[1, : x.size].reshape(x.shape)
-    top = x.argmax(1) if axis else _first_largest(x, x.max(0))
-    at_top, at_label = places(top, x.shape, axis), places(label, x.shape, axis)
-    q_top, q_label = (x.reshape(-1)[at].astype(np.float64) for at in (at_top, at_label))
-    total = sum_of_rows(x, axis).astype(np.float64)
-    if detail != "top":
-        scores[0] = applied(torch.log, q_label)
+    top = x.argmax(axis) if axis or x.size <= _FEW_ENTRIES else _first_largest(x, x.max(0))
+    entries, at_top = x.reshape(-1), places(top, x.shape, axis)
+    q_top, total = entries[at_top].astype(np.float64), sum_of_rows(x, axis).astype(np.float64)
     scores[3] = q_top
+    if detail != "top":
+        q_label = entries[places(label, x.shape, axis)].astype(np.float64)
+        scores[0] = applied(torch.log, q_label)
     if detail == "entropy":
         np.copyto(other, x)
         applied(torch.log, memory[1], x.size)
         np.maximum(other, LOWEST, out=other)
         scores[2] = sum_of_rows(np.multiply(other, x, out=other), axis)
-        is_valid = np.isfinite(scores[2])
-    else:
-        is_valid = (x.min(axis) >= 0) & np.isfinite(total)
     if detail in ("squares", "entropy"):
         np.multiply(x, x, out=other).reshape(-1)[at_top] = 0
         scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
         scores[1] += sum_of_rows(other, axis)
+    if x.min() >= 0 and np.abs(total - 1).max() <= tolerance < math.inf and q_top.max() <= 1:
+        return top
+    is_valid = np.isfinite(scores[2]) if detail == "entropy" else (x.min(axis) >= 0) & np.isfinite(total)
     if not is_valid.all():
         scores[2:, ~is_valid] = np.nan
     if math.isfinite(tolerance):
