@@ -37,7 +37,10 @@ each_of_any_task = pytest.mark.parametrize("calibrator", ALL + OF_CLASSES, ids=n
 def with_either_input(calibrators):
     """Return parameters with both kinds of predictions; the normal run has one kind for each calibrator."""
     kinds = ((k, c, logits) for k, c in enumerate(calibrators) for logits in (False, True))
-    rows = [pytest.param(c, logits, marks=[pytest.mark.extended] * ((k + logits) % 2)) for k, c, logits in kinds]
+    rows = [
+        pytest.param(c, logits, marks=[pytest.mark.extended] * ((k + logits) % 2), id=f"{name(c)}-{logits}")
+        for k, c, logits in kinds
+    ]
     return pytest.mark.parametrize(("calibrator", "from_logits"), rows)
 
 

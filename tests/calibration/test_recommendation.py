@@ -1,15 +1,17 @@
 """Recommended calibrators with their intervals, and the sentences that explain the recommendation."""
 
 import math
+import re
 from functools import partial
 
 import pytest
 import torch
 from helpers.fits import B, D, T, binary
+from processes import ROOT
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.calibration.recommendation import recommendation_of
+from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST, recommendation_of
 from torchcalib.calibration.selection import Candidate, _optimism_of_choice, chi_squared_tail
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
@@ -20,6 +22,14 @@ def shifted(scale, shift, n=2000):
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(n, generator=g, dtype=torch.float64)
     return scale * logits + shift, (torch.rand(n, generator=g) < logits.sigmoid()).long()
+
+
+def test_the_guide_describes_every_calibrator_and_names_those_on_request():
+    page = (ROOT / "docs/guide/calibrators.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \{py:class\}`~torchcalib\.calibration\.(\w+)`", page, re.MULTILINE)
+    assert sorted(rows) == sorted(kind.__name__ for kind in (*CALIBRATORS, *ON_REQUEST))
+    (on_request,) = re.findall(r"compare all of them by default, except for (.*?), which", page, re.DOTALL)
+    assert re.findall(r"`(\w+)`", on_request) == [kind.__name__ for kind in ON_REQUEST]
 
 
 def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases import CASES
 from helpers.emulated_device import recorded_reads
-from helpers.fits import ALL, BETA, ISO, OF_CLASSES, QUADRATIC, D, binary, data, fresh, multi, name, single
+from helpers.fits import ALL, ISO, OF_CLASSES, D, binary, data, fresh, multi, name, single
 from helpers.reports import QUICK
 
 import torchcalib as tc
@@ -238,7 +238,7 @@ FITS = {
 def fits():
     """Yield two calls for each calibrator: its fit, and its forward pass, which reads nothing."""
     for each in (*ALL, *OF_CLASSES):
-        task = "binary" if each in (BETA, QUADRATIC) else "multiclass"
+        task = "multiclass" if "multiclass" in each.tasks else "binary"
         options, given = (binary, (ODDS, HITS)) if task == "binary" else (multi, (LOGITS, LABELS))
 
         def fit(x, y, g, each=each, options=options):
@@ -247,7 +247,7 @@ def fits():
         def forward(x, y, g, each=each, options=options, given=given):
             return fresh(each).fit(*given, **options).to(x.device)(x)
 
-        yield f"{name(each)}.fit", Call(fit, *FITS[name(each)], task)
+        yield f"{name(each)}.fit", Call(fit, *FITS.get(name(each), (0, "add it to FITS")), task)
         yield f"{name(each)}.forward", Call(forward, 0, "", task)
 
 

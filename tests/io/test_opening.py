@@ -224,9 +224,12 @@ def test_missing_package_raises_an_error_that_names_the_extra(tmp_path, monkeypa
                 open_predictions([tmp_path / f"a.{suffix}"])
 
 
-def test_every_format_has_rows_in_tests_of_surfaces_and_of_hostile_files():
+def test_every_format_is_on_pages_and_in_tests_of_surfaces_and_of_hostile_files():
     kinds = set(FORMATS.values())
     fuzzed = re.search(r"^FUZZED := (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
     assert kinds - {"npy"} <= set(WRITERS)  # an .npy file has one array
     assert {suffix.removeprefix(".") for suffix in FORMATS} - {"pth", "tsv.gz"} <= set(fuzzed)  # read as pt, csv.gz
     assert kinds - {"tsv"} == {name.removeprefix("add_") for name in dir(hostile_files) if name.startswith("add_")}
+    for page in ("docs/guide/layouts.md", "docs/start/files.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert [kind for kind in kinds if f"`.{kind}`" not in text] == [], page

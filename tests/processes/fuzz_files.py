@@ -93,14 +93,10 @@ def mutate_form(content, max_size, _):
 
 def write_seeds(suffix, folder):
     """Write valid files as the first inputs."""
-    text = suffix in ("csv", "csv.gz", "tsv", "jsonl", "jsonl.gz", "parquet", "npz")
     tables = [{"probs": PROBS, "target": HITS}, {"logits": LOGITS, "target": LABELS, "w": PROBS}]
-    tables += [{**tables[0], "site": SITES}] if text else []
+    tables += [{**tables[0], "site": SITES}] if suffix not in ("pt", "safetensors") else []
     for k, arrays in enumerate(tables):
-        if suffix == "tsv":
-            WRITERS["csv"](folder / f"{k}", arrays)
-            (folder / f"{k}").write_bytes((folder / f"{k}").read_bytes().replace(b",", b"\t"))
-        elif suffix == "jsonl.gz":
+        if suffix == "jsonl.gz":
             WRITERS["jsonl"](folder / f"{k}", arrays)
             (folder / f"{k}").write_bytes(gzip.compress((folder / f"{k}").read_bytes()))
         elif suffix == "npy":

@@ -32,7 +32,7 @@ from torchcalib.ops.newton.descent import (
 _PIECE = 2**19  # number of scores that are converted to float64 at a time
 
 
-class _Sums(NamedTuple):
+class _FitSums(NamedTuple):
     """Sums over rows for S fits, whose parameters are scales a and biases b, `(S, 2 C)`."""
 
     f: Tensor  # negative log-likelihood `(S,)`
@@ -115,7 +115,7 @@ class BatchFitMixin(Calibrator):
         is_bias = design[:, n_classes:].sum(-1)
         start = torch.cat((torch.ones_like(whole.n), torch.zeros_like(whole.n)), 1)
 
-        def value_of(sums: _Sums) -> Value:
+        def value_of(sums: _FitSums) -> Value:
             n = total[:, None]
             gradient = (sums.gradient / n) @ design.T
             hessian = design @ (sums.hessian / n[..., None]) @ design.T
@@ -203,9 +203,9 @@ class _Batches:
                 options["class_axis"] = self.class_axis
             yield self.calibrator.read(preds, target, task=self.task, options=options)  # type: ignore[arg-type]  # known
 
-    def sums(self, parameters: Tensor | None, absent: Tensor | None = None) -> _Sums:
+    def sums(self, parameters: Tensor | None, absent: Tensor | None = None) -> _FitSums:
         """Return the sums over all batches for parameters `(S, 2 C)`; None for scale 1 and bias 0."""
-        total: _Sums | None = None
+        total: _FitSums | None = None
         for p in self.read():
             for k, (scores, targets, weights) in enumerate(_fits_of(p)):
                 n_classes = scores(slice(0, 0)).shape[-1]
@@ -223,11 +223,11 @@ class _Batches:
         return total
 
 
-def _no_sums(n_fits: int, n_classes: int, like: Tensor) -> _Sums:
+def _no_sums(n_fits: int, n_classes: int, like: Tensor) -> _FitSums:
     zeros = like.new_zeros
     f, lost, least = zeros(n_fits), zeros(n_fits), zeros(n_fits) + torch.inf
     gradient, hessian = zeros(n_fits, 2 * n_classes), zeros(n_fits, 2 * n_classes, 2 * n_classes)
-    return _Sums(f, gradient, hessian, zeros(n_fits, n_classes), lost, least)
+    return _FitSums(f, gradient, hessian, zeros(n_fits, n_classes), lost, least)
 
 
 Rows = Callable[[slice], Tensor]
@@ -262,7 +262,7 @@ def _stacked(columns: Sequence[Tensor], dtype: torch.dtype, rows: slice) -> Tens
 
 
 def _add(
-    total: _Sums, k: int, s: Tensor, y: Tensor, w: Tensor | None, theta: Tensor | None, absent: Tensor | None
+    total: _FitSums, k: int, s: Tensor, y: Tensor, w: Tensor | None, theta: Tensor | None, absent: Tensor | None
 ) -> None:
     """Add rows with scores s `(n, C)`, target probabilities y and weights w to the sums of fit k, in place."""
     if w is not None:

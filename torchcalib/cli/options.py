@@ -10,7 +10,7 @@ from typing import Any
 
 from torchcalib.io.errors import shown
 from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, TARGETS, TASKS, WEIGHTS
-from torchcalib.io.paths import check_paths, expanded
+from torchcalib.io.paths import FORMATS, check_paths, expanded
 
 MODES = ("positive", "top_label", "classwise")
 """Kinds of confidence with a name; see `torchcalib.core.events.NamedMode`."""
@@ -110,9 +110,8 @@ def word(text: str) -> tuple[str, float]:
 FILES = Option(
     "files",
     "FILE",
-    ".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of .npy files; "
-    "several files are shards of one data set; a quoted pattern such as 'shards/*.npz' expands to all matches, sorted "
-    "by name",
+    f"{', '.join(FORMATS)}; .npy files are a pair of predictions and targets; several files are shards of one data "
+    "set; a quoted pattern such as 'shards/*.npz' expands to all matches, sorted by name",
     nargs="+",
 )
 _COLUMNS = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"

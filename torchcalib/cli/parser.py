@@ -310,7 +310,7 @@ def _found_for_report(arguments: argparse.Namespace) -> tuple[Path, ...]:
         return options.found_files(arguments)
     if arguments.groups is not None or arguments.clusters is not None:
         raise ValueError("`--per-image` must be used without --groups and --clusters, got both. Omit them.")
-    from torchcalib.io.cases import case_files  # needs numpy
+    from torchcalib.io.image_folders import case_files  # needs numpy
 
     arguments.cases = case_files([Path(file) for file in arguments.files])
     return tuple(path for case in arguments.cases for path in (case.preds, case.target))

@@ -19,7 +19,7 @@ from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import computing, output, warn, working
 from torchcalib.core.tasks import infer_task
 from torchcalib.display.words import printable
-from torchcalib.io.cases import case_of
+from torchcalib.io.image_folders import case_of
 from torchcalib.io.opening import PIECE_BYTES, PredictionFiles
 from torchcalib.io.rows import Rows
 from torchcalib.reporting.building import ReportBuilder

@@ -208,7 +208,7 @@ def _tests(test: Test | None) -> tuple[Test, ...]:
     return get_args(Test) if test is None else (test,)
 
 
-class _Rows(NamedTuple):
+class _EventRows(NamedTuple):
     """Confidences of rows, as probabilities of the event among classes."""
 
     log_p: Tensor  # logarithms of probabilities, up to a constant of the row, float64 (N, C)
@@ -219,11 +219,11 @@ class _Rows(NamedTuple):
         return (scale * self.log_p).softmax(-1).gather(-1, self.event).squeeze(-1)
 
 
-def _rows(preds: Any, from_logits: bool, prevalence: float, spread: float | None) -> _Rows:
+def _rows(preds: Any, from_logits: bool, prevalence: float, spread: float | None) -> _EventRows:
     """Return the confidences of predictions, or of a beta distribution."""
     if preds is None:
         confidences = _beta(prevalence, _UNIFORM if spread is None else spread)
-        return _Rows(torch.stack(((1 - confidences).log(), confidences.log()), -1), _ones(confidences))
+        return _EventRows(torch.stack(((1 - confidences).log(), confidences.log()), -1), _ones(confidences))
     values = as_tensor("preds", preds).detach().cpu().double()
     if values.dim() not in (1, 2) or not len(values) or bool(values.isnan().any()):
         raise ValueError(
@@ -235,8 +235,8 @@ def _rows(preds: Any, from_logits: bool, prevalence: float, spread: float | None
     values = values[:: math.ceil(len(values) / _MOST_ROWS)]
     if values.dim() == 1:
         other = torch.zeros_like(values) if from_logits else (1 - values).log()
-        return _Rows(torch.stack((other, values if from_logits else values.log()), -1), _ones(values))
-    return _Rows(values if from_logits else values.log(), values.argmax(-1, keepdim=True))
+        return _EventRows(torch.stack((other, values if from_logits else values.log()), -1), _ones(values))
+    return _EventRows(values if from_logits else values.log(), values.argmax(-1, keepdim=True))
 
 
 def _ones(values: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class _Plan:
     It is the shift of the log-odds, or the logarithm of the factor of the logits.
     """
 
-    rows: _Rows
+    rows: _EventRows
     fault: Fault
     level: float
 

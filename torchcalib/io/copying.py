@@ -47,7 +47,7 @@ class Copy:
         kind = str(format_of(path))
         kept = {name: values for name, values in self.arrays.items() if _can_store(kind, name == self.preds, values)}
         if kind in TABLES:
-            stored = self._in_columns(kept, with_lists=kind in ("json", "jsonl", "parquet"))
+            stored = self._in_columns(kept, with_lists=kind not in ("csv", "tsv"))
         else:
             stored = {self.stem if name == self.preds and self.columns else name: each for name, each in kept.items()}
         content = _WRITERS[kind](stored)

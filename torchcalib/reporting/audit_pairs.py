@@ -65,7 +65,7 @@ def compared_audits(builders: Sequence[AuditBuilder], names: Sequence[str] | Non
     )
 
 
-class _Rows(NamedTuple):
+class _LogRows(NamedTuple):
     """Confidences of a definition in a log; see `ConfidenceColumn`."""
 
     places: dict[tuple[str, int], int]  # by the question, and the number of the answer to it
@@ -73,7 +73,7 @@ class _Rows(NamedTuple):
     target: Tensor
 
 
-def _joined(parts: Sequence[ConfidenceColumn], keys: Sequence[tuple[str, int]], width: int) -> _Rows:
+def _joined(parts: Sequence[ConfidenceColumn], keys: Sequence[tuple[str, int]], width: int) -> _LogRows:
     """Return the rows of all parts. Rows with fewer options than `width` get options with probability 0."""
     missing = -torch.inf if parts[0].from_logits else 0.0
     padded = [
@@ -81,7 +81,7 @@ def _joined(parts: Sequence[ConfidenceColumn], keys: Sequence[tuple[str, int]], 
         for part in parts
     ]
     rows = (row for part in parts for row in part.rows.tolist())
-    return _Rows(
+    return _LogRows(
         {keys[row]: place for place, row in enumerate(rows)},
         torch.cat(padded),
         torch.cat([part.target for part in parts]),
@@ -98,7 +98,7 @@ def _numbered(questions: Sequence[str]) -> list[tuple[str, int]]:
     return keys
 
 
-def _in_pairs(columns: Sequence[_Rows], has_shared_target: bool) -> tuple[list[str], list[Tensor], int]:
+def _in_pairs(columns: Sequence[_LogRows], has_shared_target: bool) -> tuple[list[str], list[Tensor], int]:
     """Return the questions of the answers that all logs have, their places, and the number of different targets."""
     common = [key for key in columns[0].places if all(key in each.places for each in columns)]
     places = [torch.tensor([each.places[key] for key in common], dtype=torch.long, device="cpu") for each in columns]

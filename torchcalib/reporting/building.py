@@ -45,8 +45,8 @@ from torchcalib.io.source import Source
 from torchcalib.io.text import parts_of_group, shown_group
 from torchcalib.io.writing import write_whole
 from torchcalib.reporting.assembling import report_of
+from torchcalib.reporting.base import Builder, check_distinct, check_same, with_saved_axis
 from torchcalib.reporting.buffer import PredictionBuffer
-from torchcalib.reporting.builder import Builder, check_distinct, check_same, with_saved_axis
 from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, bins_of, catalogue_of, check_size, counts_of
 from torchcalib.reporting.lines import Data

@@ -381,8 +381,8 @@ class Report(Results[float]):
         Files are read in chunks of bounded size.
 
         Args:
-            *paths: parts of one data set, `.npz`, `.pt`, `.safetensors`, `.csv` or `.parquet`; or `.npy` files of
-                predictions and targets.
+            *paths: parts of one data set, such as `.npz` or `.parquet` files; or `.npy` files of predictions and
+                targets.
             preds: name of the array or column of predictions; None searches for a common name, such as "probs".
             target: name of the targets; None searches for a common name.
             weights: name of the weights; None searches for a common name. Weights are optional.

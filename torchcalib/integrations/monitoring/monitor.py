@@ -49,7 +49,7 @@ def usual_metrics(
     }
 
 
-class _Sums(ECE):
+class _SumsOfBins(ECE):
     """Metric whose value is the sums over bins, which ranks synchronise together with the other metrics."""
 
     def _value(self, statistic: Any) -> Tensor:
@@ -137,7 +137,7 @@ class Monitor:
                 "Pass a dict such as {'ece': torchcalib.ECE(...)}."
             )
         given: dict[str, Any] = {"task": task, "n_bins": n_bins, **options}
-        bins = _Sums(**given)
+        bins = _SumsOfBins(**given)
         members = usual_metrics(**given) if metrics is None else {name: m.clone() for name, m in metrics.items()}
         self._metrics = CalibrationCollection({**members, _BINS: bins})
         self._names = tuple(members)  # `CalibrationCollection` does not preserve the order

@@ -10,7 +10,7 @@ from typing import Any
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Log, LogOptions, Source, is_table, rows_in
+from torchcalib.io.logs.answers import START, Log, LogOptions, LogSource, is_table, rows_in
 from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import ARGUMENTS, id_of, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
@@ -57,13 +57,13 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
             _check_file(file)
         if len(files) > 1:
             return _pooled(source, files, how)
-        return _opened(Source(files[0], RowObjects(files[0]) if is_table(files[0]) else None), how)
+        return _opened(LogSource(files[0], RowObjects(files[0]) if is_table(files[0]) else None), how)
     if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise InputError(
             f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
         )
     given = RowObjects(source)
-    return _opened(Source(Path(given.kind), given), how)
+    return _opened(LogSource(Path(given.kind), given), how)
 
 
 def named_fields(**arguments: str | None) -> dict[str, str]:
@@ -121,7 +121,7 @@ def task_of(path: Path) -> str | None:
     return None if match is None else match[1]
 
 
-def _opened(source: Source, options: LogOptions) -> Log:
+def _opened(source: LogSource, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
     path, rows = source.path, source.rows
     with reading(str(path), "log"):
@@ -168,14 +168,14 @@ def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:
             f"`{source}` must have one file for each task, got several for {quoted(repeated)}. Name the files of one "
             "system, or compare systems with a name for each."
         )
-    logs = [_opened(Source(path, RowObjects(path) if is_table(path) else None), options) for path in files]
+    logs = [_opened(LogSource(path, RowObjects(path) if is_table(path) else None), options) for path in files]
     if len({*map(type, logs)}) > 1 or logs[0].kind not in (LmEval.kind, Olmes.kind, LightEval.kind, Decisions.kind):
         raise InputError(
             f"`{source}` must contain files of one kind, with a line or row for each answer, got "
             f"{quoted({log.kind for log in logs})}. Name a file."
         )
     folder = Path(source) if isinstance(source, str | Path) else files[0].parent
-    return type(logs[0])(Source(folder, files=tuple(zip(tasks, files, strict=True))), options)
+    return type(logs[0])(LogSource(folder, files=tuple(zip(tasks, files, strict=True))), options)
 
 
 def _are_paths(source: Any) -> bool:

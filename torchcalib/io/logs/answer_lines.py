@@ -22,8 +22,8 @@ from torchcalib.io.logs.answers import (
     IrregularError,
     Log,
     LogOptions,
+    LogSource,
     RowLog,
-    Source,
     add_stated_confidence,
     add_token_confidences,
     all_correctness,
@@ -47,7 +47,7 @@ class Lines(RowLog):
 
     takes = ("by", "gold", "fields")
 
-    def __init__(self, source: Source, options: LogOptions, roles: Roles | None = None) -> None:
+    def __init__(self, source: LogSource, options: LogOptions, roles: Roles | None = None) -> None:
         super().__init__(source, options)
         if roles is None:
             roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)

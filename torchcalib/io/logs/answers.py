@@ -45,7 +45,7 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """Place of a log: files with their tasks, or rows in memory."""
 
     path: Path  # name of the log; of rows in memory, their type
@@ -71,7 +71,7 @@ class Log(ABC):
     takes: ClassVar[tuple[str, ...]] = ()
     """Options beyond those of all logs: "by", "gold" and "fields"."""
 
-    def __init__(self, source: Source, options: LogOptions) -> None:
+    def __init__(self, source: LogSource, options: LogOptions) -> None:
         self.path, self.rows, self.files = source.path, source.rows, source.files
         self.options, self.chosen = options, options.chosen
         self.words = {word.strip().lower(): p for word, p in options.words.items()}
@@ -217,7 +217,7 @@ class RowLog(Log):
 
     takes: ClassVar[tuple[str, ...]] = ("by",)
 
-    def __init__(self, source: Source, options: LogOptions) -> None:
+    def __init__(self, source: LogSource, options: LogOptions) -> None:
         super().__init__(source, options)
         if options.by is not None:
             names = {key_of(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}

@@ -33,8 +33,8 @@ from torchcalib.ops.newton.scores import (
     PIECE,
     ZERO_SLOPE,
     LabelledScores,
-    Samples,
     Solution,
+    WeightedSamples,
     is_certain,
     standard_form,
 )
@@ -103,7 +103,7 @@ def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, *_: bool) ->
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool, scale: bool) -> tuple[Tensor, ...]:
     """Fit `(..., N, C)` with any batch axes, few batch elements at a time; return the fields of `AffineFit`."""
-    given = Samples.flattened(scores, target, weights)
+    given = WeightedSamples.flattened(scores, target, weights)
     n_elements, n, n_classes = given.x.shape
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]

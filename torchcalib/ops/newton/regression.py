@@ -27,7 +27,7 @@ from torchcalib.ops.newton.descent import (
     newton_direction,
     separation_bound,
 )
-from torchcalib.ops.newton.scores import PIECE, Samples
+from torchcalib.ops.newton.scores import PIECE, WeightedSamples
 from torchcalib.ops.operation import operation
 
 RANK = 1e-12  # a feature is determined by others if this fraction of its norm or less remains without them
@@ -92,7 +92,7 @@ def _empty_results(x: Tensor, target: Tensor, weights: Tensor, _: list[float]) -
 )
 def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float]) -> tuple[Tensor, ...]:
     """Fit `(..., D, N)` with any batch axes; return the fields of `RegressionFit`."""
-    given = Samples.flattened(x, target, weights, sample_axis=-1)
+    given = WeightedSamples.flattened(x, target, weights, sample_axis=-1)
     wide = wide_dtype(x.device)
     fit = _solve(given.x.to(wide), given.target.to(wide), given.w.to(wide), ridge)
     return given.batch_axes_restored(fit)

@@ -23,7 +23,7 @@ LARGE_SCALE = 1e6  # scale above which very low scores, such as -1e9, may repres
 PIECE = 2**18  # number of scores that are processed together: 2 MB of float64
 
 
-class Samples(NamedTuple):
+class WeightedSamples(NamedTuple):
     """Samples of S batch elements with R replicate weights."""
 
     x: Tensor  # scores `(S, N, C)`, or features `(S, D, N)`
@@ -32,7 +32,7 @@ class Samples(NamedTuple):
     batch_shape: torch.Size  # batch axes of the call, with S elements
 
     @classmethod
-    def flattened(cls, x: Tensor, target: Tensor, weights: Tensor, sample_axis: int = -2) -> "Samples":
+    def flattened(cls, x: Tensor, target: Tensor, weights: Tensor, sample_axis: int = -2) -> "WeightedSamples":
         """Flatten the batch axes of x `(..., S, N, C)`, target `(..., S, N)` and weights `(..., R, S, N)`."""
         batch_shape, n_replicates = target.shape[:-1], weights.shape[-3]
         n_elements, n = batch_shape.numel(), target.shape[-1]

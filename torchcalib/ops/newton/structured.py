@@ -35,7 +35,7 @@ from torchcalib.ops.newton.descent import (
     separation_bound,
     without_constant,
 )
-from torchcalib.ops.newton.scores import LARGE_SCALE, PIECE, Samples, is_certain, is_near_top
+from torchcalib.ops.newton.scores import LARGE_SCALE, PIECE, WeightedSamples, is_certain, is_near_top
 from torchcalib.ops.operation import operation
 
 DENSE = 512  # largest number of parameters whose Hessian is stored and factored
@@ -453,7 +453,7 @@ def _fit(
     full: bool,
 ) -> Solution:
     """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time; None is vector scaling."""
-    given = Samples.flattened(scores, target, weights)
+    given = WeightedSamples.flattened(scores, target, weights)
     n_replicates, n_elements, n = given.w.shape
     wide = wide_dtype(scores.device)
     alpha, start = (each.movedim(-2, 0).reshape(n_replicates * n_elements).to(wide) for each in (alpha, start))

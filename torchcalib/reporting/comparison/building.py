@@ -43,7 +43,7 @@ from torchcalib.display.progress import in_parts
 from torchcalib.inference.testing import clusters_in_words
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.io.opening import PredictionFiles, open_predictions
-from torchcalib.reporting.builder import Builder, check_distinct, check_same
+from torchcalib.reporting.base import Builder, check_distinct, check_same
 from torchcalib.reporting.catalogue import names_of
 from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.reading import batches_of, settings_of
