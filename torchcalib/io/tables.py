@@ -603,9 +603,9 @@ def opened_lines(path: Path) -> IO[bytes]:
     _check_encoding(str(path), content)
     _check_depth(str(path), content, _MAX_DEPTH_OF_FILE)
     text = content.decode("utf-8-sig")
-    place = _start_of_rows(text, len(text) - len(text.lstrip()))
-    if place is None and (rows := _rows_of_columns(text)):
+    if rows := _rows_of_columns(text):
         return BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    place = _start_of_rows(text, len(text) - len(text.lstrip()))
     end = "" if place is None else "]"  # other values follow each other until the end of the file
     start, lines, decode = place or 0, BytesIO(), json.JSONDecoder().raw_decode
     while text[(first := _SPACE.match(text, start).end()) : first + 1] != end:  # type: ignore[union-attr]
@@ -630,13 +630,18 @@ def _start_of_rows(text: str, start: int, depth: int = 2) -> int | None:
 
 
 def _rows_of_columns(text: str) -> list[dict[str, Any]]:
-    """Return the rows of an object that has a list for each column, as `json.dump(df.to_dict("list"))` writes it."""
+    """Return the rows of an object that has a list for each column, as `json.dump(df.to_dict("list"))` writes it.
+
+    Lists that all consist of objects are arrays of rows, and not columns.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(text) if text.lstrip()[:1] == "{" else None
     except ValueError:  # lines
         return []
     columns = list(found.values()) if isinstance(found, dict) else []
     if len(columns) < 2 or not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
+        return []
+    if all(isinstance(value, dict) for each in columns for value in each):
         return []
     return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
 
