@@ -40,7 +40,6 @@ def assert_harmless(text):
 
 def test_system_names_are_escaped_on_pages_in_figures_and_in_the_terminal(compared, capsys):
     from torchcalib.plots import difference_plot, to_svg
-    from torchcalib.reporting.render.html import render
 
     page, svg = render(compared), to_svg(difference_plot(compared))
     for markup in (*HOSTILE[:2], "<img"):
