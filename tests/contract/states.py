@@ -640,7 +640,7 @@ def states(where=lambda _: True, each_class=False, asked=None):
     Args:
         where: condition.
         each_class: whether metrics have one state per class and path.
-        asked: number of earlier laws by state, which is increased. The normal run has every fourth law of a state;
+        asked: number of earlier laws by state, which is increased. The normal run has every sixth law of a state;
             every second law if an addition replaces earlier rows, because few laws hold for such a state.
     """
     asked = Counter() if asked is None else asked
@@ -649,7 +649,7 @@ def states(where=lambda _: True, each_class=False, asked=None):
         is_left_out = not each_class and state.marks and state.name.startswith("metric ")
         if not where(state) or is_left_out:
             continue
-        kind, is_in_turn = state.name.split()[0], (k + asked[state.name]) % (4 if state.order else 2) == 0
+        kind, is_in_turn = state.name.split()[0], (k + asked[state.name]) % (6 if state.order else 2) == 0
         asked[state.name] += 1
         marks = [pytest.mark.extended] * (not is_in_turn and kind in kinds)
         if state.marks:

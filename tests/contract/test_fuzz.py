@@ -1,6 +1,6 @@
 """Random input gives the values of slow loops, or a documented error. For random calls see test_laws_of_states.py.
 
-hypothesis draws the same input in every run. The long profile (marker `long`) draws 4,000 examples for each test.
+hypothesis draws the same input in every run: 80 examples, 200 in the extended run, and 4,000 with the marker `long`.
 """
 
 import copy
@@ -19,8 +19,11 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.functional.scores import ScoreEstimator
 
-QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
-in_full = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="long")
+QUICK = settings(max_examples=80, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
+MORE = [
+    pytest.param(settings(QUICK, max_examples=n), marks=getattr(pytest.mark, mark), id=mark)
+    for n, mark in ((200, "extended"), (4000, "long"))
+]
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LABELS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
@@ -283,6 +286,6 @@ def test_every_score_is_called():
     assert scores <= {cls for _, cls, _ in KINDS}
 
 
-@pytest.mark.parametrize("profile", [QUICK, in_full])
+@pytest.mark.parametrize("profile", [QUICK, *MORE])
 def test_random_calls_give_the_values_of_slow_loops_or_a_documented_error(profile):
     profile(given(calls())(value_or_error))()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract.states import BINARY, FEW_REPLICATES, STATES, columns_of, dependent, states
+from contract.states import BINARY, FEW_REPLICATES, STATES, columns_of, dependent
 from helpers.refusals import check_each
 from safetensors.torch import load, save
 
@@ -61,16 +61,7 @@ def smallest_of_each():
     return list(found.values())
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        *(pytest.param(state, id=str(state)) for state in smallest_of_each()),
-        *(
-            pytest.param(*each.values, id=each.id, marks=pytest.mark.extended)
-            for each in states(lambda state: "bytes" in state.copies, each_class=True)
-        ),
-    ],
-)
+@pytest.mark.parametrize("state", smallest_of_each(), ids=str)
 def test_every_changed_bit_of_a_state_is_refused(state):
     content = bytearray(few_rows(state).state_bytes())
     kind = kind_of(content)
@@ -336,7 +327,6 @@ def test_values_that_a_state_cannot_have_are_refused_by_every_way_to_load_it():
 
 
 def test_a_folder_a_pipe_and_a_file_of_another_kind_are_no_states(tmp_path):
-
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_bytes(b"hello")
     for name, error, words in (

@@ -1,4 +1,4 @@
-"""`evaluate` returns the report of the predictions of the model."""
+"""`evaluate` returns the report of the predictions of the model, which are found in the outputs of a step."""
 
 from collections import OrderedDict, namedtuple
 from functools import cache
@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchcalib as tc
+from torchcalib.integrations.outputs import found_by
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(70, 4, dtype=torch.float64, generator=G), torch.randint(0, 3, (70,), generator=G)
@@ -141,3 +142,32 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
     logits = head(X).squeeze(-1).detach()
     value = nn.functional.binary_cross_entropy_with_logits(logits, (Y > 0).double())
     assert (report.task, report["nll"]) == ("binary", pytest.approx(value.item(), rel=1e-12))
+
+
+SCORES, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+STEP = (torch.zeros(4, 7), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch"),
+    [
+        ({"loss": torch.tensor(1.0), "logits": SCORES, "target": LABELS}, None),
+        ({"y_hat": SCORES}, STEP),
+        ({"logits": SCORES, "preds": LABELS}, {"input_ids": LABELS, "labels": LABELS}),
+        ((SCORES, LABELS), None),
+        ((torch.tensor(1.0), SCORES, LABELS), None),
+        (SCORES, STEP),
+        (SCORES, {"x": None, "y": LABELS}),
+    ],
+)
+def test_predictions_and_targets_are_found_under_common_names(outputs, batch):
+    found = found_by(None, outputs, batch, from_logits=True)
+    assert found.preds is SCORES
+    assert found.target is LABELS
+    assert found.weights is None
+
+
+def test_custom_getter_is_used():
+    weights = torch.ones(4)
+    found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": SCORES}, STEP, from_logits=True)
+    assert found == (SCORES, LABELS, weights)

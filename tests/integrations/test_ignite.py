@@ -110,6 +110,7 @@ def test_another_library_for_communication_is_an_error(monkeypatch):
         adapters["ece"].compute()
 
 
+@pytest.mark.extended
 def test_two_processes_compute_the_values_of_all_data(tmp_path):
     codes, output = run_ranks(2, tmp_path, "ignite_ranks", "sync")
     assert codes == [0, 0], output

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from helpers.reports import bare
+from helpers.reports import QUICK, bare
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -40,7 +40,6 @@ def assert_harmless(text):
 
 def test_system_names_are_escaped_on_pages_in_figures_and_in_the_terminal(compared, capsys):
     from torchcalib.plots import difference_plot, to_svg
-    from torchcalib.reporting.render.html import render
 
     page, svg = render(compared), to_svg(difference_plot(compared))
     for markup in (*HOSTILE[:2], "<img"):
@@ -131,14 +130,15 @@ def test_printed_results_have_no_control_characters(compared):
     by_group = tc.ByGroup(tc.ECE(num_classes=3), group_names=names, num_groups=3)
     by_group.update(preds, target, groups=groups)
     logs = [[{"id": k, "confidence": 0.1 * (k % 9), "correct": k % 2, "m": names[k % 2]} for k in range(40)]] * 2
+    report = tc.report(preds, target, class_names=names, groups=groups, **QUICK)
     results = [
-        tc.report(preds, target, class_names=names, groups=groups),
-        tc.report(preds, target, class_names=names, groups=groups).groups,
+        report,
+        report.groups,
         tc.compare({names[0]: preds, names[1]: preds.roll(1, 0)}, target, class_names=names, n_replicates=39),
         tc.functional.by_group(tc.functional.ece, preds, target, groups=groups, task="multiclass"),
         by_group.worst(n_replicates=39),
-        tc.audit(*logs, names=names[:2]),
-        tc.audit(logs[0], by="m"),
+        tc.audit(*logs, names=names[:2], **QUICK),
+        tc.audit(logs[0], by="m", **QUICK),
         compared,
     ]
     for result in results:

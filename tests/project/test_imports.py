@@ -1,10 +1,12 @@
-"""Modules loaded by `import torchcalib`, in a fresh process, and the public names."""
+"""Modules loaded by `import torchcalib`, in a fresh process, the public names, and what an editor shows of them."""
 
 import json
+import subprocess
 import sys
 import tomllib
 
 import numpy as np
+import pytest
 from helpers.prediction_files import write_parquet
 from processes import ROOT, run_python
 
@@ -102,10 +104,10 @@ print(sum(name.startswith("torchcalib") for name in sys.modules) <= 30, "numpy.m
 from torchcalib.cli import main
 before |= set(sys.modules)
 g = torch.Generator().manual_seed(0)
-logits = torch.randn(300, 3, generator=g)
+logits = torch.randn(60, 3, generator=g)
 labels = torch.distributions.Categorical(logits=logits).sample()
 with open(sys.argv[1], "w") as file:
-    file.write("p,y\\n" + "".join(f"{k / 100},{int(k * 7 % 100 < k)}\\n" for k in range(1, 100)))
+    file.write("p,y\\n" + "".join(f"{k / 100},{int(k * 7 % 100 < k)}\\n" for k in range(1, 100, 3)))
 how = {"task": "multiclass", "from_logits": True}
 print(torchcalib.ece(logits, labels, **how).item() > 0)
 print(torchcalib.report(logits, labels, **how).n)
@@ -212,3 +214,40 @@ def test_package_data_is_installed():
         path for path in package.rglob("*") if path.suffix in (".pyi", ".jinja", ".json") or path.name == "py.typed"
     }
     assert there == installed
+
+
+USE = """
+import torch
+import torchcalib
+from torchcalib.functional import InputOptions, cox, ece, nll
+
+preds, target = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
+options: InputOptions = {"from_logits": False}
+reveal_type(ece(preds, target, "binary", n_bins=5, **options))
+reveal_type(nll(preds, target, task="binary", reduction="none"))
+reveal_type(cox(preds, target, task="binary").slope)
+metric = torchcalib.ECE(task="binary", n_bins=5)
+reveal_type(metric.compute())
+reveal_type(metric.name)
+ece(preds, target, task="binary", nbins=5)
+"""
+
+
+@pytest.mark.extended  # mypy takes a minute without its cache
+def test_mypy_infers_types_and_finds_unknown_options(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "use.py").write_text(USE)
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(tmp_path / "use.py")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    types = [line.partition("Revealed type is ")[2].replace("builtins.", "").strip('"') for line in found.splitlines()]
+    assert [name for name in types if name] == ["torch._tensor.Tensor"] * 4 + ["str"], found
+    assert 'Unexpected keyword argument "nbins" for "ece"' in found
+    assert found.count("error:") == 1, found
+
+
+def test_editor_shows_signature_and_docstring_on_hover():
+    jedi = pytest.importorskip("jedi")
+    script = jedi.Script("from torchcalib.functional import ece\nvalue = ece(", project=jedi.Project(ROOT))
+    (hover,) = script.help(2, 9)
+    assert hover.docstring().startswith("ece(task: Task | None=None, *, n_bins: int=15, debiased: bool=False")
+    assert "The weighted mean of |frequency - confidence|".lower() in hover.docstring().lower()

@@ -36,20 +36,10 @@ HOSTS = r"github\.com/torchcalib/torchcalib/(?:blob|tree|raw)|raw\.githubusercon
 REPOSITORY = re.compile(rf"https://(?:{HOSTS})/main/([^#]*)(?:#.*)?")
 OWN = ("git clone https://github.com/torchcalib/torchcalib", "cd torchcalib")  # how to make a checkout
 SCRIPT = re.compile(r"# (\w+\.py)(?:: (torchrun .+))?\n")
-# Pages with processes, frameworks, commands or training take seconds.
-OPTIONAL = {
-    "evidently",
-    "ignite",
-    "lightning",
-    "matplotlib",
-    "mlflow",
-    "monai",
-    "pandas",
-    "sklearn",
-    "transformers",
-    "wandb",
-}  # packages of extras
+# Pages with processes, frameworks, commands, training or many random samples take seconds.
 FRAMEWORKS = "evidently|ignite|lightning|mlflow|monai|transformers|wandb"
+OPTIONAL = {*FRAMEWORKS.split("|"), "matplotlib", "pandas", "sklearn"}  # packages of extras
+SLOW = {f"docs/{name}.md" for name in ("guide/noise_floor", "guide/notions", "contributing/upstream", "start/sklearn")}
 EXTENDED = re.compile(rf"torchrun|(?:import|from) (?:{FRAMEWORKS})|^ *torchcalib |optimizer\.step", flags=re.MULTILINE)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 OUTPUTS = ("--out", "--save")  # prefixes of options for output paths
@@ -98,6 +88,10 @@ def blocks_of(text, above=0):
 
 def page(name):
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def is_slow(name):
+    return Path(name).as_posix() in SLOW or EXTENDED.search(page(name)) is not None
 
 
 def run_shell(text):
@@ -247,7 +241,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.extended] if name != "README.md" and EXTENDED.search(page(name)) else [])
+        pytest.param(name, marks=[pytest.mark.extended] * (name != "README.md" and is_slow(name)))
         for name in PAGES
         if name not in ELSEWHERE
     ],

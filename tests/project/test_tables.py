@@ -1,11 +1,13 @@
-"""Tables of the source papers: all comparable numbers agree, and none is skipped silently."""
+"""Tables of the source papers and of other packages: all comparable numbers agree, and none is skipped silently."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 
+from benchmarks import other_packages as others
 from benchmarks import tables
+from benchmarks.job import version_of
 
 COMPARED = {  # numbers compared with printed values, compared with recorded values, and allowed to differ
     "ecd-1": (2, 99, 2),
@@ -19,7 +21,8 @@ COMPARED = {  # numbers compared with printed values, compared with recorded val
 }
 
 
-LONG = {"epsr-systems", "epsr-scores", "epsr-1"}  # tests/contract checks the recorded values of these tables, too
+# Other tests compare the recorded values of these tables (tests/contract), and the order in tce-1 (below).
+LONG = {"epsr-systems", "epsr-scores", "epsr-1", "tce-1"}
 NAMES = [pytest.param(name, marks=pytest.mark.extended) if name in LONG else name for name in COMPARED]
 
 
@@ -63,3 +66,31 @@ def test_every_table_is_compared_and_differences_are_reported(monkeypatch, capsy
     monkeypatch.setattr("sys.argv", ["tables"])
     assert tables.main() == 1
     assert "DIFFERS" in capsys.readouterr().out
+
+
+# Recorded values of other packages belong to the current predictions, and installed packages still return them.
+
+RECORDED = others.recorded()
+INSTALLED = [name for name, entry in RECORDED.items() if version_of(name) == entry["version"]]
+
+
+def test_every_package_has_a_version_a_date_and_all_its_values():
+    assert set(RECORDED) == set(others.PACKAGES) - {"torchcalib"}
+    for package, entry in RECORDED.items():
+        assert entry["version"]
+        assert entry["date"]
+        metrics = others.PACKAGES[package][1]
+        found = {(metric, case) for metric, values in entry["values"].items() for case in values}
+        required = {key for key in others.CASES if key[0] in metrics}
+        if package in others.WITHOUT_IGNORE_INDEX:
+            required.remove(("ECE", "three classes, ignored rows"))
+        assert found == required
+
+
+@pytest.mark.parametrize("package", INSTALLED)
+def test_recorded_values_are_those_of_the_installed_version(package):
+    for metric, values in others.values_of(package).items():
+        for case, value in values.items():
+            expected = RECORDED[package]["values"][metric][case]
+            wanted = expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-4)
+            assert value == wanted, (metric, case)
