@@ -635,7 +635,7 @@ def _rows_of_columns(text: str) -> list[dict[str, Any]]:
     Lists that all consist of objects are arrays of rows, and not columns.
     """
     try:
-        found = json.loads(text) if text.lstrip()[:1] == "{" else None
+        found: Any = json.loads(text) if text.lstrip()[:1] == "{" else None
     except ValueError:  # lines
         return []
     columns = list(found.values()) if isinstance(found, dict) else []
