@@ -182,6 +182,7 @@ def _cases():
             yield _case(f"{name}-{task}", skce_in_blocks, tc.SKCE, task, options, in_blocks=True)
     yield from _binless_cases()
     per_class = {"average": None, "mode": "classwise"}
+    # A search for the bandwidth of each class would be slow. tests/metrics/test_smooth.py searches those of labels.
     yield _case("smece-per-class", F.smece, tc.SmECE, "multiclass", {**per_class, "bandwidth": 0.2})
     yield _case("ece-per-class", F.ece, tc.ECE, "multiclass", per_class)
 

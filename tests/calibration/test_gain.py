@@ -36,11 +36,11 @@ def test_cross_validated_loss_equals_a_loop_over_folds(task, calibrator, score):
     seen = after.exp() if task is multi else after.sigmoid()
     expected, least = (SCORES[score](preds, seen, **task) for preds in (logits, after))
     found = tc.score_divergence(logits, target, **given)
-    if score == "brier":  # the score of probabilities is the squared distance
-        least = 0
-    else:
-        assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
-    assert found.divergence.item() == pytest.approx(float(expected - least), abs=1e-8)
+    if score == "brier":  # the score of soft targets is the squared distance, which is the divergence itself
+        p = logits.sigmoid()
+        expected, least = (seen * (1 - p) ** 2 + (1 - seen) * p**2).mean(), (seen * (1 - seen)).mean()
+    assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
+    assert found.divergence.item() == pytest.approx((expected - least).item(), abs=1e-8)
     assert found.divergence >= 0  # the scores are proper
 
 

@@ -65,7 +65,6 @@ def gaps(values, empty=""):
 
 
 FILLED = np.arange(N) % 40 != 7
-MULTI, BINARY = {"preds": PROBS, "target": LABELS}, {"preds": P, "target": Y}
 ROUNDED = PROBS.round(2)
 SINGLE = ROUNDED.astype(np.float32)
 PROB = by_number("prob_", PROBS)

@@ -39,7 +39,7 @@ def test_calibrate_fits_the_named_or_the_recommended_calibrator(data, capsys):
     assert type(load_calibrator("d.pt")).__name__ == found["calibrator"]
 
 
-SUFFIXES = (*WRITERS,)
+SUFFIXES = tuple(WRITERS)
 
 
 @pytest.mark.parametrize(("before", "after"), [*zip(SUFFIXES, SUFFIXES[1:] + SUFFIXES[:1], strict=True)])

@@ -717,7 +717,7 @@ TASKS = [
     (lambda: tc.compare(Q, Q, H), "compare({'a': preds, 'b': other_preds}, target)", EITHER, lambda: both(Q, H)),
     (lambda: both(Q, H, groups=H), "`groups` must be an argument of compare, got an unknown one. Pass them to by_group",
      TypeError, lambda: both(Q, H)),
-    (lambda: tc.Report.load(5), "`path` must be a text or a pathlib.Path, got 5. Pass the path", TypeError),
+    (lambda: tc.Report.load(5), "`path` must be a str or a pathlib.Path, got 5. Pass the path", TypeError),
     (lambda: tc.evaluate(None, ARRAY, SIX), "torchcalib.Report.from_estimator(clf, X, y)", EITHER),
     (lambda: F.nll(Q.T, SOFT, **MULTI), "class_axis=0 for (C, N)", ValueError,
      lambda: F.nll(Q.T, SOFT, **MULTI, class_axis=0)),
@@ -996,7 +996,7 @@ COMMANDS = [
     ("report a.npz --task x", "--task"),
     ("report a.npz --from-logits --from-probs", "not allowed with"),
     (f"report a.npz --{LONG}", "must be an option of `torchcalib report`"),
-    ("report a.npz --class-names -a,b", "`--class-names` must have a value after =, got -a,b, which",
+    ("report a.npz --class-names -a,b", "`--class-names` must be followed by = if its value starts with a hyphen",
      f"report a.npz --class-names=-a,b {FAST}"),
     ("report none.npz", "none.npz ... Check the path."),
     # calibrators

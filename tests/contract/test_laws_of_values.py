@@ -141,7 +141,7 @@ def traced(case):
     return {family, (case.task, case.options.get("mode")), case.counts, "positive_classes" in case.options}
 
 
-def steps(case):
+def normal_keys(case):
     """Return the keys of a case in the normal run, which has each task and each mode, but not all pairs of them."""
     return {*traced(case) - {(case.task, case.options.get("mode"))}, case.task, case.options.get("mode")}
 
@@ -166,7 +166,10 @@ def test_law_vmap_equals_the_function(formula):
     check_transformed(formula, torch.vmap(formula.call))
 
 
-@pytest.mark.parametrize("case", list(covering([param.values[0] for param in covering(CALLS, traced, part)], steps)))
+COMPILED = [param.values[0] for param in covering(CALLS, traced, part)]  # cases of the extended run
+
+
+@pytest.mark.parametrize("case", list(covering(COMPILED, normal_keys)))
 def test_law_torch_compile_equals_the_function_without_a_graph_break(case):
     torch.compiler.reset()
     check_transformed(case, torch.compile(case.call, fullgraph=True, backend="eager"))

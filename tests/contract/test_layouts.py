@@ -299,6 +299,8 @@ def files(layout, folder):
     rows = json.loads((folder / "t.json").read_text())
     (folder / "columns.json").write_text(json.dumps({name: [row[name] for row in rows] for name in layout.columns}))
     (folder / "results.json").write_text(json.dumps({"model": "m", "n": [1], "results": rows}))
+    beside = {"ids": [str(k) for k in range(len(rows))], "results": rows}  # two lists of equal length
+    (folder / "beside.json").write_text(json.dumps(beside))
     table.to_parquet(folder / "t.parquet")
     yield from sorted(folder.iterdir())
 

@@ -256,6 +256,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft):
         expected = tc.report(preds, target, weights=left.long() if weights is None else left * weights, **given)
         assert (found.n_dropped, expected.n_dropped, found.n) == (n, 0, expected.n)
         assert found.notes[-1].startswith(f"{n} {what} with NaN")
+        assert f"({n} dropped for NaN)" in found.input_line
         assert dict(found) == pytest.approx(dict(expected), rel=1e-9, abs=1e-12, nan_ok=True)
         if given["with_calibration"]:
             wanted = [line.nll for line in expected.calibration.lines]

@@ -127,6 +127,13 @@ def test_rows_with_different_numbers_of_choices_are_padded_with_a_warning(from_l
         torch.testing.assert_close(value, -log_probs[[0, 1, 2], [1, 2, 0]].mean())
 
 
+@pytest.mark.parametrize("outcomes", [[1, 0, 1], [True, False, True], ["correct", "incorrect", "correct"]])
+def test_whole_percentages_of_outcomes_are_divided_by_100_with_a_warning(outcomes):
+    for percent in ([90, 5, 100], np.array([90, 5, 100], np.uint8)):
+        with pytest.warns(UserWarning, match="contains percentages, which are divided by 100"):
+            assert F.brier_score(percent, outcomes) == pytest.approx((0.1**2 + 0.05**2) / 3)
+
+
 IMAGES = torch.rand(4, C, 5, 6, generator=torch.Generator().manual_seed(0)).softmax(1)
 MASKS = torch.arange(120).reshape(4, 5, 6) % C
 Y = torch.tensor([1, 0, 0, 1, 0, 1])

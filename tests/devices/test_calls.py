@@ -30,7 +30,7 @@ NOISE = "2: variances of simulated counts"
 PAVA = "3 per fit, and 1 per round of pooling"
 NEWTON = "1 per Newton step"
 TABLES = "about 1 per test, column of classes and number in the text"
-LONG = ("report with calibrators", "compare", "evaluate", "ReportBuilder", "recommend", "minimum_detectable_error",
+SLOW = ("report with calibrators", "compare", "evaluate", "ReportBuilder", "recommend", "minimum_detectable_error",
         "required_n", "relative_calibration_loss", "score_divergence", "cross_val_calibrate", "calibration_test(SmECE)",
         "VennAbersCalibration.fit")  # fmt: skip
 
@@ -286,7 +286,7 @@ def test_a_calibrator_fitted_on_the_device_is_loaded_on_the_cpu(device, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:the fitted scale is 0")
-@pytest.mark.parametrize("call", [pytest.param(c, marks=[pytest.mark.extended] * (c in LONG)) for c in CALLS])
+@pytest.mark.parametrize("call", [pytest.param(c, marks=[pytest.mark.extended] * (c in SLOW)) for c in CALLS])
 def test_calls_give_the_values_of_the_cpu_and_read_few_values(call, device):
     call = CALLS[call]
     given = (ODDS, HITS, GROUPS) if call.task == "binary" else (LOGITS, LABELS, GROUPS)

@@ -11,7 +11,11 @@ from processes import ROOT, run_together
 
 FOLDER = Path(__file__).parent
 FILES = [(path.name, "not extended") for path in sorted(FOLDER.glob("test_*.py"))]
-FILES += [pytest.param(name, "extended", marks=pytest.mark.extended) for name in ("test_calls.py", "test_metrics.py")]
+FILES += [
+    pytest.param(path.name, "extended", marks=pytest.mark.extended)
+    for path in sorted(FOLDER.glob("test_*.py"))
+    if "mark.extended" in path.read_text() and path != Path(__file__)
+]
 emulated = pytest.mark.emulated
 
 

@@ -63,6 +63,8 @@ def test_corp_curve_of_many_samples_is_pooled_and_without_data_is_nan():
     assert many.n.shape == (2, 1_024)
     assert many.n.sum(-1).tolist() == [3_000, 3_000]
     close(many[1].frequency, many.frequency[1])
+    with pytest.raises(IndexError, match="must have a batch axis"):
+        many[0][0]
     assert F.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39).frequency.isnan().all()
 
 

@@ -137,7 +137,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     # names of arrays
     (npz(a=PROBS, y=HITS), "predictions under a known name (logits, probs, preds ...), got `a`, `y`"),
     (npz(probs=PROBS), "must contain targets under a known name (targets, labels, y ...), got `probs`"),
-    (npz(probs=PROBS, y=HITS, labels=HITS), "got `labels`, `y`. Choose with target='labels'"),
+    (npz(probs=PROBS, y=HITS, labels=HITS), "got `labels`, `y`. Choose one, such as target='labels'"),
     (npz(**ROW, Probs=PROBS), "got `probs`, `Probs`. Choose"),
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),

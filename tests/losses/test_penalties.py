@@ -28,6 +28,9 @@ PENALTIES = {  # function, module, options
 tasks = pytest.mark.parametrize("task", TASKS)
 
 
+extended = partial(pytest.param, marks=pytest.mark.extended)
+
+
 @pytest.fixture(params=PENALTIES)
 def penalty(request):
     return PENALTIES[request.param]
@@ -94,9 +97,10 @@ def test_modules_equal_their_functions(penalty, task):
         loss.penalty.n_bins = 3
 
 
-def test_compiled_modules_equal_eager_ones_and_give_nan_for_bad_rows():
+@pytest.mark.parametrize("name", ["mmce weighted", extended("soft l2"), extended("canonical")])
+def test_compiled_modules_equal_eager_ones_and_give_nan_for_bad_rows(name):
     torch.compiler.reset()
-    _, module, options = PENALTIES["mmce weighted"]
+    _, module, options = PENALTIES[name]
     loss = module(task="multiclass", from_logits=True, **options)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     logits, target = data("multiclass", dtype=torch.float32)
@@ -112,7 +116,7 @@ def test_compiled_modules_equal_eager_ones_and_give_nan_for_bad_rows():
         loss(logits, target)
 
 
-def test_instances_with_equal_arguments_share_compiled_graphs():
+def test_modules_with_equal_arguments_share_compiled_graphs():
     torch.compiler.reset()
     logits, target = data("multiclass")
     graphs = []
@@ -131,7 +135,7 @@ def test_instances_with_equal_arguments_share_compiled_graphs():
 
 
 EXTREMES = list(product((torch.float16, torch.float32, torch.float64), (0.0, 30.0, 6e4, math.inf), (1, 2, 7), (0, 1)))
-EXTREMES = EXTREMES[::5]  # each dtype, size, number of samples and label
+EXTREMES = EXTREMES[::5]  # every dtype, size, number of samples and label occurs
 
 
 @tasks

@@ -68,9 +68,6 @@ def test_sums_equal_exact_ones(levels, dtype):
 # Sorting by bits
 
 
-F64 = torch.float64
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
 def test_sort_by_bits_equals_the_stable_sort_of_floats(dtype):
     special = [0.5, *(sign * x for x in (0.0, torch.inf, 1.0, 1e-40, torch.nan) for sign in (1, -1))]

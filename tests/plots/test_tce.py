@@ -36,11 +36,17 @@ CASES = {
 }
 
 
-IN_LOGITS = ["no data", "1e-19 and so on", "uneven bins of 50,000", "0 and 1", "one sample"]  # limits of the axis
+IN_LOGITS = [
+    "no data",
+    "1e-19 and so on",
+    "uneven bins of 50,000",
+    "0 and 1",
+    "one sample",
+]  # cases that differ in the limits of the axis
 
 
 @pytest.mark.parametrize(
-    ("draw", "cases"), [(tce_diagram, CASES), (in_logits, IN_LOGITS), (two_binnings, list(CASES)[:3])]
+    ("draw", "cases"), [(tce_diagram, CASES), (in_logits, IN_LOGITS), (two_binnings, list(CASES)[:4])]
 )
 def test_edge_cases_are_drawn_without_overlapping_texts(draw, cases):
     covered = {}

@@ -277,7 +277,7 @@ def _found_for_metric(arguments: argparse.Namespace) -> tuple[Path, ...]:
     name = metric_named(arguments.name)
     if name is None:
         known, advice = metrics(), NAMES.get(arguments.name, "")
-        if " " not in advice:  # not a sentence
+        if " " not in advice:  # a name of a function, not advice
             similar = nearest(arguments.name.lower(), known, shortest=SHORTEST)
             advice = f"Did you mean `{similar}`?" if similar else f"Names are {', '.join(known)}."
         raise ValueError(f"`NAME` must be a metric, got `{short_name(arguments.name, 60)}`. {advice}")
@@ -574,7 +574,7 @@ def _dashed(name: str) -> str:
 
 
 def _takes_value(word: str, command: str) -> bool:
-    """Return whether a word is an option of a command that is followed by a value."""
+    """Return whether a word is an option that is followed by a value."""
     return word.startswith("-") and any(
         option.name == word and option.how.get("action") != "store_true" for option in COMMANDS[command].arguments
     )
@@ -583,11 +583,12 @@ def _takes_value(word: str, command: str) -> bool:
 def _unknown_option(option: str, command: str, before: str) -> str:
     """Return the error for an unknown option, with the option that a person means by it, also of other commands.
 
-    `before` is the preceding word. A word with one hyphen is then the value of an option that needs one.
+    If `before`, the preceding word, is an option with a value, a word with one hyphen is this value.
     """
     if not option.startswith("--") and _takes_value(before, command):
         value = short_name(option, 60)
-        return f"`{before}` must have a value after =, got {value}, which starts with a hyphen. Write {before}={value}."
+        rule = f"`{before}` must be followed by = if its value starts with a hyphen"
+        return f"{rule}, got {value}. Write {before}={value}."
     word = option.lstrip("-").lower().replace("-", "_")
     own = OPTIONS.get(word, word)
     known, name = _options_of(command), _dashed(own)

@@ -211,7 +211,7 @@ def task_by_position(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator for the errors of unknown arguments and, with advice, of too many positional ones."""
+    """Return a decorator that checks the number of positional arguments, with advice, and the names of the others."""
 
     def decorate(function: F) -> F:
         known = signature(function).parameters

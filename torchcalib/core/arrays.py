@@ -62,7 +62,7 @@ def as_array_tensor(name: str, x: Any, device: torch.device | None = None) -> Te
         return torch.utils.dlpack.from_dlpack(x).to(device)  # shares memory: numpy cannot read arrays on a GPU
     if starts_with_tensor(x):
         return _stacked(name, x, device)
-    mask = getattr(x, "mask", None)  # of a masked array; the first use of `numpy.ma` would import it
+    mask = getattr(x, "mask", None)  # of a masked array; `np.ma` itself would be imported by its first use
     if isinstance(mask, np.ndarray) and mask.any():
         raise TypeError(f"`{name}` must have no masked values, got {int(mask.sum())} of them. Remove these rows.")
     try:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torchcalib.ops.softmax_stats import Detail
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
-_MAX_CHECKED = 2**28  # largest number of values in a batch that is checked for mistakes, by a few bytes for each value
+_MAX_CHECKED = 2**28  # largest number of values that are checked for mistakes, which needs a few bytes for each
 
 
 @dataclass(frozen=True)
@@ -583,7 +583,7 @@ class InputFormat:
 
 
 def _misfit(preds: Tensor, target: Tensor, message: str, kind: type[Exception] = ValueError) -> Exception:
-    """Return the error for predictions and targets that do not fit. Raise ValueError if they seem to be swapped."""
+    """Return the error for predictions and targets that do not fit, or raise ValueError if they seem to be swapped."""
     from torchcalib.core.mistakes import check_not_swapped
 
     check_not_swapped(preds, target)

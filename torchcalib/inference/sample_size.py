@@ -133,7 +133,8 @@ def minimum_detectable_error(
 
     Args:
         n: Number of rows; None is that of `preds`.
-        power, level, fault, test, prevalence, spread, n_tests, design_effect, systems: See `required_n`.
+        power, level, fault, test, preds, from_logits: See `required_n`.
+        prevalence, spread, n_tests, design_effect, systems: See `required_n`.
 
     Returns:
         The absolute error that is detected for both signs, or with `systems=2` the difference of the mean scores. NaN

@@ -39,11 +39,11 @@ from torchcalib.ops.logs import wide_dtype
 DIRECTIONS = ("too low", "too high", "over-confident", "under-confident")
 """Meaning of the components for the forecasts, four for each: shifts a > 0, a < 0, slopes b < 1, b > 1."""
 
-N_COMPONENTS = 16
 _SIZES = (0.1, 0.2, 0.4, 0.8)
-_COMPONENTS = (
-    [*_SIZES, *(-size for size in _SIZES), *[0.0] * 9],
-    [*[1.0] * 8, *(math.exp(-size) for size in _SIZES), *(math.exp(size) for size in _SIZES), 1.0],
+N_COMPONENTS = 4 * len(_SIZES)
+_COMPONENTS = (  # shifts a and slopes b; the last pair is the forecast itself
+    [*_SIZES, *(-size for size in _SIZES), *[0.0] * (N_COMPONENTS // 2 + 1)],
+    [*[1.0] * (N_COMPONENTS // 2), *(math.exp(-size) for size in _SIZES), *(math.exp(size) for size in _SIZES), 1.0],
 )
 
 
@@ -69,7 +69,9 @@ def log_ratios(log_odds: Tensor, outcome: Tensor) -> Tensor:
     certain = log_odds.isinf()
     impossible = certain & torch.where(log_odds > 0, outcome < 1, outcome > 0)
     z = log_odds.masked_fill(certain, 0).unsqueeze(-2)
-    w = torch.addcmul(*components(z), z).masked_fill_(certain.unsqueeze(-2), 0)  # (..., J + 1, N), last the forecast
+    w = torch.addcmul(*components(z), z).masked_fill_(
+        certain.unsqueeze(-2), 0
+    )  # (..., J + 1, N); the last row is the forecast
     # With log q = logsigmoid(w) and log(1 - q) = logsigmoid(w) - w, the log-likelihood is logsigmoid(w) + (y - 1) w.
     found = torch.addcmul(logsigmoid(w), w, (outcome - 1).unsqueeze(-2))
     found[..., -1, :].masked_fill_(impossible, -torch.inf)

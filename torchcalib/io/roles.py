@@ -205,7 +205,7 @@ def _one(reader: Reader, role: str, names: Sequence[str]) -> str | None:
         systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
         raise InputError(
             f"`{reader.label}` must contain one {kind} of {_KINDS.get(role, role)}, got {quoted(names)}. "
-            f"Choose with {role}='{short_name(names[0], 60)}'{systems}."
+            f"Choose one, such as {role}='{short_name(names[0], 60)}'{systems}."
         )
     return names[0] if names else None
 

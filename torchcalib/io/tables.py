@@ -632,7 +632,7 @@ def _start_of_rows(text: str, start: int, depth: int = 2) -> int | None:
 def _rows_of_columns(text: str) -> list[dict[str, Any]]:
     """Return the rows of an object that has a list for each column, as `json.dump(df.to_dict("list"))` writes it.
 
-    Lists that all consist of objects are arrays of rows, and not columns.
+    A list of objects is an array of rows if its key is in `_LISTS`, or if all lists consist of objects.
     """
     try:
         found: Any = json.loads(text) if text.lstrip()[:1] == "{" else None
@@ -641,7 +641,8 @@ def _rows_of_columns(text: str) -> list[dict[str, Any]]:
     columns = list(found.values()) if isinstance(found, dict) else []
     if len(columns) < 2 or not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
         return []
-    if all(isinstance(value, dict) for each in columns for value in each):
+    arrays = {name for name, each in found.items() if all(isinstance(value, dict) for value in each)}
+    if len(arrays) == len(found) or arrays.intersection(_LISTS):
         return []
     return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
 

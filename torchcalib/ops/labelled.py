@@ -51,7 +51,8 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     Scores are float32 or float64. Tied scores are sorted by label. Missing scores (NaN) become numbers above 1.
     """
-    keys, label = label_keys(score, label), torch.empty(label.shape, dtype=torch.uint8, device="cpu")
+    keys = label_keys(score, label)
+    label = torch.empty(label.shape, dtype=torch.uint8, device="cpu")
     keys.numpy().sort(axis=-1)
     in_order, labels = keys.view(-1).numpy(), label.view(-1).numpy()
     for start in range(0, len(in_order), _BLOCK):

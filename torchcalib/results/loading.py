@@ -24,7 +24,7 @@ T = TypeVar("T")
 def load(kind: type[T], path: str | Path, name: str, version: int) -> T:
     """Load an object of a data class from a JSON file, or from the file `name` in a folder."""
     if not isinstance(path, str | PathLike):
-        raise TypeError(f"`path` must be a text or a pathlib.Path, got {shown(path)}. Pass the path of a saved file.")
+        raise TypeError(f"`path` must be a str or a pathlib.Path, got {shown(path)}. Pass the path of a saved file.")
     place = Path(path)
     if not place.suffix and not place.exists():
         raise FileNotFoundError(f"`{place}` must be a folder or a file, got a path that does not exist.")

@@ -66,7 +66,7 @@ class LabelledScores:
 
     @property
     def rows_of_piece(self) -> int:
-        """Number of rows of a piece that fits into the cache of a CPU, with a buffer of its size."""
+        """Number of rows of a piece. On a CPU, the piece and a buffer of its size fit into the cache together."""
         size = PIECE // 2 if self.scores.is_cpu else PIECE
         return max(1, size // max(1, self.w[..., 0].numel() * self.scores.shape[-1]))
 

@@ -224,6 +224,7 @@ def _fill_from_probabilities(
         np.multiply(x, x, out=other).reshape(-1)[at_top] = 0
         scores[1] = np.square(1 - q_label) + np.where(label == top, 0, np.square(q_top) - np.square(q_label))
         scores[1] += sum_of_rows(other, axis)
+    # Usually all rows are valid, which three reductions show. NaN fails every comparison.
     if x.min() >= 0 and np.abs(total - 1).max() <= tolerance < math.inf and q_top.max() <= 1:
         return top
     is_valid = np.isfinite(scores[2]) if detail == "entropy" else (x.min(axis) >= 0) & np.isfinite(total)
