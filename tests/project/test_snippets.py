@@ -179,6 +179,7 @@ def run_command(command, arguments):
 
 def run_page(name, folder, monkeypatch, capsys):
     """Run all blocks of a page in a folder."""
+    monkeypatch.delenv("TORCHCALIB_NUMBA", raising=False)  # pages show the default
     namespace, found = {"__name__": "__main__"}, blocks_of(page(name))
     for block in found:
         if block.script:
