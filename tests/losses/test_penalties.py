@@ -116,7 +116,8 @@ def test_compiled_modules_equal_eager_ones_and_give_nan_for_bad_rows(name):
         loss(logits, target)
 
 
-def test_modules_with_equal_arguments_share_compiled_graphs():
+@pytest.mark.parametrize("cls", [MMCELoss, extended(SKCELoss), extended(CanonicalLoss)])
+def test_modules_with_equal_arguments_share_compiled_graphs(cls):
     torch.compiler.reset()
     logits, target = data("multiclass")
     graphs = []
@@ -126,7 +127,7 @@ def test_modules_with_equal_arguments_share_compiled_graphs():
         return graph
 
     for width, n_graphs in ((0.5, 1), (0.5, 1), (0.25, 2)):
-        loss = MMCELoss(task="multiclass", from_logits=True, bandwidth=width)
+        loss = cls(task="multiclass", from_logits=True, bandwidth=width)
         torch.compile(loss, fullgraph=True, backend=count)(logits, target)
         assert len(graphs) == n_graphs
 
@@ -135,14 +136,15 @@ def test_modules_with_equal_arguments_share_compiled_graphs():
 
 
 EXTREMES = list(product((torch.float16, torch.float32, torch.float64), (0.0, 30.0, 6e4, math.inf), (1, 2, 7), (0, 1)))
-EXTREMES = EXTREMES[::5]  # every dtype, size, number of samples and label occurs
+FEW = EXTREMES[::5]  # every dtype, size, number of samples and label occurs
 
 
+@pytest.mark.parametrize("extremes", [FEW, extended(EXTREMES)], ids=["few", "all"])
 @tasks
-def test_gradients_are_finite_at_extreme_predictions_and_for_single_samples(penalty, task):
+def test_gradients_are_finite_at_extreme_predictions_and_for_single_samples(penalty, task, extremes):
     """Right, wrong, saturated, infinite and even predictions, for batches of 1, 2 and 7 samples."""
     _, module, options = penalty
-    for dtype, size, n, label in EXTREMES:
+    for dtype, size, n, label in extremes:
         z = torch.full((n,) if task == "binary" else (n, N_CLASSES), -size, dtype=dtype)
         (z if task != "multiclass" else z[:, 0]).fill_(size)
         target = torch.full((n,) if task != "multilabel" else (n, N_CLASSES), label)
