@@ -209,15 +209,15 @@ def test_copies_of_each_row_in_a_cluster_carry_no_information():
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
-    """Without the causes, 2.5% of 20 calibrated samples have p < 0.025 for ECE; 4 is five standard deviations more."""
+    """Without the causes, 2.5% of 40 calibrated samples have p < 0.025 for ECE; 5 is four standard deviations more."""
     generator, accused = torch.Generator().manual_seed(0), 0
-    for _ in range(20):
+    for _ in range(40):
         p = torch.rand(30, generator=generator) ** 4
         report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
         is_accused = report.decision.kind not in ("calibrated", "too little data")
         assert is_accused == (report.main_line.p_value < ERROR_LEVEL)
         accused += is_accused
-    assert accused <= 4
+    assert accused <= 5
 
 
 def test_biases_of_classes_have_a_deviance_that_is_valid_for_few_labels():
