@@ -13,7 +13,7 @@ from torchcalib.core.bins import BinTable
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, given_box
 from torchcalib.plots.reliability import draw_bins, draw_keys
-from torchcalib.plots.sources import Source, error_text, errors_of
+from torchcalib.plots.sources import DiagramData, error_text, errors_of
 from torchcalib.results.report import Report
 
 _COLUMNS = 3
@@ -74,7 +74,7 @@ def classwise_reliability_diagrams(
             "`preds` must contain bins for each class, got a report, which has them for all classes together. "
             "Pass the predictions, or ECE(mode='classwise')."
         )
-    source = Source(preds, target, "classwise", class_names, {"task": task, "n_bins": n_bins, **options})
+    source = DiagramData(preds, target, "classwise", class_names, {"task": task, "n_bins": n_bins, **options})
     table = source.bins()
     if table.n.dim() != 2:
         raise ValueError(

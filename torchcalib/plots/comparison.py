@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, given_box, scale_of
-from torchcalib.plots.sources import Source
+from torchcalib.plots.sources import DiagramData
 from torchcalib.results.comparison import Comparison
 from torchcalib.results.lines import ComparedLine, Difference
 
@@ -74,7 +74,7 @@ def bin_comparison(
     """
     if not tables:
         raise ValueError("`tables` must contain at least one table, got none. Pass a mapping of names to tables.")
-    series = {name: columns_of(Source(table).bins(), f"tables[{name!r}]") for name, table in tables.items()}
+    series = {name: columns_of(DiagramData(table).bins(), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.create(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     # The distances are space for bin edges and tick labels of the panels.
     canvas.label("prediction (probability)", "empirical probability", (24, 44 if logit else 30))

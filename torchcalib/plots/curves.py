@@ -18,7 +18,7 @@ from torchcalib.functional.risk_area import AreaWeight, weights_at
 from torchcalib.functional.selective import RiskCoverageCurve
 from torchcalib.io.errors import shown
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
-from torchcalib.plots.sources import Source
+from torchcalib.plots.sources import DiagramData
 from torchcalib.results.history import History
 
 ECD_MINIMUM = -0.27846454276107380
@@ -141,7 +141,7 @@ def risk_coverage_curve(
         >>> ax.get_xlabel()
         'coverage (fraction of samples)'
     """
-    source = Source(preds, target, mode, class_names, {"task": task, **options})
+    source = DiagramData(preds, target, mode, class_names, {"task": task, **options})
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     ax.set(xlim=(0, 1))
@@ -205,7 +205,7 @@ def bayes_risk_diagram(
         >>> ax.get_xlabel()
         'operating point c'
     """
-    source = Source(preds, target, None, class_names, {"task": task, **options})
+    source = DiagramData(preds, target, None, class_names, {"task": task, **options})
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     unweighted = isinstance(weight, str) and weight == "uniform"
@@ -230,7 +230,7 @@ def bayes_risk_diagram(
 
 
 def _risk_curves(
-    source: Source, name: str | None, *, c: Tensor, weight: AreaWeight
+    source: DiagramData, name: str | None, *, c: Tensor, weight: AreaWeight
 ) -> list[tuple[str, Tensor, Tensor, float]]:
     """Return the name, the risk and the cost of the constant decision at points c, and the area, for each curve."""
     curve, area = source.bayes_risk(c, weight)
@@ -296,7 +296,7 @@ def score_chart(
     return ax
 
 
-def _named_curves(source: Source, name: str | None) -> list[tuple[str, RiskCoverageCurve]]:
+def _named_curves(source: DiagramData, name: str | None) -> list[tuple[str, RiskCoverageCurve]]:
     """Return the curve of a model, or of each label of multi-label predictions."""
     curve = source.risk_curve()
     if curve.coverage.dim() == 1:

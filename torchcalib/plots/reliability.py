@@ -16,7 +16,7 @@ from torchcalib.core.events import Mode
 from torchcalib.display.words import short_count
 from torchcalib.functional.smooth import SmoothCurve
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, ProbabilityAxis, Style, columns_of
-from torchcalib.plots.sources import Series, Source, binned_series, smooth_series
+from torchcalib.plots.sources import DiagramData, Series, binned_series, smooth_series
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
@@ -106,12 +106,12 @@ def reliability_diagram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['first\nECE 0.3', 'second\nECE 0.197']
     """
-    source = Source(preds, target, mode, class_names, {"task": task, "n_bins": n_bins, **options})
+    source = DiagramData(preds, target, mode, class_names, {"task": task, "n_bins": n_bins, **options})
     return draw_reliability(source, ax, label=label, smooth=smooth, logit=logit, title=title, style=style).ax
 
 
 def draw_reliability(
-    source: Source,
+    source: DiagramData,
     ax: Axes | Figure | None,
     *,
     label: str | None = None,
@@ -354,7 +354,7 @@ def corp_diagram(
         >>> ax.get_ylabel()
         'recalibrated probability'
     """
-    source = Source(preds, target, mode, options={"task": task, **options})
+    source = DiagramData(preds, target, mode, options={"task": task, **options})
     curve = source.isotonic_curve()
     if curve.n.dim() != 1:
         raise ValueError(
@@ -426,7 +426,7 @@ def confidence_histogram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['mean predicted probability 0.567', 'mean outcome 0.333']
     """
-    source = Source(preds, target, mode, options={"task": task, "n_bins": n_bins, **options})
+    source = DiagramData(preds, target, mode, options={"task": task, "n_bins": n_bins, **options})
     table, words = source.bins(), source.confidence_name()
     bins = columns_of(table)
     canvas = Canvas.create(ax, style, title, (5.2, 4.2), top=0.88, pad=20)

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class DiagramData:
     """The argument `preds` of a diagram, and the arguments that determine its table or curve."""
 
     data: Any  # predictions with or without targets, a table, a metric or a report; or a mapping of names to these
@@ -61,7 +61,7 @@ class Source:
         """Whether the data are a mapping of names of models. A report is a mapping, too."""
         return isinstance(self.data, Mapping) and not isinstance(self.data, Report)
 
-    def by_model(self, label: str | None, curves_of: Callable[["Source", str | None], list[C]]) -> list[C]:
+    def by_model(self, label: str | None, curves_of: Callable[["DiagramData", str | None], list[C]]) -> list[C]:
         """Return the curves of each model in a mapping, or those of this source with the name `label`."""
         if not self.is_mapping:
             found = curves_of(self, label)
@@ -236,7 +236,7 @@ class Series(NamedTuple):
         return self.error if self.name is None else f"{printable(self.name)}\n{self.error}"
 
 
-def binned_series(source: Source, name: str | None) -> list[Series]:
+def binned_series(source: DiagramData, name: str | None) -> list[Series]:
     """Return the bins of a model, or of each class, with their errors."""
     data = source.data
     if isinstance(data, CalibrationStage):
@@ -257,7 +257,7 @@ def binned_series(source: Source, name: str | None) -> list[Series]:
     return [Series(each, columns_of(table[k]), error_text(None, float(errors[k]))) for k, each in enumerate(names)]
 
 
-def smooth_series(source: Source, name: str | None) -> list[Series]:
+def smooth_series(source: DiagramData, name: str | None) -> list[Series]:
     """Return the smooth curve of a model, or of each class, with its error."""
     cells = source.cells()
     if cells.n.dim() > 2:

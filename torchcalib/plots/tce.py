@@ -19,7 +19,7 @@ from torchcalib.plots.canvas import (
     Style,
     columns_of,
 )
-from torchcalib.plots.sources import Source
+from torchcalib.plots.sources import DiagramData
 
 _SLOT = 0.84
 """Width of a violin or bar, relative to the distance between bins."""
@@ -86,7 +86,7 @@ def tce_diagram(
         ['probability', '', 'samples']
     """
     tested = {"task": task, "alpha": alpha, "test": test, **options}
-    bins = columns_of(Source(preds, target, mode, options=tested).decisions())
+    bins = columns_of(DiagramData(preds, target, mode, options=tested).decisions())
     canvas = Canvas.create(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)

@@ -18,7 +18,7 @@ from torchcalib.functional.binned import calibration_curve
 from torchcalib.io.errors import shown
 from torchcalib.plots.canvas import DIAGONAL, LIGHT, columns_of
 from torchcalib.plots.reliability import draw_reliability, unit_square
-from torchcalib.plots.sources import Source
+from torchcalib.plots.sources import DiagramData
 from torchcalib.sklearn.conversion import array_of, as_labels, classes_of, labelled, placed_in_classes
 from torchcalib.sklearn.scorers import BINS, Strategy
 
@@ -97,7 +97,7 @@ class CalibrationDisplay(calibration.CalibrationDisplay):  # type: ignore[misc] 
         else:
             data = dict(zip(name, several, strict=True)) if several else self.table
             is_top_label = np.ndim(self.y_prob[0] if several else self.y_prob) > 1
-            source = Source(data, mode="top_label" if is_top_label else None)
+            source = DiagramData(data, mode="top_label" if is_top_label else None)
             canvas = draw_reliability(source, place, label=None if several else name, line=line)
         if self.pos_label is not None:
             event = f"(Positive class: {self.pos_label})"

@@ -31,7 +31,7 @@ from torchcalib.plots.comparison import difference_plot
 from torchcalib.plots.curves import training_curve
 from torchcalib.plots.reliability import confidence_histogram, draw_reliability, reliability_diagram
 from torchcalib.plots.slices import slice_diagram
-from torchcalib.plots.sources import Source
+from torchcalib.plots.sources import DiagramData
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.reporting.render.contents import (
     DEFINITION_WORDS,
@@ -180,7 +180,7 @@ def _square_diagram(report: Report, stage: CalibrationStage | None = None) -> Ax
 
     The curve after calibration has no consistency bands.
     """
-    ax = draw_reliability(Source(report), None, is_square=True).ax
+    ax = draw_reliability(DiagramData(report), None, is_square=True).ax
     if stage is not None:
         reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)))
     return ax
@@ -326,7 +326,7 @@ def render_groups(found: AuditGroups, with_links: bool = False) -> str:
     drawn, diagram = dict(islice(reports.items(), _MAX_CURVES)), ""
     if drawn:
         with matplotlib_style.context("default"):
-            svg = to_svg(draw_reliability(Source(drawn), None, is_square=True).ax)
+            svg = to_svg(draw_reliability(DiagramData(drawn), None, is_square=True).ax)
         diagram = both_themes(svg, "overview", f"Reliability diagram with a curve for each part, by {found.by}.")
     return _rendered("audit_groups", found, diagram=diagram, found=found, n_curves=len(drawn), with_links=with_links)
 
