@@ -656,7 +656,7 @@ def by_names_of_torchmetrics(q, _):
     value = q.updated(metric, *q.rows.parts()).compute()
     function = drop_in.calibration_error(*q.rows.batch().values(), task=q.rows.task, **options)
     torch.testing.assert_close(
-        function.double(), value, rtol=1e-6 if function.dtype == torch.float32 else 1e-12, atol=0
+        function.double(), value.double(), rtol=1e-6 if function.dtype == torch.float32 else 1e-12, atol=0
     )
     return value
 

@@ -89,17 +89,23 @@ def report_of(rows):
 def pairs(asked, surfaces):
     """Return parameters for each question and each surface that can answer it.
 
-    The normal run has one in sixteen, and at least one for every question and every surface.
+    The normal run has as few of them as ask every question and every surface at least once, the diagonals first.
     """
-    found, seen = [], set()
-    for i, question in enumerate(asked):
-        for j, (name, surface) in enumerate(surfaces.items()):
-            if surface.can(question):
-                marks = [pytest.mark.extended] * ((i + j) % 16 > 0 and {i, name} <= seen)
-                if not marks:
-                    seen |= {i, name}
-                found.append(pytest.param(question, surface, id=f"{question}, {name}", marks=marks))
-    return found
+    found = [(i, name) for i, question in enumerate(asked) for name, each in surfaces.items() if each.can(question)]
+    place, seen, normal = {name: j for j, name in enumerate(surfaces)}, set(), set()
+    for i, name in sorted(found, key=lambda pair: (place[pair[1]] - pair[0]) % len(surfaces)):
+        if not {i, name} <= seen:
+            normal.add((i, name))
+            seen |= {i, name}
+    return [
+        pytest.param(
+            asked[i],
+            surfaces[name],
+            id=f"{asked[i]}, {name}",
+            marks=[pytest.mark.extended] * ((i, name) not in normal),
+        )
+        for i, name in found
+    ]
 
 
 @pytest.mark.parametrize(("rows", "surface"), pairs(ROWS, REPORTS))

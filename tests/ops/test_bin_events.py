@@ -46,23 +46,27 @@ def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, 
 
 @of_backends
 @pytest.mark.parametrize(
-    ("dtype", "right", "n_bins"),
-    [(torch.float32, False, 15), (torch.float32, True, 1), (F64, True, 2), (F64, False, 100), (F64, True, 15),
-     (torch.bfloat16, False, 15)],
+    ("dtype", "right", "n_bins", "every"),
+    [pytest.param(torch.float32, False, 15, True, marks=pytest.mark.extended), (torch.float32, False, 15, False),
+     (torch.float32, True, 1, False), (F64, True, 2, False), (F64, False, 100, False), (F64, True, 15, False),
+     (torch.bfloat16, False, 15, False)],
     ids=str,
 )  # fmt: skip
-def test_event_bins_equal_slow_loop(backend, dtype, right, n_bins):
+def test_event_bins_equal_slow_loop(backend, dtype, right, n_bins, every):
     """2,500 terms below 4 in any order have an error of at most 2,500 * 2^-53 * 2,500 * 4 = 3e-9, and usually 1e-12."""
     confidence, outcome, weights, ecd, groups = grouped(2500, dtype)
     confidence[: n_bins + 1] = (torch.arange(n_bins + 1) / n_bins).to(dtype)
-    weightings = (None, True), (weights, True), (weights, False)
-    given_of = {"none": outcome, "labels": outcome, "shares": 0.9 * outcome.double()}
-    kinds = itertools.product(given_of, weightings, (None, ecd), (None, groups))
-    kinds = [(given_of[kind[0]], *kind) for kind in kinds]
-    kinds += [(outcome.to(x), "none", weightings[1], ecd, None) for x in (torch.uint8, torch.int64, torch.float32, F64)]
-    if dtype != torch.float32:  # fewer combinations, because each is compiled again for another dtype
-        kinds = [(outcome, "none", (weights, True), ecd, None), (outcome, "none", (None, True), None, None)]
-        kinds += [(outcome, "labels", w, None, groups) for w in ((None, True), (weights, False))]
+    shares, unweighted, counted, weighted = 0.9 * outcome.double(), (None, True), (weights, True), (weights, False)
+    # each combination is compiled on its own
+    kinds = [(outcome, "none", counted, ecd, None), (outcome, "none", unweighted, None, None)]
+    kinds += [(outcome, "labels", w, None, groups) for w in (unweighted, weighted)]
+    kinds += [(shares, "shares", weighted, ecd, None)] if dtype == torch.float32 else []
+    if every:
+        given_of = {"none": outcome, "labels": outcome, "shares": shares}
+        found = itertools.product(given_of, (unweighted, counted, weighted), (None, ecd), (None, groups))
+        kinds = [(given_of[kind[0]], *kind) for kind in found]
+        dtypes = torch.uint8, torch.int64, torch.float32, F64
+        kinds += [(outcome.to(x), "none", counted, ecd, None) for x in dtypes]
     for given, noise, (w, copies), d, of in kinds:
         options = {"n_bins": n_bins, "right": right, "noise": noise, "copies": copies}
         options |= {} if of is None else {"groups": of, "n_groups": G}

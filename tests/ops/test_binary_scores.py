@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads, of_backends
+from helpers.products import each_value
 
 from torchcalib.ops.binary_scores import score_sums
 
@@ -43,11 +44,8 @@ def error_of(x, target, kind, from_logits):
 
 
 @of_backends
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
-def test_sums_equal_float64_loops(backend, kind, from_logits, shares, dtype):
+@each_value(dtype=[torch.float32, F64, torch.bfloat16], kind=KINDS, from_logits=[True, False], shares=[True, False])
+def test_sums_equal_float64_loops(dtype, kind, from_logits, shares, backend):
     """Sums of n terms of one sign have a relative error of about sqrt(n) eps, plus that of a score."""
     for n in (1, 63, 3000):
         x, t = sample(n, from_logits, dtype, shares, seed=n)
