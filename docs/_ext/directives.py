@@ -29,7 +29,7 @@ import torchcalib.io.names as io_names
 from torchcalib.inference import Interval
 from torchcalib.io.opening import open_predictions
 
-MODULES = (torchcalib, torchcalib.cli.options, torchcalib.cli.parser, io_names)
+MODULES = (torchcalib, torchcalib.cli.options, torchcalib.cli.commands, io_names)
 FILES = (DOCS / "sources.toml", DOCS / "layouts.toml", *(module.__file__ for module in MODULES))
 ROLES = {
     "logits": io_names.LOGITS,

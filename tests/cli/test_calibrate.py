@@ -12,7 +12,7 @@ from helpers.reports import realistic
 from torchcalib.calibration import AffineScaling, TemperatureScaling, load_calibrator, save_calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS, ON_REQUEST
 from torchcalib.cli import main
-from torchcalib.cli.parser import _named_calibrator, calibrators
+from torchcalib.cli.commands import _named_calibrator, calibrators
 from torchcalib.io.opening import open_predictions
 
 

@@ -12,8 +12,9 @@ from helpers.systems import systems
 
 import torchcalib as tc
 from torchcalib.cli import main
+from torchcalib.cli.commands import COMMANDS, metrics
 from torchcalib.cli.messages import line_of
-from torchcalib.cli.parser import COMMANDS, make_parser, metrics
+from torchcalib.cli.parser import make_parser
 from torchcalib.display.words import significant
 from torchcalib.io.errors import InputError
 from torchcalib.reporting.building import ReportBuilder

@@ -1,4 +1,4 @@
-"""Command line interface. `COMMANDS` in `parser` lists the commands and their modules.
+"""Command line interface. `COMMANDS` in `commands` lists the commands and their modules.
 
 An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments, paths and headers of
 files are checked before the module of the command imports torch. Help and these errors are therefore fast.
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
+from torchcalib.cli.commands import Command
 from torchcalib.cli.inputs import check_places
 from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.options import check_options
-from torchcalib.cli.parser import Command, make_parser
+from torchcalib.cli.parser import make_parser
 
 _MOST_OBJECTS = 1_000_000
 """New objects after which Python searches for unused cycles, a search that visits all objects of torch."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 import torchcalib.functional
+from torchcalib.cli.commands import metrics
 from torchcalib.cli.files import mode_of, print_json, read
 from torchcalib.cli.inputs import opened
 from torchcalib.cli.messages import output, working
-from torchcalib.cli.parser import metrics
 from torchcalib.core.arguments import INPUT_DEFAULTS, unknown_argument
 from torchcalib.functional.estimator import declaration_of, stream_factory_of, stream_parameters
 from torchcalib.functional.proper_scores import accuracy
