@@ -247,7 +247,7 @@ def fits():
         def forward(x, y, g, each=each, options=options, given=given):
             return fresh(each).fit(*given, **options).to(x.device)(x)
 
-        yield f"{name(each)}.fit", Call(fit, *FITS.get(name(each), (0, "add it to FITS")), task)
+        yield f"{name(each)}.fit", Call(fit, *FITS[name(each)], task)
         yield f"{name(each)}.forward", Call(forward, 0, "", task)
 
 

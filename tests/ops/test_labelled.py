@@ -8,8 +8,14 @@ import torch
 from helpers.kernels import F64
 from oracles.selective import expected_errors
 
-from torchcalib.ops import sorting
+from torchcalib.ops import labelled, sorting
 from torchcalib.ops.labelled import most_probable, risk_sums, sort_labelled
+
+
+@pytest.fixture(params=["one block", "blocks of 3"], autouse=True)
+def blocks(request, monkeypatch):
+    if request.param == "blocks of 3":
+        monkeypatch.setattr(labelled, "_BLOCK", 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
