@@ -84,6 +84,7 @@ def test_files_in_folders_below_are_written_and_links_are_replaced(tmp_path):
     assert not (out / "b.html").exists()
 
 
+@pytest.mark.extended  # reads millions of pickle operations
 def test_no_hostile_file_is_loaded_as_a_calibrator(tmp_path):
     corpus = Corpus(tmp_path, is_long=False)
     add_pt(corpus)
