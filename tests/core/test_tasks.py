@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.refusals import check_each
@@ -132,6 +133,64 @@ def test_whole_percentages_of_outcomes_are_divided_by_100_with_a_warning(outcome
     for percent in ([90, 5, 100], np.array([90, 5, 100], np.uint8)):
         with pytest.warns(UserWarning, match="contains percentages, which are divided by 100"):
             assert F.brier_score(percent, outcomes) == pytest.approx((0.1**2 + 0.05**2) / 3)
+
+
+# Lists of batches: arrays or tensors whose first axis has the samples
+
+SIZES = (4, 1, 7)
+DRAWN = torch.Generator().manual_seed(1)
+OF_BATCHES = {
+    "binary": (torch.rand(12, generator=DRAWN), torch.randint(0, 2, (12,), generator=DRAWN)),
+    "multiclass": (torch.randn(12, 3, generator=DRAWN).softmax(-1), torch.randint(0, 3, (12,), generator=DRAWN)),
+    "multilabel": (torch.rand(12, 3, generator=DRAWN), torch.randint(0, 2, (12, 3), generator=DRAWN)),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.clone, np.asarray])
+@pytest.mark.parametrize("task", OF_BATCHES)
+def test_lists_of_batches_have_the_value_of_all_rows(task, kind):
+    (preds, target), weights = OF_BATCHES[task], torch.arange(1.0, 13)
+
+    def batches(x):
+        return [kind(part) for part in x.split(SIZES)]
+
+    expected = F.nll(preds, target, task, weights=weights)
+    for labels in (target, batches(target)):
+        for of_rows in (weights, batches(weights)):
+            assert F.nll(batches(preds), labels, task, weights=of_rows) == expected
+    report = tc.report(batches(preds), batches(target), task=task, weights=batches(weights), **QUICK)
+    assert report["nll"] == pytest.approx(expected.item(), rel=1e-12 if preds.dtype == torch.float64 else 1e-6)
+    clusters = torch.arange(12) // 3
+    reports = [tc.report(batches(preds), target, task=task, clusters=c, **QUICK) for c in (clusters, batches(clusters))]
+    assert reports[0].to_dict() == reports[1].to_dict()
+
+
+def test_lists_of_rows_and_of_single_labels_are_no_batches():
+    rows, labels = [torch.tensor([0.2, 0.9]), torch.tensor([0.4, 0.3])], torch.tensor([[0, 1], [1, 0]])
+    expected = F.nll(torch.stack(rows), labels, "multilabel")
+    assert F.nll(rows, list(labels), "multilabel") == expected  # rows with two labels, not two batches
+    assert F.nll([0.2, 0.9], [0, 1]) == F.nll(torch.tensor([0.2, 0.9], dtype=torch.float64), torch.tensor([0, 1]))
+
+
+def test_pandas_indices_in_different_orders_give_a_warning():
+    target = pd.Series([0, 1, 1], index=["a", "b", "c"])
+    preds = pd.DataFrame({"no": [0.8, 0.3, 0.4], "yes": [0.2, 0.7, 0.6]}, index=["c", "a", "b"])
+    with pytest.warns(UserWarning, match="the same index in different orders"):
+        F.nll(preds, target)
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, list])
+def test_predicted_labels_give_a_report_on_confidences(convert):
+    pred, target, confidence = [0, 2, 1, 1, 0], [0, 1, 1, 0, 0], [0.9, 0.6, 0.8, 0.7, 0.5]
+    found = tc.report(confidence, convert(target), pred=convert(pred), **QUICK)
+    outcomes = [1, 0, 1, 0, 1]
+    expected = tc.report(confidence, outcomes, task="confidence", **QUICK)
+    assert (found.task, found["accuracy"], found.sentence) == ("binary", 0.6, expected.sentence)
+    assert found["brier"] == pytest.approx(
+        sum((c - y) ** 2 for c, y in zip(confidence, outcomes, strict=True)) / 5, rel=1e-12
+    )
+    words = [["a", "b", "c"][k] for k in pred], [["a", "b", "c"][k] for k in target]
+    assert tc.report(confidence, words[1], pred=words[0], **QUICK)["brier"] == found["brier"]
 
 
 IMAGES = torch.rand(4, C, 5, 6, generator=torch.Generator().manual_seed(0)).softmax(1)

@@ -285,3 +285,72 @@ def test_log_probabilities_of_0_in_helm_are_degenerate():
     assert found.input_line == "HELM run: 10 answers to 10 questions"
     assert list(found) == ["raw", "per_token", "first_token"]
     assert all("every probability is 1" in each.marks[0] and each.report is None for each in found.values())
+
+
+# Details of LightEval in both layouts, and generated answers of OLMES, as these programs write them
+
+SHIFTS = (-1.0, -2.0, -1.5, -3.0)  # log-probabilities of the options without the question
+SHIFTED = [[math.log(q) - shift for q, shift in zip(p, SHIFTS, strict=True)] for p in PROBS]
+NLL_OF_SHIFTED = math.fsum(
+    math.log(math.fsum(map(math.exp, row))) - row[y] for row, y in zip(SHIFTED, RIGHT, strict=True)
+) / N  # fmt: skip
+
+
+def flat_details(p, y, c):
+    scores = [[math.log(q), float(q == max(p))] for q in p]
+    return {"example": "?", "predictions": scores, "gold_index": y, "choices": list(TEXTS), "acc": float(c == y)}
+
+
+def details(p, y, c, k):
+    doc = {"id": str(k), "query": "?", "task_name": "colours", "choices": list(TEXTS), "gold_index": [y]}
+    response = {"logprobs": [math.log(q) for q in p], "unconditioned_logprobs": list(SHIFTS), "text": []}
+    return {"doc": doc, "model_response": response, "metric": {"acc": int(c == y)}}
+
+
+def generated(p, y, c, k):
+    doc = {"id": str(k), "query": "?", "task_name": "colours", "choices": [TEXTS[y]], "gold_index": [0]}
+    response = {"text": [f"Answer: {TEXTS[c]}. Confidence: {max(p)!r}"], "logprobs": None}
+    return {"doc": doc, "model_response": response, "metric": {"exact_match": int(c == y)}}
+
+
+def numbered(of):
+    return [of(*row, k) for k, row in enumerate(zip(PROBS, RIGHT, CHOSEN, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (rows(flat_details), {"choices": NLL}),
+        (numbered(details), {"choices": NLL, "choices_unconditional": NLL_OF_SHIFTED}),
+        (numbered(generated), {"stated": NLL_OF_CHOSEN}),
+    ],
+    ids=["flat", "with documents", "generated"],
+)
+def test_details_of_lighteval_have_the_same_numbers_as_objects_and_in_parquet(log, expected, tmp_path):
+    path = tmp_path / "details_colours.parquet"
+    pd.DataFrame(log).to_parquet(path)
+    for given in (log, path):
+        found = audit(given, **QUICK)
+        assert (found.n_answers, found.n_documents) == (N, N)
+        assert {key: found[key].value("nll") for key in expected} == pytest.approx(expected, rel=1e-9)
+        first = found[next(iter(expected))]
+        assert first.frequency == pytest.approx(ACCURACY, rel=1e-12)
+
+
+def test_generated_answers_of_olmes_have_the_probability_of_their_tokens():
+    n_tokens = [2 + k % 3 for k in range(N)]
+    log = [
+        {
+            "doc_id": k,
+            "native_id": f"q{k}",
+            "model_output": [{"continuation": TEXTS[c], "sum_logits": math.log(max(p)), "num_tokens": n_tokens[k]}],
+            "metrics": {"exact_match": float(c == y)},
+        }
+        for k, (p, y, c) in enumerate(zip(PROBS, RIGHT, CHOSEN, strict=True))
+    ]
+    found = audit(log, **QUICK)
+    assert found["raw"].value("nll") == pytest.approx(NLL_OF_CHOSEN, rel=1e-9)
+    by_token = [max(p) ** (1 / n) for p, n in zip(PROBS, n_tokens, strict=True)]
+    losses = [-math.log(q if c == y else 1 - q) for q, c, y in zip(by_token, CHOSEN, RIGHT, strict=True)]
+    assert found["per_token"].value("nll") == pytest.approx(math.fsum(losses) / N, rel=1e-9)
+    assert found["per_token"].frequency == pytest.approx(ACCURACY, rel=1e-12)

@@ -234,10 +234,16 @@ def _fractions(preds: Any, target: Any) -> Any:
 
 def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
     """Return per-sample values, such as weights or groups, as a tensor; a column `(N, 1)` becomes `(N,)`."""
-    if isinstance(values, list | tuple) and sum(size[0] for size in _sizes(values)) == len(preds) != len(values):
-        values = _concatenated(name, values)
-    column = as_tensor(name, values, preds.device)
+    column = as_tensor(name, _of_samples(name, values, preds), preds.device)
     return column.squeeze(-1) if column.dim() > 1 and column.shape == (len(preds), 1) else column
+
+
+def _of_samples(name: str, values: Any, preds: Tensor) -> Any:
+    """Return per-sample values, of which a list of batches is concatenated."""
+    are_batches = isinstance(values, list | tuple) and len(values) != len(preds)
+    if are_batches and sum(size[0] for size in _sizes(values)) == len(preds):
+        return _concatenated(name, values)
+    return values
 
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
@@ -245,7 +251,8 @@ def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
     from torchcalib.core.clusters import identifiers
 
     check_has_values("preds", preds)
-    return per_sample("clusters", identifiers(clusters, preds.device), preds)
+    ids = identifiers(_of_samples("clusters", clusters, preds), preds.device)
+    return per_sample("clusters", ids, preds)
 
 
 def outcomes_of(pred: Any, target: Any) -> np.ndarray[Any, Any]:

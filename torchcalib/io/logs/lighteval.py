@@ -22,7 +22,7 @@ class LightEval(RowLog):
     def recognises(cls, start: Row) -> bool:
         """Return True for the columns of one of the layouts."""
         is_flat = isinstance(start.get("predictions"), list) and bool(start.keys() & {*LIGHTEVAL.gold})
-        return is_flat or {"doc", "model_response"} <= start.keys()
+        return is_flat or all(_part(start, name) for name in ("doc", "model_response"))
 
     def answers_of(self, row: Row, index: int, place: str) -> Iterable[Answer]:
         """Yield the answer to a document."""
@@ -52,12 +52,17 @@ class LightEval(RowLog):
 
 def _parts_of(row: Row) -> tuple[Row, Row, Row]:
     """Return the document, the response of the model and the metrics of a row."""
-    doc, response = row.get("doc"), row.get("model_response")
-    metrics = first(row, ("metrics", "metric"))
-    metrics = metrics if isinstance(metrics, Mapping) else row
-    if isinstance(doc, Mapping) and isinstance(response, Mapping):
-        return doc, response, metrics
-    return row, row, metrics
+    doc, response = _part(row, "doc"), _part(row, "model_response")
+    metrics = _part(row, "metrics") or _part(row, "metric") or row
+    return (doc, response, metrics) if doc and response else (row, row, metrics)
+
+
+def _part(row: Row, name: str) -> Row:
+    """Return an object of a row. In a Parquet file, its fields are columns such as `doc.query`."""
+    found = row.get(name)
+    if isinstance(found, Mapping):
+        return found
+    return {key.removeprefix(f"{name}."): value for key, value in row.items() if key.startswith(f"{name}.")}
 
 
 def _scores(found: Any) -> Sequence[Any]:
