@@ -3,8 +3,10 @@
 import pickle
 import re
 import sys
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -233,3 +235,39 @@ def test_every_format_is_on_pages_and_in_tests_of_surfaces_and_of_hostile_files(
     for page in ("docs/guide/layouts.md", "docs/start/files.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert [kind for kind in kinds if f"`.{kind}`" not in text] == [], page
+
+
+# Values that are corrected or left out by a stated rule
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("n_bytes", [64, 2**20], ids=["pieces", "whole"])
+def test_other_resolutions_of_forecasts_than_yes_and_no_are_left_out(suffix, n_bytes, tmp_path):
+    p, words = [0.9, 0.2, 0.7, 0.4, 0.6, 0.3], ["yes", "no", "ambiguous", "yes", "Annulled", "no"]
+    frame = pd.DataFrame({"question": range(6), "probability": p, "resolution": words, "weight": range(1, 7)})
+    path = tmp_path / f"forecasts.{suffix}"
+    write = {"csv": partial(frame.to_csv, index=False), "parquet": frame.to_parquet}
+    write.get(suffix, partial(frame.to_json, orient="records", lines=True))(path)
+    with pytest.warns(UserWarning, match=r"has 2 of 6 rows with other resolutions than yes and no \(`Annulled`, `amb"):
+        files = open_predictions([path])
+    preds, target, weights = whole(files, n_bytes)
+    assert (preds.tolist(), target.tolist(), weights.tolist()) == ([0.9, 0.2, 0.4, 0.3], [1, 0, 1, 0], [1, 2, 4, 6])
+    assert files.source.shape[0] == 4
+    frame["resolution"] = [*words[:5], "No"]
+    with pytest.raises(InputError, match="must contain the names of all 2 classes"):
+        open_predictions([], frame=frame)
+
+
+def test_rounded_probabilities_are_divided_by_their_sum(tmp_path):
+    probs = np.array([[0.33, 0.33, 0.33], [0.67, 0.22, 0.11], [0.5, 0.3, 0.2]])
+    np.savez(tmp_path / "a.npz", probs=probs, targets=np.arange(3))
+    files = open_predictions([tmp_path / "a.npz"], normalize=True)
+    preds, _, _ = whole(files)
+    torch.testing.assert_close(preds, torch.from_numpy(probs / probs.sum(1, keepdims=True)), rtol=1e-15, atol=0)
+    probs[2] = 0.5, 0.3, 0.1  # which no rounding explains
+    np.savez(tmp_path / "a.npz", probs=probs, targets=np.arange(3))
+    with pytest.raises(InputError, match=r"must sum to 1 within 0.016 for normalize=True.* got 0.9 in row 3"):
+        whole(open_predictions([tmp_path / "a.npz"], normalize=True))
+    np.savez(tmp_path / "a.npz", probs=probs[:, 0], targets=np.arange(3) % 2)
+    with pytest.raises(InputError, match="`normalize` must be used with multi-class probabilities, got binary"):
+        open_predictions([tmp_path / "a.npz"], normalize=True)

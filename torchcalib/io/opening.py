@@ -78,7 +78,7 @@ class PredictionFiles(Conversion):
 
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
         """Yield the rows of one reader in chunks; see `chunks`."""
-        from torchcalib.io.rows import rows_of  # imports torch
+        from torchcalib.io.rows import decided, rows_of  # imports torch
         from torchcalib.io.text import crossed_text
 
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
@@ -89,7 +89,10 @@ class PredictionFiles(Conversion):
             read = dict(zip(names, chunk, strict=True))
             if columns:
                 read[roles["groups"]] = crossed_text({name: read[name] for name in columns})
-            yield rows_of(self, reader, {role: read[name] for role, name in roles.items()}, start)
+            values = {role: read[name] for role, name in roles.items()}
+            values = decided(values, self.left_out) if self.left_out else values
+            if len(values["target"]):
+                yield rows_of(self, reader, values, start)
             start += len(chunk[0])
 
 
@@ -280,7 +283,8 @@ def _with_names_of_labels(files: PredictionFiles) -> PredictionFiles:
             return files
     is_resolution = readers[0].arrays[source.target].key == "resolution" and files.task == "binary"
     decided = {text for text in counts if text.lower() in ("yes", "no")} if is_resolution else set()
-    others = {text for text in counts if text not in decided and text} if decided else set()
+    names = outcome_names(decided)
+    others = {text for text in counts if text not in decided and text} if names else set()
     if others:
         n = sum(counts[text] for text in others)
         warn(
@@ -289,7 +293,6 @@ def _with_names_of_labels(files: PredictionFiles) -> PredictionFiles:
         )
         files = replace(files, left_out=frozenset(others))
         source = replace(source, shape=(source.shape[0] - n, *source.shape[1:]))
-        names = outcome_names(decided)
     else:
         names = names_of_labels(readers, source.preds, source.target, files.task_of_report)
     return replace(files, source=replace(source, class_names=names), classes=names)

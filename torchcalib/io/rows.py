@@ -57,8 +57,6 @@ class Rows:
 def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: int) -> Rows:
     """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
     labels = {role: f"`{getattr(files.source, role)}` in `{reader.label}`" for role in values}
-    if files.left_out:
-        values = _decided(values, files.left_out)
     target, group_names = values["target"], None
     if "pred" in values:
         values["target"] = _is_right(values.pop("pred"), target, labels, start, files.allow_missing)
@@ -91,13 +89,15 @@ def rows_of(files: Conversion, reader: Reader, values: dict[str, Any], start: in
     return Rows(**{"ids": ids, **tensors}, group_names=group_names)
 
 
-def _decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+def decided(values: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
     """Return the rows whose text target is not left out."""
     target = values["target"]
-    kept = torch.tensor([text.strip() not in left_out for text in target.names], dtype=torch.bool, device="cpu")[
-        target.codes
-    ]
-    return {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
+    is_kept = [text.strip() not in left_out for text in target.names]
+    kept = torch.tensor(is_kept, dtype=torch.bool, device="cpu")[target.codes]
+    found = {role: replace(v, codes=v.codes[kept]) if isinstance(v, Text) else v[kept] for role, v in values.items()}
+    numbers = torch.tensor(is_kept, device="cpu").cumsum(0) - 1  # of the texts that are left
+    names = [text for text, kept_text in zip(target.names, is_kept, strict=True) if kept_text]
+    return {**found, "target": Text(names, numbers[found["target"].codes])}
 
 
 def _is_right(predicted: Any, true: Any, labels: Mapping[str, str], start: int, allow_missing: bool) -> Tensor:
