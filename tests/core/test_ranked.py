@@ -10,6 +10,7 @@ from helpers.samples import updated
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core import ranked
 from torchcalib.core.ranked import LogitCells
 
 METRICS = {
@@ -270,3 +271,15 @@ def test_gradient_of_a_sketch_of_logits_equals_finite_differences():
         return tc.CORP(task="binary", score="nll", component="score", from_logits=True, resolution=4)(z, y)
 
     assert torch.autograd.gradcheck(value, logits.requires_grad_())
+
+
+@pytest.mark.parametrize("function", [F.ks, F.aurc, F.ace, F.tce, F.ici, F.corp])
+def test_values_of_a_batch_do_not_depend_on_the_size_of_its_pieces(function, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.rand(2, 3, 50, generator=generator)
+    target = (torch.rand(2, 3, 50, generator=generator) < preds).long()
+    given = {"preds": preds, "target": target, "task": "binary", "batch_dims": 2}
+    given |= {} if function is F.ici else {"weights": torch.arange(50).expand(2, 3, 50) % 3}
+    expected = function(**given)
+    monkeypatch.setattr(ranked, "_CHUNK_SIZE", 100)
+    torch.testing.assert_close(function(**given), expected, rtol=0, atol=0)

@@ -125,6 +125,19 @@ def test_values_of_classes(name, choice, task):
     assert [row.label for row in metric.cases()] == names * len(preds)
 
 
+@pytest.mark.parametrize("chosen", [{"include_background": False}, {"classes": [2, 0]}])
+def test_bins_of_equal_mass_of_chosen_classes_equal_a_loop(chosen):
+    preds, target = volumes()
+    classes = chosen.get("classes", [1, 2])
+    how = {"bins": "equal_mass", "n_bins": 4}
+    found = F.mce(preds, target, "multiclass", class_axis=1, mode="classwise", per_image=tc.Images(**chosen), **how)
+    of_images = [
+        [F.mce(image[k].flatten(), (labels == k).long().flatten(), "binary", **how).item() for k in classes]
+        for image, labels in zip(preds, target, strict=True)
+    ]
+    close(found, slow.mean([slow.mean(row) for row in of_images]))
+
+
 # MONAI, tests/metrics/test_calibration_metric.py: 5 bins; `right=False` there is (a, b]
 ONE = torch.tensor([[[[0.7, 0.3], [0.1, 0.9]]]]), torch.tensor([[[[1, 0], [0, 1]]]])
 TWO = (

@@ -101,6 +101,18 @@ def test_gradient_is_finite_for_probabilities_0_and_1(from_logits, bandwidth):
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
+@pytest.mark.parametrize("estimator", ["block", "linear"])
+def test_blocks_with_the_median_bandwidth_equal_slow_loop(estimator, kernel):
+    """The bandwidth is the median over pairs of all samples of a batch element, not of a block."""
+    preds, target = data("multiclass", 23, lead=(2,))
+    how = {"estimator": estimator, "kernel": kernel, "bandwidth": "median", "block_size": 5}
+    found = F.skce(preds, target, "multiclass", batch_dims=1, **how)
+    for value, q, y in zip(found, preds.tolist(), target.tolist(), strict=True):
+        labels = [oracles.one_hot(h, len(q[0])) for h in y]
+        assert value.item() == pytest.approx(oracle.skce(q, labels, [1] * len(q), **how), rel=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
 def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
     """The batch elements have different incoming gradients."""
     preds, target = data("binary", 9, lead=(2,))

@@ -17,6 +17,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
+from torchcalib.functional import smooth
 from torchcalib.functional.smooth import (
     SmoothingAccumulator,
     occupied_cells,
@@ -69,6 +70,21 @@ def test_batch_elements_and_labels_have_separate_bandwidths():
         metric.update(preds[:, part], target[:, part])
     torch.testing.assert_close(metric.width(), each)
     assert metric.state[0].numel() * 8 < 1e6
+
+
+@pytest.mark.parametrize("average", ["macro", None])
+def test_smece_of_a_batch_does_not_depend_on_the_size_of_its_pieces(average, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(4, 50, 3, generator=generator).softmax(-1)
+    target = torch.randint(0, 3, (4, 50), generator=generator)
+    how = {"task": "multiclass", "mode": "classwise", "average": average, "batch_dims": 1}
+    expected = F.smece(preds, target, **how, weights=torch.rand(4, 50, generator=generator))
+    monkeypatch.setattr(smooth, "_CHUNK", 1)
+    generator.manual_seed(0)
+    again = torch.randn(4, 50, 3, generator=generator).softmax(-1)
+    labels = torch.randint(0, 3, (4, 50), generator=generator)
+    found = F.smece(again, labels, **how, weights=torch.rand(4, 50, generator=generator))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_smece_from_cell_means_is_close_to_the_exact_value():

@@ -40,10 +40,14 @@ def masks(columns, depth):
     return found
 
 
-@pytest.mark.parametrize(("depth", "weighted"), [(1, True), (2, False), (3, True)])
-def test_every_slice_has_the_errors_of_its_rows(depth, weighted):
+@pytest.mark.parametrize(
+    ("depth", "weighted", "preds"),
+    [(1, True, WRONG), (2, False, WRONG), (3, True, WRONG), (2, True, (10 * WRONG).round() / 10)],
+    ids=["1", "2", "3", "ties"],
+)
+def test_every_slice_has_the_errors_of_its_rows(depth, weighted, preds):
     weights = torch.arange(N) % 3 if weighted else torch.ones(N, dtype=torch.int64)
-    table = tc.slices(WRONG, Y, COLUMNS, depth=depth, weights=weights if weighted else None, cumulative=True, **FEW)
+    table = tc.slices(preds, Y, COLUMNS, depth=depth, weights=weights if weighted else None, cumulative=True, **FEW)
     rows_of = masks(COLUMNS, depth)
     sizes = {name: int(weights[rows].sum()) for name, rows in rows_of.items()}
     assert set(table.slice) == {name for name, n in sizes.items() if n >= 50}
@@ -52,7 +56,7 @@ def test_every_slice_has_the_errors_of_its_rows(depth, weighted):
     worst = 0.0
     for row in (*table.rows(), {"slice": None}):
         rows = rows_of.get(row["slice"], torch.ones(N, dtype=torch.bool))
-        w, p, y = weights[rows].double(), WRONG[rows], Y[rows]
+        w, p, y = weights[rows].double(), preds[rows], Y[rows]
         spread = float((w * p * (1 - p)).sum().sqrt() / w.sum())
         ecce = float(tc.ks(p, y, norm="range", weights=weights[rows], **how))
         worst = max(worst, ecce / spread)
