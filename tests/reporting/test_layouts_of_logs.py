@@ -218,6 +218,13 @@ def test_questions_are_named_by_data_set_and_systems_are_reported_apart(tmp_path
         assert apart[name]["reported"].value("ece") == audit(part, **QUICK)["reported"].value("ece")
     apart.save(tmp_path / "by.html")
     assert "model_id: small" in (tmp_path / "by.html").read_text()
+    written = {path.relative_to(tmp_path / "out").as_posix() for path in apart.save(tmp_path / "out")}
+    assert {"audit.html", "audit.json", "part_1/audit.html", "part_2/audit.json"} <= written
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert (found["by"], list(found["audits"])) == ("model_id", ["small", "large"])
+    assert json.loads((tmp_path / "out" / "part_1" / "audit.json").read_text()) == found["audits"]["small"]
+    with pytest.raises(KeyError, match="`key` must be one of `small`, `large`, got 'other'"):
+        apart["other"]
 
 
 def test_right_answers_may_be_in_a_second_file(tmp_path):

@@ -375,7 +375,7 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
 
     Attributes:
         by: name of the field, or `"task"` for files with one task each.
-        audits: audits by value, sorted.
+        audits: audits by value, in the order of the log.
     """
 
     by: str
