@@ -9,6 +9,7 @@ from functools import cache, partial
 from importlib import import_module
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cases import squared_gap
@@ -695,6 +696,22 @@ TASKS = [
         ({"preds": np.array([["x"] * 3] * 6)}, "`preds` must contain numbers, got text such as 'x'", TypeError),
         ({"preds": ARRAY + 1j}, "`preds` must contain numbers, got complex128", TypeError),
     ),
+    *wrong(partial(F.nll, preds=pd.DataFrame(ARRAY, columns=NAMES), target=SIX, task="multiclass"),
+        ({"target": pd.DataFrame(ARRAY, columns=("cat", "dog", "cow"))},
+         "`target` must have the columns of `preds`, 'cat', 'dog', 'eel', got 'cat', 'dog', 'cow'. Rename", ValueError,
+         {"target": pd.DataFrame(ARRAY, columns=NAMES)}),
+        ({"preds": pd.DataFrame(ARRAY, columns=("p_1", "p_1", "p_2"))}, "unique column names, got `p_1` twice"),
+        ({"preds": pd.DataFrame(ARRAY, columns=("p_1", "p.1", "p_2"))}, "`preds` must have columns of different "
+         "classes, got 'p_1', 'p.1', 'p_2'"),
+        ({"preds": [{"a": 0.3, "b": 0.7}, {"a": 1.0}]}, "`preds` must have the same classes in every row, got 'a', 'b' "
+         "in row 0 and 'a' in row 1 (counted from 0)"),
+        ({"preds": np.ma.masked_less(ARRAY, 0.05)}, "`preds` must have no masked values, got", TypeError,
+         {"preds": np.ma.masked_less(ARRAY, 0)}),
+        ({"preds": [torch.full((3, 3, 4), 0.3)] * 3, "target": [torch.zeros(3, 4)] * 3},
+         "`preds` must be one tensor, or a list of batches, got a list of shapes (3, 3, 4) with targets (3, 4)"),
+        works=False),
+    (lambda: tc.report(ARRAY[:, 0], SIX, pred=SIX[:5]), "`pred` must have one predicted label for each target, got "
+     "shapes (5,) and (6,)"),
     (lambda: F.ece(ARRAY, np.array(["dog", "owl", "cat"])[SIX], "multiclass"),
      "Pass class indices, for example pandas.Categorical(labels, categories="),
     (lambda: F.ece(ARRAY[:, 0], ["maybe", "yes"] * 3), "if classes have no names, got text: 'maybe', 'yes'", ValueError,
@@ -990,6 +1007,10 @@ COMMANDS = [
     ("report a.npz --diagrams --out one.html", "`--out` must be a folder with --diagrams, got 'one.html'"),
     ("report a.npz --out none/one.html", "`--out` must be in a folder that exists"),
     ("audit log.jsonl --pages", "`--out` must be a folder with --pages, got none"),
+    *((f"audit log.jsonl --word {word}", f"must be a word and its confidence in [0, 1], as in high=0.9, got '{word}'")
+      for word in ("high", "=0.5", "high=2", "high=x")),
+    ("metric ece a.npz --mode first", "must be positive, ... or top5 (any number), got 'first'",
+     "metric ece a.npz --mode positive"),
     ("audit log.jsonl log.jsonl --out one.html", "`--out` must be a folder for several logs, got 'one.html'"),
     ("report zeros.npz --ignore-index 0", "at least one"),
     ("demo --epochs 0 --out .", "`--epochs` must"),
@@ -1290,6 +1311,17 @@ def repeated_folds():
     return cross_validate(GaussianNB(), FEATURES, YES, cv=REPEATED, return_estimator=True, return_indices=True)
 
 
+class SeveralOutputs:
+    """Classifier with two outputs of equal probabilities; not fitted without classes."""
+
+    def __init__(self, *classes):
+        if classes:
+            self.classes_ = [np.array(classes)] * 2
+
+    def predict_proba(self, features):
+        return [np.full((len(features), 2), 0.5)] * 2
+
+
 SCIKIT_LEARN = [
     *wrong(lambda calibrator="sigmoid", X=(0.1, 0.9), y=(0, 1), classes=None: Calibration(
             calibrator, classes=classes).fit(X, y),
@@ -1335,6 +1367,13 @@ SCIKIT_LEARN = [
     (lambda: display.from_predictions([], []), "must contain at least one label, got none"),
     (lambda: display.from_predictions([0, 1], [0.1, 0.9], strategy="other"), "`strategy` must be one of"),
     (lambda: from_estimator(LinearSVC(), FEATURES, WORDS), "must have predict_proba, got LinearSVC", TypeError),
+    (lambda: from_estimator(SeveralOutputs(0, 1), FEATURES, np.full((150, 2), 2)),
+     "`y` must contain only 0 and 1 for several labels, got 2", ValueError,
+     lambda: from_estimator(SeveralOutputs(0, 1), FEATURES, np.arange(300).reshape(150, 2) % 2, **QUICK)),
+    (lambda: from_estimator(SeveralOutputs(1, 2), FEATURES, np.ones((150, 2))),
+     "`estimator` must have outputs 0 and 1 for a multi-label report, got classes [1, 2]"),
+    (lambda: from_estimator(SeveralOutputs(), FEATURES, WORDS), "`estimator` must be fitted and have classes_",
+     TypeError),
     *wrong(partial(from_estimator, LINEAR_OF_WORDS, FEATURES, y=WORDS, **QUICK),
         ({"y": WORDS[:-1]}, "one label for each row of `X`"),
         ({"y": np.arange(150)}, "['apple', 'pear', 'plum'], got '0' (150 of 150 rows)"),

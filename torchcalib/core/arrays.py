@@ -1,5 +1,6 @@
 """Conversion of arrays, pandas objects, lists and class names to tensors."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.linear_logits import LinearLogits
-from torchcalib.io.errors import first_of, shown
+from torchcalib.io.errors import first_of, quoted, shown
 from torchcalib.io.names import outcome_names, percent_in
 
 _SHARED = frozenset(map(np.dtype, (np.float32, np.float64, np.int64)))
@@ -165,14 +166,19 @@ def is_frame(data: Any) -> bool:
 
 
 def column_names(data: Any) -> tuple[str, ...]:
-    """Return the names of several columns of a frame, or of rows that are dicts, if all are text or numbers."""
+    """Return the names of several columns of a frame, or of rows that are dicts, if all are text or numbers.
+
+    Repeated names raise a ValueError.
+    """
     if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
         names = tuple(data[0])
     else:
         names = tuple(getattr(data, "column_names", getattr(data, "columns", data))) if is_frame(data) else ()
     are_names = len(names) > 1 and all(isinstance(name, str | int | float | np.generic) for name in names)
     found = tuple(map(str, names)) if are_names else ()
-    return found if len(set(found)) == len(found) else ()
+    if repeated := [name for name, n in Counter(found).items() if n > 1]:
+        raise ValueError(f"The frame must have unique column names, got {quoted(repeated)} twice. Rename one.")
+    return found
 
 
 _CELLS = ("object", "str", "large_str", "struct")

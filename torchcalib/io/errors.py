@@ -73,7 +73,12 @@ def short_name(name: str, most: int = 28) -> str:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return a value as Python code in one line, shortened in the middle to `most` characters."""
+    """Return a value as Python code in one line, shortened in the middle to `most` characters.
+
+    A numpy scalar is shown as the number or text that it holds.
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()  # type: ignore[attr-defined]
     return short_name(" ".join(repr(value).split()), most)
 
 

@@ -33,7 +33,7 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
             if not set(np.asarray(output_classes).tolist()) <= {0, 1}:
                 raise ValueError(
                     "`estimator` must have outputs 0 and 1 for a multi-label report, got classes "
-                    f"{list(output_classes)}. Create one report for each output with torchcalib.report."
+                    f"{np.asarray(output_classes).tolist()}. Create one report for each output with torchcalib.report."
                 )
             column = np.flatnonzero(np.asarray(output_classes) == 1)
             columns.append(output[:, column[0]] if len(column) else np.zeros(len(output)))
