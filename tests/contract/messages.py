@@ -110,7 +110,8 @@ MISTAKES = [
     (t(0.2, NAN), Y2, BINARY, "`preds` must not contain NaN ... (1 of 2 rows)", ValueError,
      (t(0.2, NAN), Y2, BINARY | {"nan_policy": "drop"})),
     (t(INF, 0.2), Y2, BINARY, "[0, 1], got inf ... from_logits=True"),
-    (t(1.0000001, 0.2), Y2, BINARY, "`preds` must be probabilities in [0, 1] ... 1 of 2 rows"),
+    (t(1.0000001, 0.2), Y2, BINARY, "`preds` must be probabilities in [0, 1] ... 1 of 2 rows ... The excess is "
+     "rounding error. Clip the probabilities", ValueError, (t(1.0000001, 0.2).clip(0, 1), Y2, BINARY)),
     (t(-0.1, 0.2), Y2, BINARY, "[0, 1], got -0.1 ... from_logits=True", ValueError,
      (t(-0.1, 0.2), Y2, BINARY | LOGITS)),
     (Q3 * 0.91, H3, MULTI, "0.001 ... got 0.91 ... may be missing"),
