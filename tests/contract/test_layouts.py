@@ -301,6 +301,8 @@ def files(layout, folder):
     (folder / "results.json").write_text(json.dumps({"model": "m", "n": [1], "results": rows}))
     beside = {"ids": [str(k) for k in range(len(rows))], "results": rows}  # two lists of equal length
     (folder / "beside.json").write_text(json.dumps(beside))
+    for orient in ("columns", "index", "split", "table"):
+        table.to_json(folder / f"pandas_{orient}.json", orient=orient, double_precision=15)
     table.to_parquet(folder / "t.parquet")
     yield from sorted(folder.iterdir())
 

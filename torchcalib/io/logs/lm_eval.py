@@ -60,7 +60,7 @@ class LmEval(RowLog):
         del index
         if not self.selects(str(row.get("filter", "none"))):
             return
-        document = self.document_of(row[LM_EVAL.question[0]])
+        document = self.document_of(row[LM_EVAL["id"][0]])
         pairs = _pairs(row["arguments"])
         if pairs[0][1] is None or isinstance(pairs[0][1], dict):
             yield from self._generations(row, document)
@@ -91,7 +91,8 @@ class LmEval(RowLog):
             return AnswerColumns([], *np.zeros((3, 0)))
         scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
         texts = list(map(str.strip, found.options))
-        if found.options not in ([f" {text}" for text in texts], texts) or not (scores <= MOST_LOG_PROB).all():
+        follow_spaces = "\n".join(found.options) == " " + "\n ".join(texts)  # texts of all are compared at once
+        if not (follow_spaces or found.options == texts) or not (scores <= MOST_LOG_PROB).all():
             raise IrregularError
         scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
         is_largest = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
@@ -130,7 +131,7 @@ class LmEval(RowLog):
         if not is_regular or "" in map(itemgetter("arg_0"), pairs):
             raise IrregularError
         return _Fields(
-            documents=self.documents_of([row[LM_EVAL.question[0]] for row in rows]),
+            documents=self.documents_of([row[LM_EVAL["id"][0]] for row in rows]),
             contents=list(map(_content_of, rows)) if self.with_contents else [],
             targets=[str(row["target"]) for row in rows],
             outcomes=[row.get("acc") for row in rows],
@@ -143,14 +144,14 @@ class LmEval(RowLog):
         """Add the right option, and count targets that name none."""
         scores = answer.log_probs["choices"]
         chosen = scores.index(max(scores))
-        answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
+        answer.right = _right_options(str(row[LM_EVAL["target"][0]]), texts, chosen, answer.correct)
         if not answer.right:
-            self.count_unnamed(row[LM_EVAL.gold[0]], texts)
+            self.count_unnamed(row[LM_EVAL["target"][0]], texts)
         elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
 
     def _generations(self, row: Mapping[str, Any], document: str) -> Iterator[Answer]:
-        correct = correctness(first(row, (*LM_EVAL.correct, *row.get("metrics", ()))))
+        correct = correctness(first(row, (*LM_EVAL["correct"], *row.get("metrics", ()))))
         if math.isnan(correct):
             self.counts[NEITHER] += 1
         repeated, filtered = row["resps"][0], row.get("filtered_resps")
@@ -169,7 +170,7 @@ class LmEval(RowLog):
 
 def _content_of(row: Mapping[str, Any]) -> str:
     """Return the hash of the document, or else the document, without which rows of several tasks would be mixed."""
-    return str(first(row, LM_EVAL.content))
+    return str(first(row, LM_EVAL["content"]))
 
 
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
