@@ -21,7 +21,7 @@ from torchcalib.io.logs.objects import RowGroup, RowObjects
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
 
-_GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
+_GROUP = 2**8  # rows that are read at once: with more, the garbage collector often traverses their objects
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
 _ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
 START = 200

@@ -29,6 +29,7 @@ from torchcalib.io.logs.objects import RowGroup, floats_of
 from torchcalib.io.logs.stated import Array
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
+_REQUIRED = itemgetter(LM_EVAL["id"][0], "target", "arguments", "filtered_resps")
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 
 
@@ -91,7 +92,8 @@ class LmEval(RowLog):
             return AnswerColumns([], *np.zeros((3, 0)))
         scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
         texts = list(map(str.strip, found.options))
-        follow_spaces = "\n".join(found.options) == " " + "\n ".join(texts)  # texts of all are compared at once
+        joined = "\n".join(found.options)  # which takes less time than operations on each
+        follow_spaces = joined == " " + "\n ".join(texts)
         if not (follow_spaces or found.options == texts) or not (scores <= MOST_LOG_PROB).all():
             raise IrregularError
         scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
@@ -105,10 +107,10 @@ class LmEval(RowLog):
             self.unnamed = self.unnamed or (found.targets[0], texts[: sizes[0]])
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
-        n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
+        n_bytes = lengths if joined.isascii() else np.array([len(text.encode()) for text in texts])
         per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
         return AnswerColumns(
-            found.documents,
+            self.documents_of(found.documents),
             correct,
             right,
             sizes,
@@ -123,17 +125,19 @@ class LmEval(RowLog):
         selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
         if len(selected) < len({*filters}):
             rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
-        requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
+        if not rows:
+            return _Fields([], [], [], [], [], [], [])
+        documents, targets, requests, responses = zip(*map(_REQUIRED, rows), strict=True)
         pairs = list(chain.from_iterable(map(dict.values, requests)))
         scores = list(chain.from_iterable(responses))
         sizes = list(map(len, requests))
-        is_regular = min(sizes, default=2) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
+        is_regular = min(sizes) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
         if not is_regular or "" in map(itemgetter("arg_0"), pairs):
             raise IrregularError
         return _Fields(
-            documents=self.documents_of([row[LM_EVAL["id"][0]] for row in rows]),
+            documents=documents,
             contents=list(map(_content_of, rows)) if self.with_contents else [],
-            targets=[str(row["target"]) for row in rows],
+            targets=list(map(str, targets)),
             outcomes=[row.get("acc") for row in rows],
             sizes=sizes,
             options=list(map(itemgetter("arg_1"), pairs)),

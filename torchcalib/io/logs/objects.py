@@ -23,7 +23,7 @@ try:
 except ImportError:
     orjson = None  # type: ignore[assignment]
 
-_MAX_GROUP = 2**16  # bytes of lines that are read at once
+_MAX_GROUP = 2**17  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes, which is parsed at once
 _MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its size
 _COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
