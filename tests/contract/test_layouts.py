@@ -158,6 +158,12 @@ LAYOUTS = [
     # misleading columns
     classes("a maximum", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_max": TOP}),
     classes("a mean and a gap", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_mean": TOP, "prob_gap": TOP}),
+    single("a positive class and a gap",
+           {"prob_spam": P.tolist(), "prob_gap": np.abs(2 * P - 1).tolist(), "label": Y.tolist()}),
+    single("a positive class and an identifier",
+           {"prob_spam": P.tolist(), "prob_id": P[::-1].tolist(), "label": [("ham", "spam")[y] for y in Y]}),
+    classes("given names of derived columns", named_columns("prob_", ["max", "min", "mid"]), range(3),
+            given={"class_names": ["max", "min", "mid"]}),
     classes("a maximum beside numbers", named_columns("prob_", range(4)), range(4), more={"prob_max": TOP}),
     classes("a number of a problem", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_id": list(range(N))}),
     classes(

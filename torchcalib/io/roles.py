@@ -263,7 +263,7 @@ def _preds_of(
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
     if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
-    systems = affixed_columns(numbers, labels) if labels else []
+    systems = (class_names and affixed_columns(numbers, class_names)) or (labels and affixed_columns(numbers, labels))
     if systems or (not candidates and (systems := affixed_columns(numbers))):
         return [reader.compose(list(each.values()), labels, class_names) for each in systems]
     if len(candidates) > 1:

@@ -454,8 +454,8 @@ def _with_composed(arrays: list[Array]) -> list[Array]:
         ):
             continue  # other columns about the target
         rests = [(split(name) or ("", name))[1] for name in names]
-        if not classes_among(rests):
-            continue  # columns about the prediction, such as `pred_label` and `pred_prob`
+        if len(classes_among(rests)) < 2:
+            continue  # columns about the prediction, such as `pred_label` and `pred_prob`, or `prob_cat` and `prob_max`
         found = class_columns(names)
         columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}

@@ -10,7 +10,7 @@ from typing import Any
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Log, LogOptions, LogSource, rows_in
+from torchcalib.io.logs.answers import START, Log, LogOptions, rows_in
 from torchcalib.io.logs.blocks import Answer
 from torchcalib.io.logs.fields import id_of, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
@@ -57,13 +57,13 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
             _check_file(file)
         if len(files) > 1:
             return _pooled(source, files, how)
-        return _opened(LogSource(files[0], {"": RowObjects(files[0])}), how)
+        return _opened(files[0], RowObjects(files[0]), how)
     if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise InputError(
             f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
         )
     given = RowObjects(source)
-    return _opened(LogSource(Path(given.kind), {"": given}), how)
+    return _opened(Path(given.kind), given, how)
 
 
 def named_fields(**arguments: str | None) -> dict[str, str]:
@@ -116,25 +116,24 @@ def task_of(path: Path) -> str | None:
     return None if match is None else match[1]
 
 
-def _opened(source: LogSource, options: LogOptions) -> Log:
+def _opened(path: Path, rows: RowObjects, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
-    path = source.path
     with reading(str(path), "log"):
         if path.suffix.lower() == ".eval":
-            objects = (header for _, header in members_of(path, "header.json".__eq__))
+            objects: Iterator[Mapping[str, Any]] = (header for _, header in members_of(path, "header.json".__eq__))
         elif path.suffix.lower() == ".json" and (whole := _whole_log(path)) is not None:
             objects = iter([whole])
         else:
-            objects = rows_in(source.rows[""].groups(START))
+            objects = rows_in(rows.groups(START))
         first = next(objects, {})
         for kind in LOGS[:-1]:
             if kind.recognises(first):
-                return kind(source, options)
+                return kind(path, {"": rows}, options)
         start = [first, *islice(objects, START - 1)]
     roles = roles_of(start, options.fields, str(path), options.gold is not None)
     missing = looked_for(roles)
     if first and (not missing if options.gold is None else roles.has_confidence):
-        return Decisions(source, options, roles)
+        return Decisions(path, {"": rows}, options, roles)
     kinds = ", ".join(kind.kind for kind in LOGS[:-1])
     if not first:
         raise InputError(f"`{path}` must be a log of one of these kinds: {kinds}; or contain rows, got none. Check it.")
@@ -161,15 +160,15 @@ def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:
             f"`{source}` must have one file for each task, got several for {quoted(repeated)}. Name the files of one "
             "system, or compare systems with a name for each."
         )
-    rows = [RowObjects(path) for path in files]
-    logs = [_opened(LogSource(path, {"": each}), options) for path, each in zip(files, rows, strict=True)]
+    rows = list(map(RowObjects, files))
+    logs = [_opened(path, each, options) for path, each in zip(files, rows, strict=True)]
     if len({*map(type, logs)}) > 1 or logs[0].kind not in (LmEval.kind, Olmes.kind, LightEval.kind, Decisions.kind):
         raise InputError(
             f"`{source}` must contain files of one kind, with a line or row for each answer, got "
             f"{quoted({log.kind for log in logs})}. Name a file."
         )
     folder = Path(source) if isinstance(source, str | Path) else files[0].parent
-    return type(logs[0])(LogSource(folder, dict(zip(tasks, rows, strict=True))), options)
+    return type(logs[0])(folder, dict(zip(tasks, rows, strict=True)), options)
 
 
 def _are_paths(source: Any) -> bool:

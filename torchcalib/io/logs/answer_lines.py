@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from torchcalib.io.logs.answers import (
     IrregularError,
     Log,
     LogOptions,
-    LogSource,
     RowLog,
     add_stated_confidence,
     add_token_confidences,
@@ -34,7 +34,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Answer, AnswerColumns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, id_of, roles_of
-from torchcalib.io.logs.objects import RowGroup, whole_file
+from torchcalib.io.logs.objects import RowGroup, RowObjects, whole_file
 from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
@@ -47,8 +47,10 @@ class Lines(RowLog):
 
     takes = ("by", "gold", "fields")
 
-    def __init__(self, source: LogSource, options: LogOptions, roles: Roles | None = None) -> None:
-        super().__init__(source, options)
+    def __init__(
+        self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions, roles: Roles | None = None
+    ) -> None:
+        super().__init__(path, rows, options)
         if roles is None:
             roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)
         self.roles = roles

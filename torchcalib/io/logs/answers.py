@@ -44,14 +44,6 @@ class LogOptions:
     gold: Mapping[str, Any] | None = None  # right answers by question, from a second file
 
 
-@dataclass(frozen=True)
-class LogSource:
-    """Rows of a log, in one file, in a file for each of several tasks, or in memory."""
-
-    path: Path  # name of the log; of rows in memory, their type
-    rows: Mapping[str, RowObjects]  # by task, whose answers are pooled; "" for a log of one task
-
-
 class Log(ABC):
     """Log of an evaluation in one file, in a file for each task, or in rows in memory.
 
@@ -70,8 +62,9 @@ class Log(ABC):
     takes: ClassVar[tuple[str, ...]] = ()
     """Options beyond those of all logs: "by", "gold" and "fields"."""
 
-    def __init__(self, source: LogSource, options: LogOptions) -> None:
-        self.path, self.rows, self.has_tasks = source.path, source.rows, len(source.rows) > 1
+    def __init__(self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions) -> None:
+        self.path = path  # name of the log; of rows in memory, their type
+        self.rows, self.has_tasks = rows, len(rows) > 1  # by task; "" for a log of one task
         self.options, self.chosen = options, options.chosen
         self.words = {word.strip().lower(): p for word, p in options.words.items()}
         self.part = ""  # of the row that is read: its value of the field `by`, or its task
@@ -215,8 +208,8 @@ class RowLog(Log):
 
     takes: ClassVar[tuple[str, ...]] = ("by",)
 
-    def __init__(self, source: LogSource, options: LogOptions) -> None:
-        super().__init__(source, options)
+    def __init__(self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions) -> None:
+        super().__init__(path, rows, options)
         if options.by is not None:
             names = {key_of(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}
             by = options.by if options.by in names.values() else names.get(key_of(options.by))

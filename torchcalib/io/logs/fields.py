@@ -276,7 +276,7 @@ def looked_for(roles: Roles) -> str:
 def _named(name: str, by_key: Mapping[str, str], role: str, label: str) -> str:
     found = name if name in by_key.values() else by_key.get(key_of(name))
     if found is None:
-        fields = quoted(reversed(by_key.values()), _MAX_SHOWN)
+        fields = quoted(reversed([*by_key.values()]), _MAX_SHOWN)
         raise InputError(f"`{role}` must be a field of `{label}`, got {shown(name)}. Fields are {fields}.")
     return found
 

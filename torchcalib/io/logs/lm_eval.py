@@ -135,7 +135,7 @@ class LmEval(RowLog):
         if not is_regular or "" in map(itemgetter("arg_0"), pairs):
             raise IrregularError
         return _Fields(
-            documents=documents,
+            documents=list(documents),
             contents=list(map(_content_of, rows)) if self.with_contents else [],
             targets=list(map(str, targets)),
             outcomes=[row.get("acc") for row in rows],
