@@ -43,8 +43,8 @@ _JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _NO_TEXTS = ("", "NaN", "nan")
 """Cells of text files without a value."""
-_NO_NUMBERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "n/a", "-NaN", "-nan")
-"""The same in columns of numbers. In columns of text, they may be classes."""
+_NO_NUMBERS = (*csv.ConvertOptions().null_values, "<NA>", "None")
+"""The same in columns of numbers. In columns of text, `None` and `NA` may be classes."""
 _SEPARATOR = re.compile(rb'"?sep=([;,\t|])"?', re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
 _DECIMAL_POINT = re.compile(rb"-?\d*\.\d+(?:[eE][-+]?\d+)?")
@@ -168,9 +168,7 @@ class Csv(_Table):
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
-        wanted = csv.ConvertOptions(
-            decimal_point=self._layout.decimal_point, null_values=[*_NO_TEXTS, *_NO_NUMBERS], **options
-        )
+        wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, null_values=_NO_NUMBERS, **options)
         how = csv.ReadOptions(block_size=_BLOCK, use_threads=False, skip_rows=self._layout.skipped)
         form = csv.ParseOptions(
             delimiter=self._layout.separator,
@@ -194,7 +192,7 @@ class Csv(_Table):
         for batch in self.batches(dict.fromkeys(own, "string"), 1):
             columns: list[list[str | None]] = []
             for column, is_text in zip(batch.columns, own.values(), strict=True):
-                missing = {*_NO_TEXTS} if is_text else {*_NO_TEXTS, *_NO_NUMBERS}
+                missing = {*_NO_TEXTS} if is_text else {*_NO_NUMBERS}
                 cells = [None if cell in missing else cell for cell in column.to_pylist()]
                 if not is_text and self._layout.decimal_point == ",":
                     cells = [cell and cell.replace(",", ".") for cell in cells]

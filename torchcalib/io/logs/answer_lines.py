@@ -364,15 +364,13 @@ class Decisions(Lines):
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
-        same = options[0] if len({*options}) == 1 else None  # `None` in the keys takes less time to hash
-        keys = list(zip(gold, map(type, gold), options if same is None else repeat(None), strict=False))
+        keys = list(zip(gold, map(type, gold), options, strict=True))
         indices = {}
         for key in dict.fromkeys(keys):
-            names = key[2] or same or ()
-            right = self.right_option(key[0], names, "a row")
+            right = self.right_option(key[0], key[2], "a row")
             indices[key] = NONE if right is None else right
             if right is None and self.unnamed is None:
-                self.unnamed = key[0], names
+                self.unnamed = key[0], key[2]
         return np.fromiter(map(indices.__getitem__, keys), np.int64, len(keys))
 
 

@@ -21,7 +21,6 @@ from torchcalib.io.logs.objects import RowGroup, RowObjects
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
 
-_GROUP = 2**8  # rows that are read at once: with more, the garbage collector often traverses their objects
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
 _ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
 START = 200
@@ -58,6 +57,9 @@ class Log(ABC):
 
     stated: ClassVar[tuple[str, ...]] = ("stated", "reported", "forecast")
     """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
+
+    at_once: ClassVar[int] = 2**7
+    """Rows that are read at once: with more, the garbage collector often traverses their objects."""
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Options beyond those of all logs: "by", "gold" and "fields"."""
@@ -116,7 +118,7 @@ class Log(ABC):
         self.with_contents = with_texts
         blocks: dict[str, Block] = {}
         with reading(str(self.path), "log"):
-            for some in self.parts(min(size, _GROUP)):
+            for some in self.parts(min(size, self.at_once)):
                 block = blocks.get(self.part)
                 if block is None:
                     block = blocks[self.part] = Block(with_texts, self.part)

@@ -50,6 +50,7 @@ class LmEval(RowLog):
 
     kind = "lm-eval samples"
     names = LM_EVAL
+    at_once = 2**8  # of which most objects are not kept
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
