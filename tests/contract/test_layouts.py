@@ -133,6 +133,8 @@ LAYOUTS = [
     classes("counted from 1, last absent", named_columns("prob_", range(1, 6)), range(1, 6), last_occurs=False),
     classes("gaps", named_columns("prob_", [0, 2, 3]), [0, 2, 3]),
     classes("gaps, last absent", named_columns("prob_", [0, 2, 3]), [0, 2, 3], last_occurs=False),
+    classes("only numbers, also of the target", named_columns("", range(4)), range(4), target="4",
+            more={"name": ["x"] * N}, given={"target": "4", "from_logits": False}),
     classes("from 3 to 9", named_columns("prob_", range(3, 10)), range(3, 10), order=[6, 0, 1, 2, 3, 4, 5]),
     classes("numbers as text", named_columns("prob_", range(1, 5)), named_columns("", range(1, 5))),
     classes("numbers as floats", named_columns("prob_", range(1, 5)), [1.0, 2.0, 3.0, 4.0], last_occurs=False),

@@ -105,10 +105,11 @@ def _rows_of_columns(text: str) -> list[dict[str, Any]]:
         return [dict(zip(found["columns"], row, strict=True)) for row in found["data"]]
     columns = list(found.values())
     if all(isinstance(each, dict) for each in columns) and len({tuple(each) for each in columns}) == 1:
-        if all(map(str.isdecimal, found)):
+        has_numbers = all(map(str.isdecimal, columns[0]))  # as the index usually has
+        if all(map(str.isdecimal, found)) and not has_numbers:
             return columns
         cells = [list(each.values()) for each in columns]
-        if not all(map(str.isdecimal, columns[0])) and any(isinstance(x, list | dict) for each in cells for x in each):
+        if not has_numbers and any(isinstance(cell, list | dict) for each in cells for cell in each):
             return []
     elif all(isinstance(each, list) for each in columns) and len({*map(len, columns)}) == 1:
         arrays = {name for name, each in found.items() if all(isinstance(value, dict) for value in each)}

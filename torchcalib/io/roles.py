@@ -508,9 +508,14 @@ def _named_after_a_class(reader: Reader, columns: Sequence[str]) -> list[str]:
 
 def _unnamed_classes(reader: Reader, free: Mapping[str, Array], labels: Collection[str]) -> list[str]:
     """Combine class columns without a known stem. Return a list with the name of the array, or an empty list."""
-    numbers = [name for name, array in free.items() if array.columns and not array.stem and not array.problem]
-    if numbers or labels:
-        return numbers[:1]
+    numbers = [array for array in free.values() if array.columns and not array.stem and not array.problem]
+    if numbers:  # of which the caller may have named some as targets
+        own = [name for name in numbers[0].columns if name in free]
+        if len(own) == len(numbers[0].columns):
+            return [numbers[0].name]
+        return own if len(own) < 2 else [reader.compose(own)]
+    if labels:
+        return []
     columns = [
         array
         for array in free.values()

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from torchcalib.io import names
 
 Kind = Literal["any", "single", "label", "score", "outcome", "verdict", "text", "list", "scores", "labelled scores"]
-"""Kind of the values of a field. The dtype shows it in tables, and the first rows in logs."""
+"""Kind of the values of a field. Tables check labels and scores by the dtype, and logs all kinds by the first rows."""
 
 
 class Rule(NamedTuple):
