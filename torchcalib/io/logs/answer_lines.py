@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Lines(RowLog):
         self.found, self._known = roles.found, {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
         self._letters: set[str] = set()  # that are options of any row
-        self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._permutations: dict[tuple[str, ...], tuple[int, ...] | None] = {}
         self.has_outcomes = roles.correct is not None
         if roles.target is not None and "target" not in roles.named and options.gold is None:
             self.target = roles.target
@@ -147,7 +147,7 @@ class Lines(RowLog):
         """Return options and their values in an order that does not depend on the row: letters are sorted."""
         names = tuple(options)
         order = self._permutation(names)
-        if order == tuple(range(len(names))):
+        if order is None:
             return names, list(options.values())
         if not are_letters(names) and _is_index(gold) and option_index(str(gold), names) is None:
             raise InputError(
@@ -157,15 +157,17 @@ class Lines(RowLog):
         values = list(options.values())
         return tuple(names[k] for k in order), [values[k] for k in order]
 
-    def _permutation(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        found = self._permutations.get(names)
-        if found is None:
-            known = self._orders.setdefault(frozenset(names), names)
-            self._letters |= {*names} if are_letters(names) else set()
-            found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
-            if len(self._permutations) < 2**12:
-                self._permutations[names] = found
-        return found
+    def _permutation(self, names: tuple[str, ...]) -> tuple[int, ...] | None:
+        """Return the indices of names in the order of all rows; None if they have this order."""
+        if names in self._permutations:
+            return self._permutations[names]
+        known = self._orders.setdefault(frozenset(names), names)
+        self._letters |= {*names} if are_letters(names) else set()
+        found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
+        order = None if found == tuple(range(len(names))) else found
+        if len(self._permutations) < 2**12:
+            self._permutations[names] = order
+        return order
 
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option; None if it has no probability.
@@ -359,8 +361,11 @@ class Decisions(Lines):
         found = list(map(self._options_of, rows))
         if not all(found):
             raise IrregularError
+        names = list(map(tuple, found))
+        if {*map(self._permutation, {*names})} == {None}:
+            return names, _between(list(chain.from_iterable(map(dict.values, found))), 1)
         ordered = [self.in_order(each, y, "a row") for each, y in zip(found, gold or repeat(None), strict=False)]
-        return [names for names, _ in ordered], _between([p for _, values in ordered for p in values], 1)
+        return [each for each, _ in ordered], _between(list(chain.from_iterable(values for _, values in ordered)), 1)
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""

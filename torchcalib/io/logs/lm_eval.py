@@ -86,8 +86,9 @@ class LmEval(RowLog):
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
         found = _Fields([], [], [], [], [], [], [])
         rows = group.rows()
-        while part := list(islice(rows, _AT_ONCE)):
-            for values, more in zip(found, self._fields_of(part), strict=True):
+        for _ in range(0, len(group.content), _AT_ONCE):
+            # The objects of these rows have no name here: they are freed before the next ones are parsed
+            for values, more in zip(found, self._fields_of(list(islice(rows, _AT_ONCE))), strict=True):
                 values.extend(more)
         if not found.documents:
             return AnswerColumns([], *np.zeros((3, 0)))
