@@ -1027,7 +1027,7 @@ COMMANDS = [
     ("calibrate sharp.npz --out o.pt --calibrator BetaCalibration", "must support the data"),
     ("apply c.pt probs.npz --out o.npz", "`probs` must be logits, as in the fit of the calibrator",
      "apply c.pt sharp.npz --out o.npz"),
-    ("apply c.pt two.npz --out o.npz", "must contain one array of predictions under a known name"),
+    ("apply c.pt two.npz --out o.npz", "must contain predictions under a known name ... Pass --preds NAME."),
     ("apply k.pt sharp.npz --out o.npz", "must calibrate all classes, got one for positive_classes=[0]"),
     ("apply c.pt sharp.npz --out sharp.npz", "`--out` must not be an input file"),
     ("apply c.pt sharp.npz --out o.txt", "`--out` must be a prediction file"),

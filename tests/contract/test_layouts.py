@@ -133,6 +133,8 @@ LAYOUTS = [
     classes("counted from 1, last absent", named_columns("prob_", range(1, 6)), range(1, 6), last_occurs=False),
     classes("gaps", named_columns("prob_", [0, 2, 3]), [0, 2, 3]),
     classes("gaps, last absent", named_columns("prob_", [0, 2, 3]), [0, 2, 3], last_occurs=False),
+    classes("only numbers, also of the target", named_columns("", range(4)), range(4), target="4",
+            more={"name": ["x"] * N}, given={"target": "4", "from_logits": False}),
     classes("from 3 to 9", named_columns("prob_", range(3, 10)), range(3, 10), order=[6, 0, 1, 2, 3, 4, 5]),
     classes("numbers as text", named_columns("prob_", range(1, 5)), named_columns("", range(1, 5))),
     classes("numbers as floats", named_columns("prob_", range(1, 5)), [1.0, 2.0, 3.0, 4.0], last_occurs=False),
@@ -158,6 +160,12 @@ LAYOUTS = [
     # misleading columns
     classes("a maximum", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_max": TOP}),
     classes("a mean and a gap", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_mean": TOP, "prob_gap": TOP}),
+    single("a positive class and a gap",
+           {"prob_spam": P.tolist(), "prob_gap": np.abs(2 * P - 1).tolist(), "label": Y.tolist()}),
+    single("a positive class and an identifier",
+           {"prob_spam": P.tolist(), "prob_id": P[::-1].tolist(), "label": [("ham", "spam")[y] for y in Y]}),
+    classes("given names of derived columns", named_columns("prob_", ["max", "min", "mid"]), range(3),
+            given={"class_names": ["max", "min", "mid"]}),
     classes("a maximum beside numbers", named_columns("prob_", range(4)), range(4), more={"prob_max": TOP}),
     classes("a number of a problem", named_columns("prob_", ANIMALS), ANIMALS, more={"prob_id": list(range(N))}),
     classes(
@@ -301,6 +309,8 @@ def files(layout, folder):
     (folder / "results.json").write_text(json.dumps({"model": "m", "n": [1], "results": rows}))
     beside = {"ids": [str(k) for k in range(len(rows))], "results": rows}  # two lists of equal length
     (folder / "beside.json").write_text(json.dumps(beside))
+    for orient in ("columns", "index", "split", "table"):
+        table.to_json(folder / f"pandas_{orient}.json", orient=orient, double_precision=15)
     table.to_parquet(folder / "t.parquet")
     yield from sorted(folder.iterdir())
 

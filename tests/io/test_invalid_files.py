@@ -212,6 +212,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (text("a.csv", b"p,p,y\n0.5,0.5,1\n"), "got `p` twice"),
     (text("a.csv", b"p,y\n0.5,1\n0.5\n"), "Expected 2 columns, got 1"),
     (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` in `a.csv` must contain a value in every row, got none in row 2"),
+    (text("a.csv", b"p,y\n0.5,1\nNone,0\n"), "`p` in `a.csv` must contain a value in every row, got none in row 2"),
     (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got the text"),
     (text("a.csv", b"p,y\n0,1\n1,1\n"), "Whole numbers are decisions"),
     (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be columns of different classes, got"),

@@ -389,6 +389,14 @@ def test_columns_of_many_rows_have_the_answers_of_single_rows(tmp_path, monkeypa
     assert len(counts) >= 2
 
 
+def test_answers_without_probabilities_are_counted_in_columns_too(tmp_path):
+    rows = [{"item_id": 0, "gold": "a", "probs": {"a": 0.75, "b": 0.25}, "confidence": 0.75}]
+    rows += [{"item_id": k, "gold": "a", "probs": None, "confidence": 0.5} for k in range(1, 30)]
+    log = open_log(write_lines(tmp_path / "a.jsonl", rows))
+    assert sum(map(len, log.blocks(8))) == 30
+    assert log.counts["answer without probabilities"] == 29
+
+
 # Damaged and misleading logs
 
 ROW = lm_eval_row(0, ["a", "b"], [-1.0, -2.0], 0)

@@ -115,6 +115,8 @@ def entrances(found, folder):
     for name, content in (("a.json", found), ("b.json", {"results": found})):
         (folder / name).write_text(json.dumps(content))
         yield folder / name
+    pd.DataFrame(found).to_json(folder / "c.json", double_precision=15)
+    yield folder / "c.json"
     (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
     yield folder / "a.jsonl"
     if not any(isinstance(value, list | dict) for value in found[0].values()):

@@ -62,6 +62,31 @@ OF_PREDICTED = (
     *("prob_max", "max_probability", "top_prob", "top1_prob", "prob_top1", "msp", "probability_of_prediction"),
 )
 """Names of the probability of the predicted class, beside those in `PROBS`."""
+OF_ANSWERS = ("p_true", "prob_correct", "p_correct", "forecast", "probability", "prob", "predict")
+"""Further names of the confidence in the answer of a language model."""
+OF_OPTIONS = ("probs", "probabilities", "distribution", "option_probs", "choice_probs", "log_probs", "logprobs")
+"""Names of the probabilities of all options of a question."""
+VERDICTS = (
+    *("acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
+    *("outcome", *FORECASTS, "score"),
+)
+"""Names of outcomes in logs of language models, beside those in `CORRECT`."""
+IDS = (
+    *("custom_id", "item_id", "doc_id", "question_id", "query_id", "problem_id", "prob_id", "native_id", "uid"),
+    *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
+)
+"""Names of the identifier of a question. With the names of its data set, it identifies the question."""
+DATA_SETS = (
+    *("task", "task_name", "ds_name", "dataset", "dataset_name", "data_set", "benchmark", "subject", "subset"),
+    *("subtask", "source", "domain"),
+)
+QUESTIONS = ("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt")
+"""Names of the content of a question. Rows with other contents are other questions, whatever their name is."""
+RESPONSES = (
+    *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
+    *("generated_text", "text"),
+)
+"""Names of a text that contains the answer, and possibly a confidence."""
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 OUTCOMES = (
     *(("incorrect", "correct"), ("wrong", "right"), ("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t")),

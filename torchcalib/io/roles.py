@@ -5,7 +5,6 @@ Text labels in the targets identify columns that are named after classes.
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -35,7 +34,6 @@ from torchcalib.io.names import (
     OF_PREDICTED,
     PREDICTED,
     PROBS,
-    TARGET_TIERS,
     TARGETS,
     TASKS,
     WEIGHTS,
@@ -52,6 +50,7 @@ from torchcalib.io.names import (
 )
 from torchcalib.io.paths import TABLES
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
+from torchcalib.io.rules import Kind, find
 from torchcalib.io.source import Source
 
 _MAX_RATING = 10
@@ -59,9 +58,8 @@ _MAX_RATING = 10
 
 
 class Role(NamedTuple):
-    """Common names and valid dtypes of the array for a role, and the text of its dtype error."""
+    """Valid dtypes of the array for a role, and the text of its dtype error."""
 
-    names: tuple[str, ...]  # common array names
     dtypes: frozenset[str]
     rule: str
     advice: str
@@ -69,26 +67,19 @@ class Role(NamedTuple):
 
 ROLES = {
     "preds": Role(
-        (*LOGITS, *PROBS, *NEUTRAL),
         FLOATS,
         "be floating-point predictions",
         "Whole numbers are decisions, labels or ratings. Store probabilities (predict_proba in scikit-learn), "
         "divide percentages by 100, or name another array with preds='NAME'.",
     ),
     "target": Role(
-        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use target='NAME'."
+        FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use target='NAME'."
     ),
-    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
-    "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
-    "pred": Role(
-        PREDICTED, FLOATS | WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."
-    ),
-    "clusters": Role(
-        (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
-    ),
-    "ids": Role(
-        (), WHOLE | TEXT, "contain whole numbers or text as ids", "Store one id per row, without missing ones."
-    ),
+    "weights": Role(FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
+    "groups": Role(WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
+    "pred": Role(FLOATS | WHOLE | TEXT, "contain predicted labels", "Store numbers or text, as in the targets."),
+    "clusters": Role(WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."),
+    "ids": Role(WHOLE | TEXT, "contain whole numbers or text as ids", "Store one id per row, without missing ones."),
 }
 _KINDS = {"preds": "predictions", "target": "targets"}
 _SHAPES = {
@@ -114,12 +105,11 @@ def find_roles(
             f"`{reader.label}` must be a pair of .npy files, predictions and targets (more with weights or groups), "
             "got 1 file. Name both files, or save shards in another format, such as .npz."
         )
+    named = _search(reader, given)
     own = ("weights", "groups", "clusters", "ids")
-    roles = {role: _one(reader, role, _named(reader, role, given[role])) for role in own}
-    given = {**given, "groups": roles["groups"]}
-    target = _targets(reader, given)
-    labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
-    roles["preds"] = _one(reader, "preds", _preds_of(reader, given, target, labels, class_names))
+    roles = {role: _one(reader, role, named.get(role, [])) for role in own}
+    target, labels = named["target"], _labels_in(reader, named["target"])
+    roles["preds"] = _one(reader, "preds", _preds_of(reader, given["preds"], named, labels, class_names))
     if roles["preds"] is not None:
         _read_texts(reader, roles["preds"], labels, class_names)
     if len(target) > 1 and roles["preds"] is not None:  # outcomes belong to one confidence, labels to classes
@@ -128,16 +118,11 @@ def find_roles(
     roles["target"] = _one(reader, "target", target)
     if roles["preds"] is None:  # an array with another role
         roles["preds"] = next(
-            (name for name in roles.values() if name and _key(reader, name) in ROLES["preds"].names), None
+            (name for name in roles.values() if name and _key(reader, name) in (*LOGITS, *PROBS, *NEUTRAL)), None
         )
-    for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
+    for role in ("preds", "target"):
         if roles[role] is None:
-            if role == "preds" and (columns := _class_columns_of_text(reader)):
-                raise _wrong_dtype(reader, role, columns[0])
-            raise InputError(
-                f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
-                f"{_listed(reader)}. {reader.advice}"
-            )
+            raise _missing(reader, role, reader.advice)
     found = {role: name for role in ("preds", "target", *own) if (name := roles[role])}
     if len(set(found.values())) < len(found):
         raise InputError(
@@ -148,7 +133,7 @@ def find_roles(
         check_order(f"`{found['target']}` in `{reader.label}`", reader.arrays[found["preds"]].classes)
     found["target"] = _aligned(reader, found["preds"], found["target"], class_names)
     _check_lengths(reader, found)
-    if pred := _predicted(reader, found, given["pred"], task):
+    if pred := _predicted(reader, found, named.get("pred", []), given["pred"] is not None, task):
         found["pred"] = pred
     if not from_logits:
         _mark_percentages(reader, reader.arrays[found["preds"]], _is_confidence(reader, found, task))
@@ -183,19 +168,27 @@ def _read_texts(reader: Reader, name: str, labels: Collection[str], class_names:
 
 def find_preds(reader: Reader, given: str | None) -> str:
     """Return the checked array of predictions, as `find_roles`. The file may have no targets."""
-    options = {**dict.fromkeys(ROLES), "preds": given}
-    target = _targets(reader, options)
-    labels = _texts_in(reader, target[0]) if len(target) == 1 else set()
-    preds = _preds_of(reader, options, target, labels, ())
-    if len(preds) != 1:
-        found = quoted(preds) if preds else _listed(reader)
-        raise InputError(
-            f"`{reader.label}` must contain one array of predictions under a known name (logits, probs, preds ...), "
-            f"got {found}. Choose with preds='NAME'."
-        )
-    _read_texts(reader, preds[0], labels, ())
-    _check_arrays(reader, {"preds": preds[0]})
-    return preds[0]
+    named = _search(reader, {"preds": given})
+    labels = _labels_in(reader, named["target"])
+    preds = _one(reader, "preds", _preds_of(reader, given, named, labels, ()))
+    if preds is None:
+        raise _missing(reader, "preds", "Pass preds='NAME'.")
+    _read_texts(reader, preds, labels, ())
+    _check_arrays(reader, {"preds": preds})
+    return preds
+
+
+def _missing(reader: Reader, role: str, advice: str) -> InputError:
+    """Return the error for predictions or targets that are not found."""
+    columns = [name for name, array in reader.arrays.items() if array.dtype not in FLOATS | WHOLE]
+    columns = [name for name in columns if (parts := split(name)) and parts[0] in (*LOGITS, *PROBS)]
+    if role == "preds" and columns:  # such as `prob_cat`, without numbers
+        return _wrong_dtype(reader, role, columns[0])
+    known = "logits, probs, preds" if role == "preds" else "targets, labels, y"
+    return InputError(
+        f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got {_listed(reader)}. "
+        f"{advice}"
+    )
 
 
 def _one(reader: Reader, role: str, names: Sequence[str]) -> str | None:
@@ -210,41 +203,53 @@ def _one(reader: Reader, role: str, names: Sequence[str]) -> str | None:
     return names[0] if names else None
 
 
-def _targets(reader: Reader, given: Mapping[str, str | None]) -> list[str]:
-    """Return the targets: those that are given, or have the most specific name, and outcomes of confidences."""
-    if given["target"] is not None:
-        return _named(reader, "target", given["target"])
-    arrays, by_key = reader.arrays, _by_key(reader)
-    found: list[str] = []
-    for tier in TARGET_TIERS:
-        found = found or [name for key in tier for name in by_key[key] if name not in given.values()]
-    single = [name for name in found if not arrays[name].columns]
-    correct = [name for key in CORRECT for name in by_key[key]]
-    if reader.format == "npy" and len(arrays) == 2 and not (found or correct):
+def _search(reader: Reader, given: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the arrays of each role: those that are given, except for predictions, or have a common name.
+
+    Targets include outcomes.
+    """
+    arrays = reader.arrays
+
+    def fits(name: str, kind: Kind) -> bool:
+        if kind == "score":
+            return not _are_labels(arrays[name])
+        return kind != "label" or arrays[name].dtype in TEXT | WHOLE
+
+    wanted = {role: name for role, name in given.items() if name is not None}
+    named = {role: _named(reader, role, name) for role, name in wanted.items() if role != "preds"}
+    members = [column for name in named.get("groups", ()) for column in arrays[name].columns]
+    found = find({x: array.key for x, array in arrays.items()}, "table", named, {*wanted.values(), *members}, fits)
+    if "target" in named:
+        return found
+    target, correct = found.get("target", []), found.get("correct", [])
+    if reader.format == "npy" and len(arrays) == 2 and not (target or correct):
         # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
-        found = _single(name for name, array in arrays.items() if array.dtype in WHOLE)
-    return [*(single or found), *correct]
+        target = _single(name for name, array in arrays.items() if array.dtype in WHOLE)
+    single = [name for name in target if not arrays[name].columns]
+    return {**found, "target": [*(single or target), *correct]}
+
+
+def _are_labels(array: Array) -> bool:
+    """Return whether an array has predicted labels by its name, which may also be one of predictions."""
+    return array.dtype in TEXT | WHOLE and array.key in PREDICTED
 
 
 def _preds_of(
     reader: Reader,
-    given: Mapping[str, str | None],
-    target: Sequence[str],
+    given: str | None,
+    known: Mapping[str, Sequence[str]],
     labels: Collection[str],
     class_names: Sequence[str],
 ) -> list[str]:
     """Return the predictions: those that are given, class columns, columns named like labels, or a single column."""
-    arrays, by_key = reader.arrays, _by_key(reader)
-    used = {*target, *given.values(), *(arrays[given["groups"]].columns if given["groups"] else ())}
-    if given["preds"] is not None:
-        found = _named(reader, "preds", given["preds"], labels, class_names)
+    arrays, target = reader.arrays, known["target"]
+    if given is not None:
+        found = _named(reader, "preds", given, labels, class_names)
         return [_with_labels(reader, name, labels, class_names) for name in found]
-    free = {
-        name: array
-        for name, array in arrays.items()
-        if name not in used and not (array.dtype in TEXT | WHOLE and array.key in PREDICTED)
-    }
-    candidates = [name for key in ROLES["preds"].names for name in by_key[key] if name in free]
+    used = {name for role, names in known.items() if role not in ("preds", "confidence") for name in names}
+    used |= {column for name in known.get("groups", ()) for column in arrays[name].columns}
+    free = {name: array for name, array in arrays.items() if name not in used and not _are_labels(array)}
+    candidates = list(known.get("preds", ()))
     for name in candidates:
         _read_texts(reader, name, labels, class_names)
     candidates = [name for name in candidates if arrays[name].dtype in FLOATS] or candidates
@@ -258,7 +263,7 @@ def _preds_of(
     named = [name for name in numbers if name.strip() in {*labels, *class_names}]
     if len(named) >= max(2, len(class_names or labels)):
         return [reader.compose(named, labels, class_names)]
-    systems = affixed_columns(numbers, labels) if labels else []
+    systems = (class_names and affixed_columns(numbers, class_names)) or (labels and affixed_columns(numbers, labels))
     if systems or (not candidates and (systems := affixed_columns(numbers))):
         return [reader.compose(list(each.values()), labels, class_names) for each in systems]
     if len(candidates) > 1:
@@ -266,10 +271,7 @@ def _preds_of(
         candidates = [name for name in candidates if (_key(reader, name) in CONFIDENCES) == is_correct] or candidates
     if reader.format == "npy" and not candidates:
         candidates = _single(name for name, array in free.items() if array.dtype in FLOATS)
-    if not candidates:
-        candidates = [
-            name for key in OF_PREDICTED for name in by_key[key] if arrays[name].dtype in FLOATS | WHOLE | TEXT
-        ]
+    candidates = candidates or list(known.get("confidence", ()))
     if not candidates and reader.format in (*TABLES, "DataFrame"):
         candidates = _named_after_a_class(reader, columns) or _unnamed_classes(reader, free, labels)
     return candidates or _single(name for name in arrays if name not in target and _key(reader, name) in PREDICTED)
@@ -297,12 +299,11 @@ def _aligned(reader: Reader, preds: str, target: str, class_names: Sequence[str]
     )
 
 
-def _texts_in(reader: Reader, target: str) -> set[str]:
-    """Return the distinct text labels; none for numbers."""
-    array = reader.arrays[target]
+def _labels_in(reader: Reader, target: Sequence[str]) -> set[str]:
+    """Return the distinct text labels of the only target; none for numbers, and for several targets."""
     found: set[str] = set()
-    if array.dtype in TEXT and len(array.shape) == 1:
-        for (values,) in reader.stream([target], 2**20, allow_missing=True):
+    if len(target) == 1 and (array := reader.arrays[target[0]]).dtype in TEXT and len(array.shape) == 1:
+        for (values,) in reader.stream(target, 2**20, allow_missing=True):
             found |= {text.strip() for text in values.names} - {""}
             if len(found) > MAX_ARRAYS:
                 break
@@ -314,23 +315,18 @@ _OTHER_KIND = (
 )
 
 
-def _predicted(reader: Reader, roles: Mapping[str, str], given: str | None, task: Task | None) -> str | None:
+def _predicted(
+    reader: Reader, roles: Mapping[str, str], names: Sequence[str], is_given: bool, task: Task | None
+) -> str | None:
     """Return the column of predicted labels for one probability of the prediction in each row; None for P(y=1).
 
     For two labels, probabilities of predictions are at least 0.5. P(y=1) exceeds 0.5 in rows that predict 1.
     """
     preds, target = (reader.arrays[roles[role]] for role in ("preds", "target"))
     is_one = preds.shape[1:] in ((), (1,)) and not preds.columns and preds.dtype not in TEXT
-    if given is None and not (is_one and task in (None, "confidence")):
+    if not (is_given or (is_one and task in (None, "confidence"))) or _key(reader, target.name) in CORRECT:
         return None
-    if _key(reader, target.name) in CORRECT:
-        return None
-    names = [given] if given is not None else [name for key in PREDICTED for name in _by_key(reader)[key]]
     names = [name for name in names if name not in roles.values()]
-    if given is None:
-        names = [name for name in names if reader.arrays[name].dtype in TEXT | WHOLE]
-    elif given not in reader.arrays:
-        names = _named(reader, "pred", given)
     is_named = _key(reader, preds.name) in (*CONFIDENCES, *OF_PREDICTED)
     if not names:
         if task is None and is_named:
@@ -341,7 +337,7 @@ def _predicted(reader: Reader, roles: Mapping[str, str], given: str | None, task
             )
         return None
     pred = _one(reader, "pred", names)
-    if given is not None or task == "confidence" or _key(reader, preds.name) in CONFIDENCES:
+    if is_given or task == "confidence" or _key(reader, preds.name) in CONFIDENCES:
         return pred
     low, right, wrong, labels = math.inf, False, False, set()
     for values, predicted, true in reader.stream([preds.name, str(pred), target.name], 2**20, allow_missing=True):
@@ -448,25 +444,15 @@ def _key(reader: Reader, name: str) -> str:
     return parts[0] if parts else key
 
 
-def _by_key(reader: Reader) -> Mapping[str, list[str]]:
-    """Return the names of arrays by key."""
-    by_key = defaultdict(list)
-    for name, array in reader.arrays.items():
-        by_key[array.key].append(name)
-    return by_key
-
-
 def _named(
-    reader: Reader, role: str, given: str | None, labels: Collection[str] = (), class_names: Sequence[str] = ()
+    reader: Reader, role: str, given: str, labels: Collection[str] = (), class_names: Sequence[str] = ()
 ) -> list[str]:
-    """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
-    by_key = _by_key(reader)
-    if given is None:
-        return [name for key in ROLES[role].names for name in by_key[key]]
+    """Return the names of the arrays that match `given`."""
     if given in reader.arrays:
         return [given]
     key = key_of(given.removesuffix(".npy"))
-    return by_key[key] or [_selected(reader, role, given, labels, class_names)]
+    found = [name for name, array in reader.arrays.items() if array.key == key]
+    return found or [_selected(reader, role, given, labels, class_names)]
 
 
 def _selected(
@@ -522,9 +508,14 @@ def _named_after_a_class(reader: Reader, columns: Sequence[str]) -> list[str]:
 
 def _unnamed_classes(reader: Reader, free: Mapping[str, Array], labels: Collection[str]) -> list[str]:
     """Combine class columns without a known stem. Return a list with the name of the array, or an empty list."""
-    numbers = [name for name, array in free.items() if array.columns and not array.stem and not array.problem]
-    if numbers or labels:
-        return numbers[:1]
+    numbers = [array for array in free.values() if array.columns and not array.stem and not array.problem]
+    if numbers:  # of which the caller may have named some as targets
+        own = [name for name in numbers[0].columns if name in free]
+        if len(own) == len(numbers[0].columns):
+            return [numbers[0].name]
+        return own if len(own) < 2 else [reader.compose(own)]
+    if labels:
+        return []
     columns = [
         array
         for array in free.values()
@@ -547,15 +538,9 @@ def _single(names: Iterable[str]) -> list[str]:
     return found if len(found) == 1 else []
 
 
-def _class_columns_of_text(reader: Reader) -> list[str]:
-    """Return columns such as `prob_cat` without numbers."""
-    names = [name for name, array in reader.arrays.items() if array.dtype not in FLOATS | WHOLE]
-    return [name for name in names if (parts := split(name)) and parts[0] in (*LOGITS, *PROBS)]
-
-
 def _wrong_dtype(reader: Reader, role: str, name: str) -> InputError:
     """Return the error for an array whose dtype does not fit its role. The error for texts shows one of them."""
-    array, (_, _, rule, advice) = reader.arrays[name], ROLES[role]
+    array, (_, rule, advice) = reader.arrays[name], ROLES[role]
     found = array.dtype
     if found in TEXT and len(array.shape) == 1 and not array.columns:
         (values,) = next(reader.stream([name], 2**16, allow_missing=True))

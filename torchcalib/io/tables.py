@@ -3,15 +3,14 @@
 A field of objects in a column `probs`, such as label -> probability, is a column too: `probs.cat`.
 """
 
-import gzip
 import json
 import re
 from abc import abstractmethod
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from torchcalib.io.limits import (
     decoded_limit,
     row_limit,
 )
+from torchcalib.io.lines import blocks_of_lines, check_depth, check_encoding, opened_text
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, is_numeral
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
@@ -41,22 +41,12 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _BLOCK = 2 * 2**20
 _JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
-_MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
-# Possessive quantifiers make the time linear; text without an end extends to the end of the line.
-_TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
-_MAX_DEPTH_OF_FILE = 100  # in files whose rows may be logs
-_MAX_JSON = 128 * 2**20  # largest array of JSON in bytes, which is in memory as text
-_MAX_WIDE = 2**25  # the same with characters of 4 bytes, which make each character of the text take 4 bytes
-WIDE = re.compile(rb"[\xf0-\xf4]")  # first byte of a character of 4 bytes
-_LISTS = ("results", "data", "rows", "samples", "records", "answers", "predictions", "responses", "items", "questions")
-"""Keys of a list of rows in a JSON object, before others."""
-_SPACE = re.compile(r"[\s,]*")
-_BLANK = re.compile(r"\s*")
-_KEY = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*+)"\s*:\s*', re.DOTALL)
-_ROWS = re.compile(r"\[\s*[{\]]")
+_NO_TEXTS = ("", "NaN", "nan")
+"""Cells of text files without a value."""
+_NO_NUMBERS = (*csv.ConvertOptions().null_values, "<NA>", "None")
+"""The same in columns of numbers. In columns of text, `None` and `NA` may be classes."""
 _SEPARATOR = re.compile(rb'"?sep=([;,\t|])"?', re.IGNORECASE)
-DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
-"""Number in a table whose cells are not separated by commas."""
+_DECIMAL_COMMA = re.compile(rb"-?\d{0,9},\d+(?:[eE][-+]?\d+)?")
 _DECIMAL_POINT = re.compile(rb"-?\d*\.\d+(?:[eE][-+]?\d+)?")
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
 
@@ -168,7 +158,7 @@ class Csv(_Table):
         check_columns(self._layout.n_columns, self.paths, self.label)
         with self._opened() as file:
             schema = file.schema
-        if all(map(is_numeral, schema.names)):
+        if all(map(is_numeral, schema.names)) and schema.names != list(map(str, range(len(schema.names)))):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
                 "Add a first line such as prob,target."
@@ -178,8 +168,8 @@ class Csv(_Table):
         return _with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
 
     def _opened(self, **options: Any) -> Any:
-        wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, **options)
-        how = csv.ReadOptions(block_size=_BLOCK, use_threads=not options, skip_rows=self._layout.skipped)
+        wanted = csv.ConvertOptions(decimal_point=self._layout.decimal_point, null_values=_NO_NUMBERS, **options)
+        how = csv.ReadOptions(block_size=_BLOCK, use_threads=False, skip_rows=self._layout.skipped)
         form = csv.ParseOptions(
             delimiter=self._layout.separator,
             newlines_in_values=True,
@@ -195,6 +185,19 @@ class Csv(_Table):
                 yield batch
                 del batch  # free the memory before the next batch is read
                 pa.default_memory_pool().release_unused()  # reader threads otherwise keep freed memory
+
+    def texts(self) -> Iterator[dict[str, str | None]]:
+        """Yield the cells of each row as text, by column. Missing cells are None. A number has a decimal point."""
+        own = {name: array.dtype in TEXT for name, array in self.arrays.items() if not array.columns}
+        for batch in self.batches(dict.fromkeys(own, "string"), 1):
+            columns: list[list[str | None]] = []
+            for column, is_text in zip(batch.columns, own.values(), strict=True):
+                missing = {*_NO_TEXTS} if is_text else {*_NO_NUMBERS}
+                cells = [None if cell in missing else cell for cell in column.to_pylist()]
+                if not is_text and self._layout.decimal_point == ",":
+                    cells = [cell and cell.replace(",", ".") for cell in cells]
+                columns.append(cells)
+            yield from (dict(zip(own, cells, strict=True)) for cells in zip(*columns, strict=True))
 
 
 class Tsv(Csv):
@@ -221,7 +224,7 @@ class Jsonl(_Table):
         for block in self._blocks():
             lines = block.splitlines()
             if n == 0:
-                _check_encoding(self.label, block)
+                check_encoding(self.label, block)
                 for line in lines:
                     row = json.loads(line)
                     self._add_kinds(row, kinds, widths)
@@ -276,24 +279,18 @@ class Jsonl(_Table):
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
-        with opened_lines(self.paths[0]) as opened:
-            while data := opened.read(_BLOCK):
-                rest = opened.readline(_MAX_LINE)
-                if len(rest) == _MAX_LINE:
-                    raise InputError(
-                        f"`{self.label}` must have lines of at most 8 MiB, got a longer one. Check the file."
-                    )
-                if (data + rest).isspace():
-                    continue
-                lines = [line for line in (data + rest).splitlines(keepends=True) if not line.isspace()]
-                for line in lines:
-                    _check_depth(self.label, line, _MAX_DEPTH)
-                if lines:
-                    yield b"".join(lines)
+        for block in blocks_of_lines(self.paths[0], _BLOCK):
+            if block.isspace():  # without a list of many lines
+                continue
+            lines = [line for line in block.splitlines(keepends=True) if not line.isspace()]
+            for line in lines:
+                check_depth(self.label, line, _MAX_DEPTH)
+            if lines:
+                yield b"".join(lines)
 
 
 class Json(Jsonl):
-    """Reader of an array of JSON objects, which may be a value of an object: `{"results": [...]}`; or of lines."""
+    """Reader of JSON files whose rows become lines; see `torchcalib.io.lines.opened_lines`."""
 
     format = "json"
 
@@ -455,8 +452,8 @@ def _with_composed(arrays: list[Array]) -> list[Array]:
         ):
             continue  # other columns about the target
         rests = [(split(name) or ("", name))[1] for name in names]
-        if not classes_among(rests):
-            continue  # columns about the prediction, such as `pred_label` and `pred_prob`
+        if len(classes_among(rests)) < 2:
+            continue  # columns about the prediction, such as `pred_label` and `pred_prob`, or `prob_cat` and `prob_max`
         found = class_columns(names)
         columns = [single[name] for name in found.columns]
         dtypes = {column.dtype for column in columns}
@@ -543,11 +540,6 @@ def _n_leaves(kind: Any) -> int:
     return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
 
 
-def opened_text(path: Path) -> IO[bytes]:
-    """Open a text file, which is decompressed if its name ends in `.gz`."""
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
 class TextLayout(NamedTuple):
     """How a text file separates columns."""
 
@@ -566,7 +558,7 @@ def text_layout(path: Path) -> TextLayout:
     """
     with opened_text(path) as file:
         start = file.read(_BLOCK)
-    _check_encoding(str(path), start)
+    check_encoding(str(path), start)
     lines = start.removeprefix(BOM_UTF8).splitlines() or [b""]
     is_header = [bool(line.strip()) and line[:1] != b"#" and not _SEPARATOR.fullmatch(line.strip()) for line in lines]
     first = is_header.index(True) if True in is_header else 0
@@ -579,80 +571,9 @@ def text_layout(path: Path) -> TextLayout:
         first -= are_columns
     cells = [cell for line in lines[first + 1 : first + 100] for cell in line.split(mark)]
     has_commas = (
-        mark != b"," and any(map(DECIMAL_COMMA.fullmatch, cells)) and not any(map(_DECIMAL_POINT.fullmatch, cells))
+        mark != b"," and any(map(_DECIMAL_COMMA.fullmatch, cells)) and not any(map(_DECIMAL_POINT.fullmatch, cells))
     )
     return TextLayout(first, mark.decode(), "," if has_commas else ".", lines[first].count(mark) + 1)
-
-
-def opened_lines(path: Path) -> IO[bytes]:
-    """Open a file of JSON lines. The rows of a `.json` file become lines.
-
-    They are an array of objects, alone or in an object, or an object with a list for each column. Of several arrays in
-    an object, the first in `_LISTS` counts.
-    """
-    if path.suffix.lower() != ".json":
-        return opened_text(path)
-    if path.stat().st_size > _MAX_JSON:
-        raise InputError(f"`{path}` must have at most 128 MiB, got more. Write one object per line to .jsonl.")
-    content = path.read_bytes()
-    if len(content) > _MAX_WIDE and WIDE.search(content):
-        raise InputError(
-            f"`{path}` must have at most 32 MiB, because it has characters of 4 bytes, got more. Write one object per "
-            "line to .jsonl."
-        )
-    _check_encoding(str(path), content)
-    _check_depth(str(path), content, _MAX_DEPTH_OF_FILE)
-    text = content.decode("utf-8-sig")
-    if rows := _rows_of_columns(text):
-        return BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
-    place = _start_of_rows(text, len(text) - len(text.lstrip()))
-    end = "" if place is None else "]"  # other values follow each other until the end of the file
-    start, lines, decode = place or 0, BytesIO(), json.JSONDecoder().raw_decode
-    while text[(first := _SPACE.match(text, start).end()) : first + 1] != end:  # type: ignore[union-attr]
-        start = decode(text, first)[1]
-        lines.write(" ".join(text[first:start].splitlines()).encode() + b"\n")
-    lines.seek(0)
-    return lines
-
-
-def _start_of_rows(text: str, start: int, depth: int = 2) -> int | None:
-    """Return the place after the bracket of an array of objects: the value at `start`, or a value in this object."""
-    if match := _ROWS.match(text, start):
-        return match.end() - 1
-    found: dict[str, int] = {}
-    while text[start : start + 1] in ("{", ",") and depth and (key := _KEY.match(text, start)):
-        below = _start_of_rows(text, key.end(), depth - 1)
-        if below is not None:
-            found[key[1]] = below
-        start = json.JSONDecoder().raw_decode(text, key.end())[1]
-        start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
-    return next((found[name] for name in (*_LISTS, *found) if name in found), None)
-
-
-def _rows_of_columns(text: str) -> list[dict[str, Any]]:
-    """Return the rows of an object that has a list for each column, as `json.dump(df.to_dict("list"))` writes it.
-
-    A list of objects is an array of rows if its key is in `_LISTS`, or if all lists consist of objects.
-    """
-    try:
-        found: Any = json.loads(text) if text.lstrip()[:1] == "{" else None
-    except ValueError:  # lines
-        return []
-    columns = list(found.values()) if isinstance(found, dict) else []
-    if len(columns) < 2 or not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) > 1:
-        return []
-    arrays = {name for name, each in found.items() if all(isinstance(value, dict) for value in each)}
-    if len(arrays) == len(found) or arrays.intersection(_LISTS):
-        return []
-    return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _check_depth(label: str, text: bytes, most: int) -> None:
-    """Raise for deeply nested values, which could overflow the stack of the recursive parser."""
-    if text.count(b"[") + text.count(b"{") > most and _depth(text) > most:
-        raise InputError(
-            f"`{label}` must contain flat objects, got deeply nested ones. Store one number or list per key."
-        )
 
 
 def _kind_of(value: object) -> str:
@@ -660,20 +581,6 @@ def _kind_of(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
         return "float64"
     return _JSON_DTYPES.get(type(value), type(value).__name__)
-
-
-def _check_encoding(label: str, start: bytes) -> None:
-    """Raise if a file begins like UTF-16 text."""
-    if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:64]:
-        raise InputError(f"`{label}` must be text in UTF-8, got UTF-16 or binary data. Save it with encoding='utf-8'.")
-
-
-def _depth(line: bytes) -> int:
-    """Return the nesting depth of a line of JSON."""
-    letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
-    letters = letters[np.isin(letters, list(b"[]{}"))]
-    opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
-    return int(np.max(np.cumsum(opening.astype(np.int8) - closing, dtype=np.int32), initial=0))
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:

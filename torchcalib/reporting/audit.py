@@ -199,7 +199,7 @@ def _builders_of(
     builders: dict[str | None, AuditBuilder] = {}
     with_texts = any(layout.has_repeated_names for layout in layouts.values())
     for block in log.blocks(_BLOCK, with_texts=with_texts):
-        parts = [block.part] if by is not None else [None, block.part] if log.files else [None]
+        parts = [block.part] if by is not None else [None, block.part] if log.has_tasks else [None]
         for part in parts:
             if part not in builders:
                 is_whole = part is None or by is not None

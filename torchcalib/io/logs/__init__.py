@@ -10,14 +10,14 @@ from typing import Any
 from torchcalib.io.confidences import CONFIDENCES
 from torchcalib.io.errors import InputError, quoted, reading
 from torchcalib.io.logs.answer_lines import Decisions, Judged, Responses
-from torchcalib.io.logs.answers import START, Log, LogOptions, LogSource, is_table, rows_in
+from torchcalib.io.logs.answers import START, Log, LogOptions, rows_in
 from torchcalib.io.logs.blocks import Answer
-from torchcalib.io.logs.fields import ARGUMENTS, id_of, looked_for, roles_of
+from torchcalib.io.logs.fields import id_of, looked_for, roles_of
 from torchcalib.io.logs.helm import Helm
 from torchcalib.io.logs.inspect_ai import Inspect
 from torchcalib.io.logs.lighteval import LightEval
 from torchcalib.io.logs.lm_eval import LmEval
-from torchcalib.io.logs.objects import RowObjects, lines_of, members_of, whole_file
+from torchcalib.io.logs.objects import RowObjects, members_of, whole_file
 from torchcalib.io.logs.olmes import Olmes
 from torchcalib.io.names import key_of
 
@@ -57,19 +57,18 @@ def open_log(source: Any, chosen: str | None = None, words: Mapping[str, float] 
             _check_file(file)
         if len(files) > 1:
             return _pooled(source, files, how)
-        return _opened(LogSource(files[0], RowObjects(files[0]) if is_table(files[0]) else None), how)
+        return _opened(files[0], RowObjects(files[0]), how)
     if isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise InputError(
             f"`log` must be a path, a DataFrame or a list of dicts, got {type(source).__name__}. Pass one."
         )
     given = RowObjects(source)
-    return _opened(LogSource(Path(given.kind), given), how)
+    return _opened(Path(given.kind), given, how)
 
 
 def named_fields(**arguments: str | None) -> dict[str, str]:
     """Return the fields by role that the arguments of `audit` name. A definition in `CONFIDENCES` is no field."""
-    roles = {name: role for role, name in ARGUMENTS.items()}
-    named = {roles.get(name, name): field for name, field in arguments.items() if field is not None}
+    named = {role: field for role, field in arguments.items() if field is not None}
     return {role: field for role, field in named.items() if role != "confidence" or field not in CONFIDENCES}
 
 
@@ -84,19 +83,15 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
     label = str(source) if isinstance(source, str | Path) else type(source).__name__
     with reading(label, "table"):
         if isinstance(source, str | Path):
-            path = Path(source)
-            _check_file(path)
-            groups = RowObjects(path).groups(START) if is_table(path) else lines_of(path, START)
-        else:
-            groups = RowObjects(source).groups(START)
-        rows = [row for group in groups for _, row, _ in group.numbered()]
+            _check_file(source := Path(source))
+        rows = list(rows_in(RowObjects(source).groups(START)))
         known = {key_of(name) for row in rows[:START] for name in row}
         roles = roles_of(
             rows[:START],
-            {role: x for role, x in names.items() if role in ("gold", "question") and key_of(x) in known},
+            {role: x for role, x in names.items() if role in ("target", "id") and key_of(x) in known},
             label,
         )
-        if roles.gold is None or roles.question is None:
+        if roles.target is None or roles.id is None:
             raise InputError(
                 f"`gold` must have the question and the right answer in each row, such as `id` and `gold`, got the "
                 f"fields {quoted(roles.found, 20)}. Pass id='NAME' and target='NAME'."
@@ -104,8 +99,8 @@ def golds_of(source: Any, names: Mapping[str, str]) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for row in rows:
             sets = [str(row[each]) for each in roles.data_sets if row.get(each) is not None]
-            name = "/".join([*sets, id_of(row.get(roles.question))])
-            gold = row.get(roles.gold)
+            name = "/".join([*sets, id_of(row.get(roles.id))])
+            gold = row.get(roles.target)
             if name in found and found[name] != gold:
                 raise InputError(
                     f"`gold` must have one right answer for each question, got two for `{name}`. Add the data set as "
@@ -121,27 +116,24 @@ def task_of(path: Path) -> str | None:
     return None if match is None else match[1]
 
 
-def _opened(source: LogSource, options: LogOptions) -> Log:
+def _opened(path: Path, rows: RowObjects, options: LogOptions) -> Log:
     """Return the log of the kind that its first object has."""
-    path, rows = source.path, source.rows
     with reading(str(path), "log"):
-        if rows is not None:
-            objects = rows_in(rows.groups(START))
-        elif path.suffix.lower() == ".eval":
-            objects = (header for _, header in members_of(path, "header.json".__eq__))
+        if path.suffix.lower() == ".eval":
+            objects: Iterator[Mapping[str, Any]] = (header for _, header in members_of(path, "header.json".__eq__))
         elif path.suffix.lower() == ".json" and (whole := _whole_log(path)) is not None:
             objects = iter([whole])
         else:
-            objects = rows_in(lines_of(path, START))
+            objects = rows_in(rows.groups(START))
         first = next(objects, {})
         for kind in LOGS[:-1]:
             if kind.recognises(first):
-                return kind(source, options)
+                return kind(path, {"": rows}, options)
         start = [first, *islice(objects, START - 1)]
     roles = roles_of(start, options.fields, str(path), options.gold is not None)
     missing = looked_for(roles)
     if first and (not missing if options.gold is None else roles.has_confidence):
-        return Decisions(source, options, roles)
+        return Decisions(path, {"": rows}, options, roles)
     kinds = ", ".join(kind.kind for kind in LOGS[:-1])
     if not first:
         raise InputError(f"`{path}` must be a log of one of these kinds: {kinds}; or contain rows, got none. Check it.")
@@ -168,14 +160,15 @@ def _pooled(source: Any, files: Sequence[Path], options: LogOptions) -> Log:
             f"`{source}` must have one file for each task, got several for {quoted(repeated)}. Name the files of one "
             "system, or compare systems with a name for each."
         )
-    logs = [_opened(LogSource(path, RowObjects(path) if is_table(path) else None), options) for path in files]
+    rows = list(map(RowObjects, files))
+    logs = [_opened(path, each, options) for path, each in zip(files, rows, strict=True)]
     if len({*map(type, logs)}) > 1 or logs[0].kind not in (LmEval.kind, Olmes.kind, LightEval.kind, Decisions.kind):
         raise InputError(
             f"`{source}` must contain files of one kind, with a line or row for each answer, got "
             f"{quoted({log.kind for log in logs})}. Name a file."
         )
     folder = Path(source) if isinstance(source, str | Path) else files[0].parent
-    return type(logs[0])(LogSource(folder, files=tuple(zip(tasks, files, strict=True))), options)
+    return type(logs[0])(folder, dict(zip(tasks, rows, strict=True)), options)
 
 
 def _are_paths(source: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from torchcalib.io.logs.answers import (
     IrregularError,
     Log,
     LogOptions,
-    LogSource,
     RowLog,
     add_stated_confidence,
     add_token_confidences,
@@ -34,7 +34,7 @@ from torchcalib.io.logs.answers import (
 )
 from torchcalib.io.logs.blocks import NONE, Answer, AnswerColumns
 from torchcalib.io.logs.fields import GRADES, JUDGED, MOST_SYSTEMS, Roles, abstention, correctness, id_of, roles_of
-from torchcalib.io.logs.objects import RowGroup, whole_file
+from torchcalib.io.logs.objects import RowGroup, RowObjects, whole_file
 from torchcalib.io.logs.stated import MOST, Array
 
 _UNRESOLVED = "resolution that is neither yes nor no"
@@ -47,23 +47,25 @@ class Lines(RowLog):
 
     takes = ("by", "gold", "fields")
 
-    def __init__(self, source: LogSource, options: LogOptions, roles: Roles | None = None) -> None:
-        super().__init__(source, options)
+    def __init__(
+        self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions, roles: Roles | None = None
+    ) -> None:
+        super().__init__(path, rows, options)
         if roles is None:
             roles = roles_of(start_of(self.groups(START)), options.fields, str(self.path), options.gold is not None)
         self.roles = roles
         self.fields = roles.in_words()
         if options.gold is not None:
-            self.fields["right answer"] = f"second file, by `{roles.question}`"
+            self.fields["right answer"] = f"second file, by `{roles.id}`"
         elif not roles.has_outcome:
             self.advice = "Pass target='NAME' for the right answer, or gold='FILE' for a file with right answers."
         self.found, self._known = roles.found, {*roles.found}
         self._orders: dict[frozenset[str], tuple[str, ...]] = {}  # of options
         self._letters: set[str] = set()  # that are options of any row
-        self._permutations: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._permutations: dict[tuple[str, ...], tuple[int, ...] | None] = {}
         self.has_outcomes = roles.correct is not None
-        if roles.gold is not None and "gold" not in roles.named and options.gold is None:
-            self.target = roles.gold
+        if roles.target is not None and "target" not in roles.named and options.gold is None:
+            self.target = roles.target
 
     def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterator[Answer]:
         """Yield the answer of a line."""
@@ -92,17 +94,17 @@ class Lines(RowLog):
         if new := rows[0].keys() - self._known:
             self._known |= new
             # Without names of the caller, which decide in any case
-            gold = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").gold
-            if gold in new and self.roles.gold not in (None, gold) and "gold" not in self.roles.named:
+            gold = roles_of([dict.fromkeys((*self.roles.found, *new), "x")], {}, "row").target
+            if gold in new and self.roles.target not in (None, gold) and "target" not in self.roles.named:
                 raise InputError(
                     f"`{self.path}` must have the same fields in all rows, got `{gold}` first in {place}, after "
-                    f"`{self.roles.gold}`. Pass target='NAME' for the right answer."
+                    f"`{self.roles.target}`. Pass target='NAME' for the right answer."
                 )
 
     def _document_of(self, row: Mapping[str, Any], index: int) -> str:
         roles = self.roles
-        value = None if roles.question is None else row.get(roles.question)
-        name = id_of(value) if value is not None else str(index) if roles.question is None else f"row {index}"
+        value = None if roles.id is None else row.get(roles.id)
+        name = id_of(value) if value is not None else str(index) if roles.id is None else f"row {index}"
         return self.document_of(*(row.get(each) for each in roles.data_sets), name)
 
     def _content_of(self, row: Mapping[str, Any], gold: Any) -> str:
@@ -113,8 +115,8 @@ class Lines(RowLog):
         """Return the right answer of a row, or of the second file; None without one."""
         gold = self.options.gold
         if gold is None:
-            return None if self.roles.gold is None else row.get(self.roles.gold)
-        name = "" if self.roles.question is None else id_of(row.get(self.roles.question))
+            return None if self.roles.target is None else row.get(self.roles.target)
+        name = "" if self.roles.id is None else id_of(row.get(self.roles.id))
         found = next((gold[x] for x in (self._document_of(row, 0), name) if x in gold), None)
         if found is None:
             self.counts[_UNMATCHED] += 1
@@ -128,8 +130,8 @@ class Lines(RowLog):
         if name is not None and math.isnan(answer.correct):
             self.counts[f"abstention ({name}), left out"] += 1
             return
-        if self.roles.chosen is not None and answer.correct != 1 and (gold is not None or answer.correct == 0):
-            name = abstention(row.get(self.roles.chosen))
+        if self.roles.pred is not None and answer.correct != 1 and (gold is not None or answer.correct == 0):
+            name = abstention(row.get(self.roles.pred))
             if name is not None:
                 answer.correct = 0.0
                 self.counts[f"abstention ({name}), counted as wrong"] += 1
@@ -145,8 +147,9 @@ class Lines(RowLog):
         """Return options and their values in an order that does not depend on the row: letters are sorted."""
         names = tuple(options)
         order = self._permutation(names)
-        is_changed = order != tuple(range(len(names))) and not are_letters(names)
-        if is_changed and _is_index(gold) and option_index(str(gold), names) is None:
+        if order is None:
+            return names, list(options.values())
+        if not are_letters(names) and _is_index(gold) and option_index(str(gold), names) is None:
             raise InputError(
                 f"`{self.path}` must name right answers by the text of an option, got the index {shown(gold)} in "
                 f"{place}, and options in another order than before. Write the text, or the same order in all rows."
@@ -154,15 +157,17 @@ class Lines(RowLog):
         values = list(options.values())
         return tuple(names[k] for k in order), [values[k] for k in order]
 
-    def _permutation(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        found = self._permutations.get(names)
-        if found is None:
-            known = self._orders.setdefault(frozenset(names), names)
-            self._letters |= {*names} if are_letters(names) else set()
-            found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
-            if len(self._permutations) < 2**12:
-                self._permutations[names] = found
-        return found
+    def _permutation(self, names: tuple[str, ...]) -> tuple[int, ...] | None:
+        """Return the indices of names in the order of all rows; None if they have this order."""
+        if names in self._permutations:
+            return self._permutations[names]
+        known = self._orders.setdefault(frozenset(names), names)
+        self._letters |= {*names} if are_letters(names) else set()
+        found = tuple(names.index(each) for each in (sorted(names) if are_letters(names) else known))
+        order = None if found == tuple(range(len(names))) else found
+        if len(self._permutations) < 2**12:
+            self._permutations[names] = order
+        return order
 
     def right_option(self, gold: Any, options: Sequence[str], place: str) -> int | None:
         """Return the index of the right option; None if it has no probability.
@@ -267,7 +272,7 @@ class Decisions(Lines):
             if right is None and options:
                 self.count_unnamed(gold, names, _UNNAMED)
         chosen, text, confidence = (
-            None if name is None else row.get(name) for name in (roles.chosen, roles.response, roles.confidence)
+            None if name is None else row.get(name) for name in (roles.pred, roles.response, roles.confidence)
         )
         is_logged = roles.correct is not None and row.get(roles.correct) is not None
         if math.isnan(answer.correct) and gold is not None and chosen is not None and not is_logged:
@@ -291,7 +296,7 @@ class Decisions(Lines):
         if self.options.gold is not None or roles.has_grades or roles.are_logs:
             raise IrregularError
         self._note(rows, f"row {group.numbers[0]}")
-        gold, chosen, logged = (_values(rows, name) for name in (roles.gold, roles.chosen, roles.correct))
+        gold, chosen, logged = (_values(rows, name) for name in (roles.target, roles.pred, roles.correct))
         correct = all_correctness(logged) if logged else np.full(len(rows), math.nan)
         if any(isinstance(value, str) and abstention(value) is not None for value in {*logged}):
             raise IrregularError
@@ -303,7 +308,7 @@ class Decisions(Lines):
             if names:
                 wrong = [names[x] for x, y in zip(chosen, correct.tolist(), strict=True) if x in names and y == 0]
                 abstained = {f"abstention ({name}), counted as wrong": n for name, n in Counter(wrong).items()}
-        elif roles.chosen is not None and not chosen:
+        elif roles.pred is not None and not chosen:
             raise IrregularError
         options, probs = self._options_of_all(rows, gold)
         confidence = _values(rows, roles.confidence)
@@ -312,7 +317,7 @@ class Decisions(Lines):
             raise IrregularError
         right = self._right_options(gold, options) if gold and options else np.full(len(rows), NONE)
         has_none = right == NONE
-        numbers = _values(rows, roles.question) if roles.question is not None else group.numbers
+        numbers = _values(rows, roles.id) if roles.id is not None else group.numbers
         if not numbers:
             raise IrregularError
         documents = self.documents_of(numbers)
@@ -350,42 +355,27 @@ class Decisions(Lines):
     def _options_of_all(
         self, rows: Sequence[Mapping[str, Any]], gold: Sequence[Any]
     ) -> tuple[list[tuple[str, ...]], Array]:
-        """Return the options of each row, empty without probabilities, and the probabilities of all, in turn."""
-        if self.roles.probs is None:
-            columns = self.roles.columns
-            mappings = [{each: row[name] for each, name in columns.items()} for row in rows] if columns else []
-        elif given := _values(rows, self.roles.probs):
-            mappings = [
-                each if type(each) is dict else self._options_of(row) for each, row in zip(given, rows, strict=True)
-            ]
-        else:
-            mappings = []
-        names = list(map(tuple, mappings))
-        for each in {*names}:
-            if {*map(type, each)} != {str}:  # also without options
-                raise IrregularError
-            order = self._permutation(each)
-            if order == tuple(range(len(each))):
-                continue
-            if not are_letters(each) and any(map(_is_index, {*map(str, gold)})):
-                raise IrregularError
-            in_order = tuple(each[k] for k in order)
-            for k, name in enumerate(names):
-                if name == each:
-                    names[k], mappings[k] = in_order, {option: mappings[k][option] for option in in_order}
-        return names, _between(list(chain.from_iterable(map(dict.values, mappings))), 1)
+        """Return the options of each row, empty if no field has them, and the probabilities of all, in turn."""
+        if self.roles.probs is None and not self.roles.columns:
+            return [], np.empty(0)
+        found = list(map(self._options_of, rows))
+        if not all(found):
+            raise IrregularError
+        names = list(map(tuple, found))
+        if {*map(self._permutation, {*names})} == {None}:
+            return names, _between(list(chain.from_iterable(map(dict.values, found))), 1)
+        ordered = [self.in_order(each, y, "a row") for each, y in zip(found, gold or repeat(None), strict=False)]
+        return [each for each, _ in ordered], _between(list(chain.from_iterable(values for _, values in ordered)), 1)
 
     def _right_options(self, gold: Sequence[Any], options: Sequence[tuple[str, ...]]) -> Array:
         """Return the index of the right option of each answer, or `NONE`."""
-        same = options[0] if len({*options}) == 1 else None  # `None` in the keys takes less time to hash
-        keys = list(zip(gold, map(type, gold), options if same is None else repeat(None), strict=False))
+        keys = list(zip(gold, map(type, gold), options, strict=True))
         indices = {}
         for key in dict.fromkeys(keys):
-            names = key[2] or same or ()
-            right = self.right_option(key[0], names, "a row")
+            right = self.right_option(key[0], key[2], "a row")
             indices[key] = NONE if right is None else right
             if right is None and self.unnamed is None:
-                self.unnamed = key[0], names
+                self.unnamed = key[0], key[2]
         return np.fromiter(map(indices.__getitem__, keys), np.int64, len(keys))
 
 
@@ -488,7 +478,7 @@ class Judged(Log):
             if not isinstance(verdict, Mapping):
                 self.counts["answer without a verdict"] += 1
                 continue
-            answer = Answer(str(name), correct=correctness(verdict.get(JUDGED.correct[0])))
-            answer.short = str(verdict.get(JUDGED.chosen[0], ""))
-            self.add_reported(answer, verdict.get(JUDGED.confidence[0]), f"question {name}")
+            answer = Answer(str(name), correct=correctness(verdict.get(JUDGED["correct"][0])))
+            answer.short = str(verdict.get(JUDGED["pred"][0], ""))
+            self.add_reported(answer, verdict.get(JUDGED["confidence"][0]), f"question {name}")
             yield answer

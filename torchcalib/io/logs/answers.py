@@ -16,12 +16,11 @@ import numpy as np
 
 from torchcalib.io.errors import InputError, quoted, reading, shown
 from torchcalib.io.logs.blocks import Answer, AnswerColumns, Block
-from torchcalib.io.logs.fields import ARGUMENTS, Fields, correctness, id_of, number_of
-from torchcalib.io.logs.objects import RowGroup, RowObjects, lines_of
+from torchcalib.io.logs.fields import Names, correctness, id_of, in_words, number_of
+from torchcalib.io.logs.objects import RowGroup, RowObjects
 from torchcalib.io.logs.stated import MOST, Array, Stated, stated_by, stated_in
 from torchcalib.io.names import key_of
 
-_GROUP = 2**7  # rows that are read at once: with more, the garbage collector often traverses their objects
 _AROUND = " \t\n*()[].:,'\"`"  # letters of options may be within these
 _ANSWER = re.compile(r"answer\s*(?:is)?\s*:?", re.IGNORECASE)
 START = 200
@@ -44,15 +43,6 @@ class LogOptions:
     gold: Mapping[str, Any] | None = None  # right answers by question, from a second file
 
 
-@dataclass(frozen=True)
-class LogSource:
-    """Place of a log: files with their tasks, or rows in memory."""
-
-    path: Path  # name of the log; of rows in memory, their type
-    rows: RowObjects | None = None
-    files: tuple[tuple[str, Path], ...] = ()  # of several tasks, whose answers are pooled
-
-
 class Log(ABC):
     """Log of an evaluation in one file, in a file for each task, or in rows in memory.
 
@@ -62,17 +52,21 @@ class Log(ABC):
     kind: ClassVar[str]
     """Name of the program that wrote the log, and the form."""
 
-    names: ClassVar[Fields] = Fields()
+    names: ClassVar[Names] = {}
     """Names of the fields."""
 
     stated: ClassVar[tuple[str, ...]] = ("stated", "reported", "forecast")
     """Sources of stated confidences. Of several in one answer, benchmarks publish the last."""
 
+    at_once: ClassVar[int] = 2**7
+    """Rows that are read at once: with more, the garbage collector often traverses their objects."""
+
     takes: ClassVar[tuple[str, ...]] = ()
     """Options beyond those of all logs: "by", "gold" and "fields"."""
 
-    def __init__(self, source: LogSource, options: LogOptions) -> None:
-        self.path, self.rows, self.files = source.path, source.rows, source.files
+    def __init__(self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions) -> None:
+        self.path = path  # name of the log; of rows in memory, their type
+        self.rows, self.has_tasks = rows, len(rows) > 1  # by task; "" for a log of one task
         self.options, self.chosen = options, options.chosen
         self.words = {word.strip().lower(): p for word, p in options.words.items()}
         self.part = ""  # of the row that is read: its value of the field `by`, or its task
@@ -80,7 +74,7 @@ class Log(ABC):
         self.alternatives: dict[str, None] = {}  # names of filters or scorers, in the order of the file
         self.with_contents = False  # whether columns need the contents of questions
         self.systems: dict[str, dict[str, set[Any]]] = {}  # by part: values of fields that name systems, such as models
-        self.fields = self.names.in_words()
+        self.fields = in_words(self.names)
         self.advice = ""  # how to add what no field contains, as a sentence
         self.target = ""  # field of the right answers, if no caller named it
         self.found: tuple[str, ...] = ()  # all fields, if names of callers are possible
@@ -89,8 +83,7 @@ class Log(ABC):
         self.unmatched = ""  # first id without a right answer in the second file
         for name, given in (("by", options.by), ("gold", options.gold), ("fields", options.fields)):
             if given and name not in self.takes:
-                name = "gold" if name == "gold" else name if name == "by" else next(iter(options.fields))
-                name = ARGUMENTS.get(name, name)
+                name = next(iter(options.fields)) if name == "fields" else name
                 raise InputError(
                     f"`{name}` must be None for {self.kind}, whose fields are known, got a value. Omit it."
                 )
@@ -125,7 +118,7 @@ class Log(ABC):
         self.with_contents = with_texts
         blocks: dict[str, Block] = {}
         with reading(str(self.path), "log"):
-            for some in self.parts(min(size, _GROUP)):
+            for some in self.parts(min(size, self.at_once)):
                 block = blocks.get(self.part)
                 if block is None:
                     block = blocks[self.part] = Block(with_texts, self.part)
@@ -217,8 +210,8 @@ class RowLog(Log):
 
     takes: ClassVar[tuple[str, ...]] = ("by",)
 
-    def __init__(self, source: LogSource, options: LogOptions) -> None:
-        super().__init__(source, options)
+    def __init__(self, path: Path, rows: Mapping[str, RowObjects], options: LogOptions) -> None:
+        super().__init__(path, rows, options)
         if options.by is not None:
             names = {key_of(name): name for row in start_of(self.groups(START)) for name in self.names_of(row)}
             by = options.by if options.by in names.values() else names.get(key_of(options.by))
@@ -265,20 +258,17 @@ class RowLog(Log):
     def document_of(self, *names: Any) -> str:
         """Return the identifier of a question from its names that are known, such as its task, or that of the file."""
         known = [id_of(name) for name in names if name is not None]
-        return "/".join(known if len(known) > 1 or not self.files else [self.part, *known])
+        return "/".join(known if len(known) > 1 or not self.has_tasks else [self.part, *known])
 
     def documents_of(self, names: Sequence[Any]) -> list[str]:
         """Return `document_of` for each of several names."""
-        return list(map(self.document_of if self.files or None in names else id_of, names))
+        return list(map(self.document_of if self.has_tasks or None in names else id_of, names))
 
     def groups(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows at once. `part` is then the task of their file, if there are several."""
-        if self.rows is not None:
-            yield from self.rows.groups(n)
-            return
-        for task, path in self.files or (("", self.path),):
+        for task, rows in self.rows.items():
             self.part = task if self.options.by is None else self.part
-            yield from lines_of(path, n) if not is_table(path) else RowObjects(path).groups(n)
+            yield from rows.groups(n)
 
     def _divided(self, n: int) -> Iterator[RowGroup]:
         """Yield n rows of one part at once."""
@@ -310,11 +300,6 @@ def rows_in(groups: Iterable[RowGroup]) -> Iterator[Mapping[str, Any]]:
 def start_of(groups: Iterable[RowGroup]) -> list[Mapping[str, Any]]:
     """Return the first rows."""
     return list(islice(rows_in(groups), START))
-
-
-def is_table(path: Path) -> bool:
-    """Return True for the name of a table, whose columns are fields."""
-    return any(suffix in path.name.lower() for suffix in (".csv", ".tsv", ".parquet"))
 
 
 def part_of(row: Mapping[str, Any], by: str) -> str:

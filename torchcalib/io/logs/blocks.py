@@ -35,7 +35,7 @@ class Answer:
     """
 
     document: str  # identifier of the question, with its data set
-    content: str = ""  # what answers to the same question have in common, such as its text; see `Fields.content`
+    content: str = ""  # what answers to the same question have in common, such as its text
     sample: int = 0  # number of the answer to the same question: an epoch, or a repetition
     correct: float = math.nan  # 1 if the log calls the answer right, 0 if wrong, NaN if neither
     right: tuple[int, ...] = ()  # indices of the right options

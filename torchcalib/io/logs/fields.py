@@ -1,10 +1,11 @@
-"""What the fields of logs mean: one table of names for all formats, and the fields of rows by role."""
+"""What the fields of logs mean: the names in each format, and the fields of rows by role."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,109 +15,59 @@ from torchcalib.io.columns import affixed_columns, class_columns, classes_among,
 from torchcalib.io.errors import InputError, quoted, shown
 from torchcalib.io.names import (
     CONFIDENCES,
-    CORRECT,
+    DATA_SETS,
     FORECASTS,
     LOG_PROBS,
-    NEUTRAL,
     OF_PREDICTED,
-    PREDICTED,
     PROBS,
-    TARGET_TIERS,
     key_of,
     outcome_names,
 )
+from torchcalib.io.rules import Kind, find
 
 Row = Mapping[str, Any]
+Names = Mapping[str, tuple[str, ...]]
+"""Names of the fields of a format by role. The first name that a log has counts."""
 
-ROLES = {
+WORDS = {
     "data_set": "data set",
-    "question": "question",
-    "gold": "right answer",
-    "chosen": "answer of the model",
+    "id": "question",
+    "target": "right answer",  # the text, letter or index of an option
+    "pred": "answer of the model",
     "correct": "right or wrong",
-    "response": "response",
+    "response": "response",  # text that contains the answer, and possibly a confidence
     "confidence": "confidence",
     "probs": "scores of options",
     "choices": "options",
 }
-"""Words for the roles of fields."""
-ARGUMENTS = {"gold": "target", "chosen": "pred", "question": "id"}
-"""Arguments of `audit` that name the fields of these roles. The others have the names of their roles."""
+"""Words for the roles of fields. A further role `content` is what answers to the same question have in common."""
+
+LM_EVAL: Names = {
+    "id": ("doc_id",), "content": ("doc_hash", "doc"), "target": ("target",), "correct": ("acc", "exact_match"),
+    "response": ("resps",), "probs": ("filtered_resps", "resps"), "choices": ("arguments",),
+}  # fmt: skip
+OLMES: Names = {
+    "id": ("doc_id", "native_id"), "content": ("native_id",), "target": ("label", "correct_choice"),
+    "response": ("continuation",), "correct": ("primary_score", "exact_match", "exact_match_flex", "acc"),
+    "probs": ("sum_logits",),
+}  # fmt: skip
+LIGHTEVAL: Names = {
+    "data_set": ("task_name",), "id": ("id", "doc_id"), "content": ("query", "example", "instruction"),
+    "target": ("gold_index", "gold"), "correct": ("acc", "exact_match", "em"), "probs": ("logprobs", "predictions"),
+    "choices": ("choices",),
+}  # fmt: skip
+INSPECT: Names = {
+    "id": ("id",), "target": ("target",), "correct": ("score", "correct", "accuracy"), "choices": ("choices",),
+    "confidence": ("confidence", "risk_score"), "probs": ("option_probs",),
+}  # fmt: skip
+HELM: Names = {"id": ("id",), "correct": ("exact_match", "quasi_exact_match"), "choices": ("references",)}
+JUDGED: Names = {"pred": ("model_answer",), "correct": ("correct",), "confidence": ("confidence",)}
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Names of the fields of a format by role, in lower case with underscores.
+def in_words(names: Names) -> dict[str, str]:
+    """Return the names of fields by role, in words."""
+    return {words: " or ".join(f"`{x}`" for x in names[role]) for role, words in WORDS.items() if role in names}
 
-    The first name that a log has counts: specific names precede general ones. Of `data_set`, all count.
-    """
-
-    data_set: tuple[str, ...] = ()  # together with `question`, they name a question
-    question: tuple[str, ...] = ()
-    content: tuple[str, ...] = ()  # rows with other contents are other questions, whatever their name is
-    gold: tuple[str, ...] = ()  # the right answer: the text, letter or index of an option
-    chosen: tuple[str, ...] = ()  # the answer of the model
-    correct: tuple[str, ...] = ()  # whether it is right
-    response: tuple[str, ...] = ()  # text that contains the answer, and possibly a confidence
-    confidence: tuple[str, ...] = ()
-    probs: tuple[str, ...] = ()  # probability of each option
-    choices: tuple[str, ...] = ()  # texts of the options
-
-    def in_words(self) -> dict[str, str]:
-        """Return the names by role, in words."""
-        names = {words: getattr(self, role) for role, words in ROLES.items()}
-        return {words: " or ".join(f"`{name}`" for name in some) for words, some in names.items() if some}
-
-
-ANSWERS = Fields(
-    data_set=(
-        *("task", "task_name", "ds_name", "dataset", "dataset_name", "data_set", "benchmark", "subject", "subset"),
-        *("subtask", "source", "domain"),
-    ),
-    question=(
-        *("custom_id", "item_id", "doc_id", "question_id", "query_id", "problem_id", "prob_id", "native_id", "uid"),
-        *("qid", "example_id", "instance_id", "case_id", "id", "sample_id", "task_id", "idx", "index", "doc_hash"),
-    ),
-    content=("doc_hash", "question_hash", "question", "question_text", "query", "problem", "input", "prompt"),
-    gold=tuple(name for tier in TARGET_TIERS for name in tier if name not in ("class", "outcome", *FORECASTS)),
-    chosen=(*PREDICTED, "choice", "decision", "chosen", "selected", "guess", "answer"),
-    correct=(
-        *(*CORRECT, "acc", "accuracy", "exact_match", "em", "passed", "grade", "verdict", "judgement", "judgment"),
-        *("outcome", *FORECASTS, "score"),
-    ),
-    response=(
-        *("response", "output", "completion", "model_output", "model_response", "raw_response", "generation"),
-        *("generated_text", "text"),
-    ),
-    confidence=(
-        *(*CONFIDENCES, *OF_PREDICTED, "p_true", "prob_correct", "p_correct", "forecast", "probability", "prob"),
-        "predict",
-    ),
-    probs=("probs", "probabilities", "distribution", "option_probs", "choice_probs", "log_probs", "logprobs"),
-    choices=("options", "choices"),
-)
-"""Answers in lines and tables, chat responses, and files of right answers."""
-
-LM_EVAL = Fields(
-    question=("doc_id",), content=("doc_hash", "doc"), gold=("target",), correct=("acc", "exact_match"),
-    response=("resps",), probs=("filtered_resps", "resps"), choices=("arguments",),
-)  # fmt: skip
-OLMES = Fields(
-    question=("doc_id", "native_id"), content=("native_id",), gold=("label", "correct_choice"),
-    response=("continuation",), correct=("primary_score", "exact_match", "exact_match_flex", "acc"),
-    probs=("sum_logits",),
-)  # fmt: skip
-LIGHTEVAL = Fields(
-    data_set=("task_name",), question=("id", "doc_id"), content=("query", "example", "instruction"),
-    gold=("gold_index", "gold"), correct=("acc", "exact_match", "em"), probs=("logprobs", "predictions"),
-    choices=("choices",),
-)  # fmt: skip
-INSPECT = Fields(
-    question=("id",), gold=("target",), correct=("score", "correct", "accuracy"), choices=("choices",),
-    confidence=("confidence", "risk_score"), probs=("option_probs",),
-)  # fmt: skip
-HELM = Fields(question=("id",), correct=("exact_match", "quasi_exact_match"), choices=("references",))
-JUDGED = Fields(chosen=("model_answer",), correct=("correct",), confidence=("confidence",))
 
 _SYSTEM = re.compile(r"(model|prompt|system|variant|method|strategy|setting|provider|engine|checkpoint)(_.*)?")
 _SETTINGS = ("threshold", "temperature", "llm", "shots", "num_fewshot", "n_shots")
@@ -186,16 +137,16 @@ def first(row: Row, names: Sequence[str]) -> Any:
 class Roles:
     """Fields of a log by role; None for roles that no field has. Names are those of the log."""
 
-    question: str | None = None
+    id: str | None = None
     content: str | None = None
-    gold: str | None = None
-    chosen: str | None = None
+    target: str | None = None
+    pred: str | None = None
     correct: str | None = None
     response: str | None = None
     confidence: str | None = None
     probs: str | None = None
     choices: str | None = None
-    data_sets: tuple[str, ...] = ()
+    data_sets: tuple[str, ...] = ()  # which name a question together with `id`
     columns: Mapping[str, str] = field(default_factory=dict)  # field with the probability of each option
     are_logs: bool = False  # whether these are log-probabilities
     has_grades: bool = False  # whether outcomes are the letters of `GRADES`
@@ -206,10 +157,10 @@ class Roles:
     def in_words(self) -> dict[str, str]:
         """Return the fields by role, and those that are not used, in words."""
         found: dict[str, tuple[str, ...]] = {
-            role: (name,) for role in ROLES if (name := getattr(self, role, None)) is not None
+            role: (name,) for role in WORDS if (name := getattr(self, role, None)) is not None
         }
         found |= {"data_set": self.data_sets, "probs": (*found.get("probs", ()), *self.columns.values())}
-        words = {ROLES[role]: quoted(found[role], _MAX_SHOWN) for role in ROLES if found.get(role)}
+        words = {WORDS[role]: quoted(found[role], _MAX_SHOWN) for role in WORDS if found.get(role)}
         words |= {"same question if equal": f"`{self.content}`"} if self.content is not None else {}
         used = {*self.systems, self.content, *(name for names in found.values() for name in names)}
         others = [name for name in self.found if name not in used]
@@ -223,7 +174,7 @@ class Roles:
     @property
     def has_outcome(self) -> bool:
         """Whether there is a right answer, or whether the answer is right."""
-        return bool(self.gold or self.correct)
+        return bool(self.target or self.correct)
 
     @cached_property
     def has_forecasts(self) -> bool:
@@ -244,67 +195,43 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
         InputError: for a name that is no field, and for columns of probabilities with other values.
     """
     fields = {name: key_of(name) for row in rows for name in row if isinstance(name, str)}
-    by_name = {each: name for name, each in reversed(fields.items())}
+    by_key = {key: name for name, key in reversed(fields.items())}
+    values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in fields}
     given = {
-        role: _named(name, by_name, role, label) for role, name in named.items() if not (has_gold and role == "gold")
+        role: _named(name, by_key, role, label) for role, name in named.items() if not (has_gold and role == "target")
     }
-    taken, found = {*given.values()}, dict(given)
+    data_sets = [by_key[key] for key in DATA_SETS if key in by_key]
 
-    def values(name: str) -> list[Any]:
-        return [value for row in rows if (value := row.get(name)) is not None]
+    def fits(name: str, kind: Kind) -> bool:
+        is_option = fields[name] == "p_true" and "p_false" in by_key
+        return not is_option and _has_kind(values[name], kind)
 
-    def search(role: str, names: Sequence[str], fits: Callable[[list[Any]], bool] = bool) -> None:
-        if role in found:
-            return
-        for each in names:
-            name = by_name.get(each)
-            if name is not None and name not in taken and fits(values(name)):
-                found[role] = name
-                taken.add(name)
-                return
-
-    search("correct", CORRECT, lambda some: _are_scalars(some) and (_are_outcomes(some) or not _are_texts(some)))
-    others = [each for each in ANSWERS.correct if each not in CORRECT]
-    search("correct", others, lambda some: _are_outcomes(some) or GRADES.keys() >= {*map(str, some)})
-    search("gold", ("correct", *ANSWERS.gold), _are_scalars)  # `correct` may be a letter
-    search("question", ANSWERS.question)
-    search("probs", NEUTRAL, _have_labels)
-    search("chosen", ANSWERS.chosen, _are_scalars)
-    search("probs", ANSWERS.probs, _have_options)
-    are_options = {"p_true"} if "p_false" in by_name else set()
-    search("confidence", [each for each in ANSWERS.confidence if each not in are_options], _are_scalars)
-    if "confidence" not in found and "chosen" in found and key_of(found.get("correct", "")) in FORECASTS:
-        found["confidence"] = found.pop("chosen")  # the prediction of an event
-    others = [
-        name for name, each in fields.items() if re.search(r"(^|_)conf(idence)?(_|$)", each) and name not in taken
-    ]
+    systems = [name for name in fields if name not in given.values() and _may_be_system(fields[name], values[name])]
+    several = find(fields, "log", {role: [name] for role, name in given.items()}, {*data_sets, *systems}, fits)
+    found = {role: names[0] for role, names in several.items()}
+    if "confidence" not in found and "pred" in found and key_of(found.get("correct", "")) in FORECASTS:
+        found["confidence"] = found.pop("pred")  # the prediction of an event
+    free = [name for name in fields if name not in (*found.values(), *data_sets)]
+    others = [name for name in free if re.search(r"(^|_)conf(idence)?(_|$)", fields[name])]
     if "confidence" not in found and len(others) == 1:
         found["confidence"] = others[0]
-        taken.add(others[0])
-    if not {"chosen", "confidence", "correct"} & given.keys():
+        free.remove(others[0])
+    if not {"pred", "confidence", "correct"} & given.keys():
         _check_event(found, rows, label)
-    search("response", ANSWERS.response, _are_texts)
-    data_sets = [by_name[each] for each in ANSWERS.data_set if each in by_name]
-    taken.update(data_sets)
-    systems = [name for name, each in fields.items() if name not in taken and _may_be_system(each, values(name))]
-    search("content", [each for each in ANSWERS.content if by_name.get(each) not in systems], _are_scalars)
-    search("choices", ANSWERS.choices, lambda found: bool(found) and isinstance(found[0], list | Mapping))
     columns: dict[str, str] = {}
-    are_logs = False
+    are_logs = "probs" in found and "log" in key_of(found["probs"])
     if "probs" not in found:
-        golds = {str(value) for value in values(found["gold"])} if "gold" in found else set()
-        columns, are_logs = _columns([name for name in fields if name not in taken], rows, golds, label)
-    elif "log" in key_of(found["probs"]):
-        are_logs = True
-    if "gold" not in found and columns and not has_gold:  # a table without names of columns that pandas wrote
-        numbers = [name for name in fields if name.isdecimal() and {*map(str, values(name))} <= columns.keys()]
-        found |= {"gold": numbers[-1]} if numbers else {}
+        targets = {str(value) for value in values[found["target"]]} if "target" in found else set()
+        columns, are_logs = _columns({name: values[name] for name in free}, len(rows), targets, label)
+    if "target" not in found and columns and not has_gold:  # a table without names of columns that pandas wrote
+        numbers = [name for name in fields if name.isdecimal() and {*map(str, values[name])} <= columns.keys()]
+        found |= {"target": numbers[-1]} if numbers else {}
     return Roles(
         **found,
         data_sets=tuple(data_sets),
         columns=columns,
         are_logs=are_logs,
-        has_grades="correct" in found and {*map(str, values(found["correct"]))} <= GRADES.keys(),
+        has_grades="correct" in found and {*map(str, values[found["correct"]])} <= GRADES.keys(),
         systems=tuple(systems),
         named=frozenset(given),
         found=tuple(fields),
@@ -313,20 +240,20 @@ def roles_of(rows: Sequence[Row], named: Mapping[str, str], label: str, has_gold
 
 def _check_event(found: Mapping[str, str], rows: Sequence[Row], label: str) -> None:
     """Raise if the confidence is the probability of one of two labels: below 0.5 if the answer is the other one."""
-    roles = ("gold", "chosen", "confidence")
+    roles = ("target", "pred", "confidence")
     if not found.keys() >= {*roles} or key_of(found["confidence"]) in (*CONFIDENCES, *OF_PREDICTED):
         return
     read = [[str(row.get(found[role], "")).strip() for role in roles] for row in rows]
-    labels = {text for gold, chosen, _ in read for text in (gold, chosen)} - {""}
+    labels = {text for target, pred, _ in read for text in (target, pred)} - {""}
     event = (outcome_names(labels) or sorted(labels) or [""])[-1]
-    p = [(chosen == event, number_of(each)) for _, chosen, each in read]
+    p = [(pred == event, number_of(each)) for _, pred, each in read]
     if (
         len(labels) == 2
         and all(is_event == (each > 0.5) for is_event, each in p if each != 0.5)
         and any(each < 0.5 for _, each in p)
     ):
         raise InputError(
-            f"`{found['confidence']}` in `{label}` must be the confidence of the answer `{found['chosen']}`, got the "
+            f"`{found['confidence']}` in `{label}` must be the confidence of the answer `{found['pred']}`, got the "
             f"probability of `{event}`. Use `report` for the probability of an event, or pass confidence='NAME'."
         )
 
@@ -341,58 +268,56 @@ def looked_for(roles: Roles) -> str:
             f"a right answer ({quoted(('correct_answer', 'gold', 'target', 'answer'))}; target='NAME') or whether "
             f"the answer is right ({quoted(('correct', 'is_correct'))}; correct='NAME')"
         )
-    elif roles.correct is None and roles.chosen is None and not (roles.probs or roles.columns):
+    elif roles.correct is None and roles.pred is None and not (roles.probs or roles.columns):
         missing.append(f"the model's answer ({quoted(('prediction', 'predicted_answer'))}; pred='NAME')")
     return " and ".join(missing)
 
 
-def _named(name: str, by_name: dict[str, str], role: str, label: str) -> str:
-    found = name if name in by_name.values() else by_name.get(key_of(name))
+def _named(name: str, by_key: Mapping[str, str], role: str, label: str) -> str:
+    found = name if name in by_key.values() else by_key.get(key_of(name))
     if found is None:
-        raise InputError(
-            f"`{ARGUMENTS.get(role, role)}` must be a field of `{label}`, got {shown(name)}. Fields are "
-            f"{quoted(reversed(by_name.values()), _MAX_SHOWN)}."
-        )
+        fields = quoted(reversed([*by_key.values()]), _MAX_SHOWN)
+        raise InputError(f"`{role}` must be a field of `{label}`, got {shown(name)}. Fields are {fields}.")
     return found
 
 
-def _are_scalars(values: Sequence[Any]) -> bool:
-    return bool(values) and not any(isinstance(value, list | Mapping) for value in values)
-
-
-def _are_texts(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, str) for value in values)
-
-
-def _are_outcomes(values: Sequence[Any]) -> bool:
-    """Whether most values call an answer right or wrong, or abstain."""
-    if not _are_scalars(values):
-        return False
-    known = sum(correctness(value) == correctness(value) or abstention(value) is not None for value in values)
-    return 2 * known >= len(values)
-
-
-def _have_options(values: Sequence[Any]) -> bool:
-    return bool(values) and all(scores_in(value) is not None for value in values)
-
-
-def _have_labels(values: Sequence[Any]) -> bool:
-    """Return whether all values are lists of objects with a label and a score, or their texts."""
-    are_lists = bool(values) and all(isinstance(each, list) or str(each).lstrip()[:1] == "[" for each in values)
-    return are_lists and all(isinstance(scores_in(each), dict) for each in values)
+def _has_kind(values: Sequence[Any], kind: Kind) -> bool:
+    """Return whether values, of which none is missing, are of a kind."""
+    if kind == "any":
+        return bool(values)
+    if kind == "text":
+        return any(isinstance(value, str) for value in values)
+    if kind == "list":
+        return bool(values) and isinstance(values[0], list | Mapping)
+    if kind == "scores":
+        return bool(values) and all(scores_in(value) is not None for value in values)
+    if kind == "labelled scores":  # lists of objects with a label and a score, or their texts
+        are_lists = bool(values) and all(isinstance(each, list) or str(each).lstrip()[:1] == "[" for each in values)
+        return are_lists and all(isinstance(scores_in(each), dict) for each in values)
+    is_single = bool(values) and not any(isinstance(value, list | Mapping) for value in values)
+    if kind not in ("outcome", "verdict") or not is_single:
+        return is_single
+    # Most outcomes call an answer right or wrong, or abstain
+    n = sum(correctness(value) == correctness(value) or abstention(value) is not None for value in values)
+    if kind == "outcome":
+        return 2 * n >= len(values) or not any(isinstance(value, str) for value in values)
+    return 2 * n >= len(values) or GRADES.keys() >= {*map(str, values)}
 
 
 def _may_be_system(name: str, values: Sequence[Any]) -> bool:
     has_name = name in _SETTINGS or (_SYSTEM.fullmatch(name) and not _NO_SYSTEM.fullmatch(name))
-    return bool(has_name) and _are_scalars(values) and len({*values}) <= MOST_SYSTEMS
+    return bool(has_name) and _has_kind(values, "single") and len({*values}) <= MOST_SYSTEMS
 
 
-def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: str) -> tuple[dict[str, str], bool]:
+def _columns(values: Mapping[str, Sequence[Any]], n: int, golds: set[str], label: str) -> tuple[dict[str, str], bool]:
     """Return the column with the probability of each option, and whether these are log-probabilities.
 
     Options are classes by the rules of `io.columns`, letters, or columns whose sums are 1.
     """
-    numbers = {name: values for name in names if (values := _numbers(rows, name))}
+    numbers: dict[str, list[float]] = {}
+    for name, some in values.items():
+        with suppress(TypeError, ValueError):  # also for numbers as text
+            numbers |= {name: list(map(float, some))} if some else {}
     candidates: list[tuple[dict[str, str], bool | None]] = []  # None if only values show whether they are logarithms
     for stem, columns in groups_of(numbers).items():
         if stem in _STEMS and len(classes_among([(split(name) or name)[1] for name in columns], golds)) > 1:
@@ -409,7 +334,7 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
     letters = {name.strip().upper(): name for name in numbers if len(name.strip()) == 1}
     run = [letter for k, letter in enumerate(sorted(letters)) if ord(letter) - ord("A") == k]
     candidates.append(({letters[letter].strip(): letters[letter] for letter in run}, None))
-    candidates.append((_of_sum_1(numbers, len(rows), golds), None))
+    candidates.append((_of_sum_1(numbers, n, golds), None))
     problem = ""
     for found, is_logarithm in candidates:
         if len(found) < 2:
@@ -422,10 +347,10 @@ def _columns(names: Sequence[str], rows: Sequence[Row], golds: set[str], label: 
             outside &= golds
         if len(found) > 1 and not outside and not is_logarithm:
             return found, False
-        if (outside and is_logarithm is False and golds & found.keys()) or _are_percentages(rows, found):
-            name, value = next(
-                (name, value) for name in found.values() for value in numbers[name] if not 0 <= value <= 1
-            )
+        are_percentages = all(98 <= total <= 102 for total in _sums(numbers, found.values()))
+        if are_percentages or (outside and is_logarithm is False and golds & found.keys()):
+            outer = ((name, x) for name in found.values() for x in numbers[name] if not 0 <= x <= 1)
+            name, value = next(outer)
             problem = problem or (
                 f"`{label}` must contain probabilities in [0, 1], got {shown(value)} in column `{name}`. "
                 "Divide percentages by 100, or rename the column if it is no option."
@@ -439,20 +364,11 @@ def _of_sum_1(numbers: Mapping[str, list[float]], n: int, golds: set[str]) -> di
     """Return the columns that are named after right answers, or all columns of fractions, if their rows sum to 1."""
     fractions = [name for name, each in numbers.items() if len(each) == n and all(0 <= value <= 1 for value in each)]
     for found in ([name for name in fractions if name in golds], fractions):
-        sums = [math.fsum(each) for each in zip(*(numbers[name] for name in found), strict=True)]
-        if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in sums):
+        if golds and golds <= {*found} and all(abs(total - 1) < 0.02 for total in _sums(numbers, found)):
             return {name: name for name in found}
     return {}
 
 
-def _numbers(rows: Sequence[Row], name: str) -> list[float] | None:
-    """Return the values of a column, which may be text; None if one is no number, or without any."""
-    try:
-        return [float(row[name]) for row in rows if row.get(name) is not None] or None
-    except (TypeError, ValueError):
-        return None
-
-
-def _are_percentages(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
-    sums = [sum(float(row.get(name) or 0) for name in columns.values()) for row in rows]
-    return all(98 <= total <= 102 for total in sums)
+def _sums(numbers: Mapping[str, list[float]], names: Iterable[str]) -> list[float]:
+    """Return the sum of the columns in each row."""
+    return [math.fsum(each) for each in zip(*(numbers[name] for name in names), strict=False)]

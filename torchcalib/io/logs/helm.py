@@ -85,7 +85,7 @@ class Helm(Log):
                 continue
             values = {stat["name"]["name"]: stat.get("mean") for stat in entry["stats"]}
             key = str(entry["instance_id"]), int(entry.get("train_trial_index", 0))
-            found[key] = correctness(first(values, HELM.correct))
+            found[key] = correctness(first(values, HELM["correct"]))
         return found
 
 

@@ -46,7 +46,7 @@ class Inspect(Log):
             value, fields = score.get("value"), dict(score.get("metadata") or {})
             if isinstance(value, Mapping):  # several values, such as {"score": "C", "confidence": 85}
                 fields |= value
-                value = first(value, INSPECT.correct)
+                value = first(value, INSPECT["correct"])
             answer = Answer(str(sample["id"]), sample=int(sample.get("epoch", 1)), correct=correctness(value))
             answer.text = _text_of(output)
             answer.short = score.get("answer") if isinstance(score.get("answer"), str) else None
@@ -65,10 +65,10 @@ class Inspect(Log):
 
     def _add_logged(self, answer: Answer, sample: Mapping[str, Any], metadata: Mapping[str, Any], place: str) -> None:
         """Add the confidences in the metadata of a score, or in its value."""
-        reported = first(metadata, INSPECT.confidence)
+        reported = first(metadata, INSPECT["confidence"])
         if reported is not None:
             self.add_reported(answer, reported, place)
-        (name,) = INSPECT.probs
+        (name,) = INSPECT["probs"]
         options = metadata.get(name)
         if isinstance(options, Mapping) and options:
             answer.probs["probabilities"] = [self.probability(p, f"`{name}` of {place}") for p in options.values()]

@@ -21,24 +21,24 @@ class LightEval(RowLog):
     @classmethod
     def recognises(cls, start: Row) -> bool:
         """Return True for the columns of one of the layouts."""
-        is_flat = isinstance(start.get("predictions"), list) and bool(start.keys() & {*LIGHTEVAL.gold})
+        is_flat = isinstance(start.get("predictions"), list) and bool(start.keys() & {*LIGHTEVAL["target"]})
         return is_flat or all(_part(start, name) for name in ("doc", "model_response"))
 
     def answers_of(self, row: Row, index: int, place: str) -> Iterable[Answer]:
         """Yield the answer to a document."""
         doc, response, metrics = _parts_of(row)
-        name = first({**row, **doc}, LIGHTEVAL.question)
+        name = first({**row, **doc}, LIGHTEVAL["id"])
         document = self.document_of(doc.get("task_name") or None, index if name is None else name)
-        answer = Answer(document, content=str(first(doc, LIGHTEVAL.content) or ""))
+        answer = Answer(document, content=str(first(doc, LIGHTEVAL["content"]) or ""))
         options = [str(option) for option in doc.get("choices") or ()]
-        logged = _scores(first(response, LIGHTEVAL.probs))
-        answer.correct = correctness(first(metrics, LIGHTEVAL.correct))
+        logged = _scores(first(response, LIGHTEVAL["probs"]))
+        answer.correct = correctness(first(metrics, LIGHTEVAL["correct"]))
         text = response.get("text")
         if len(logged) > 1 and (not options or len(logged) == len(options)):
             scores = [self.log_prob(score, place) for score in logged]
             answer.right = tuple(_right(doc, options, len(scores)))
             if not answer.right:
-                self.count_unnamed(first(doc, LIGHTEVAL.gold), options)
+                self.count_unnamed(first(doc, LIGHTEVAL["target"]), options)
             unconditional = response.get("unconditioned_logprobs")
             without = unconditional if isinstance(unconditional, list) and len(unconditional) == len(scores) else None
             add_lengths(answer, scores, lengths_of([option.strip() for option in options]), without)
@@ -75,7 +75,7 @@ def _scores(found: Any) -> Sequence[Any]:
 
 def _right(doc: Row, options: Sequence[str], n: int) -> Iterable[int]:
     """Yield the index of each right option, from indices or texts."""
-    for name in LIGHTEVAL.gold:
+    for name in LIGHTEVAL["target"]:
         given = doc.get(name)
         several = given if isinstance(given, list) else [given]
         several = [each for each in several if each is not None]

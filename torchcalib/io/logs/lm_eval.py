@@ -29,6 +29,7 @@ from torchcalib.io.logs.objects import RowGroup, floats_of
 from torchcalib.io.logs.stated import Array
 
 _AT_ONCE = 25  # samples whose objects are alive at the same time: the garbage collector traverses those of many
+_REQUIRED = itemgetter(LM_EVAL["id"][0], "target", "arguments", "filtered_resps")
 _DISAGREES = "option of greatest likelihood that disagrees with `acc`"
 
 
@@ -49,6 +50,7 @@ class LmEval(RowLog):
 
     kind = "lm-eval samples"
     names = LM_EVAL
+    at_once = 2**8  # of which most objects are not kept
 
     @classmethod
     def recognises(cls, start: Mapping[str, Any]) -> bool:
@@ -60,7 +62,7 @@ class LmEval(RowLog):
         del index
         if not self.selects(str(row.get("filter", "none"))):
             return
-        document = self.document_of(row[LM_EVAL.question[0]])
+        document = self.document_of(row[LM_EVAL["id"][0]])
         pairs = _pairs(row["arguments"])
         if pairs[0][1] is None or isinstance(pairs[0][1], dict):
             yield from self._generations(row, document)
@@ -84,14 +86,17 @@ class LmEval(RowLog):
         """Return the answers to questions with options, all of which follow a space, or none of which does."""
         found = _Fields([], [], [], [], [], [], [])
         rows = group.rows()
-        while part := list(islice(rows, _AT_ONCE)):
-            for values, more in zip(found, self._fields_of(part), strict=True):
+        for _ in range(0, len(group.content), _AT_ONCE):
+            # The objects of these rows have no name here: they are freed before the next ones are parsed
+            for values, more in zip(found, self._fields_of(list(islice(rows, _AT_ONCE))), strict=True):
                 values.extend(more)
         if not found.documents:
             return AnswerColumns([], *np.zeros((3, 0)))
         scores, sizes = np.array(floats_of(found.scores)), np.array(found.sizes)
         texts = list(map(str.strip, found.options))
-        if found.options not in ([f" {text}" for text in texts], texts) or not (scores <= MOST_LOG_PROB).all():
+        joined = "\n".join(found.options)  # which takes less time than operations on each
+        follow_spaces = joined == " " + "\n ".join(texts)
+        if not (follow_spaces or found.options == texts) or not (scores <= MOST_LOG_PROB).all():
             raise IrregularError
         scores, starts = np.minimum(scores, 0.0), np.cumsum(sizes) - sizes
         is_largest = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
@@ -104,10 +109,10 @@ class LmEval(RowLog):
             self.unnamed = self.unnamed or (found.targets[0], texts[: sizes[0]])
         disagrees = ((chosen == right) != (correct == 1)) & (correct == correct) & (right != NONE)
         lengths = np.fromiter(map(len, texts), np.int64)
-        n_bytes = lengths if "".join(texts).isascii() else np.array([len(text.encode()) for text in texts])
+        n_bytes = lengths if joined.isascii() else np.array([len(text.encode()) for text in texts])
         per_character, per_byte = scores / np.maximum(lengths, 1), scores / np.maximum(n_bytes, 1)
         return AnswerColumns(
-            found.documents,
+            self.documents_of(found.documents),
             correct,
             right,
             sizes,
@@ -122,17 +127,19 @@ class LmEval(RowLog):
         selected = {name for name in dict.fromkeys(filters) if self.selects(str(name))}
         if len(selected) < len({*filters}):
             rows = [row for row, name in zip(rows, filters, strict=True) if name in selected]
-        requests, responses = [row["arguments"] for row in rows], [row["filtered_resps"] for row in rows]
+        if not rows:
+            return _Fields([], [], [], [], [], [], [])
+        documents, targets, requests, responses = zip(*map(_REQUIRED, rows), strict=True)
         pairs = list(chain.from_iterable(map(dict.values, requests)))
         scores = list(chain.from_iterable(responses))
         sizes = list(map(len, requests))
-        is_regular = min(sizes, default=2) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
+        is_regular = min(sizes) > 1 and sizes == list(map(len, responses)) and {*map(type, scores)} <= {list}
         if not is_regular or "" in map(itemgetter("arg_0"), pairs):
             raise IrregularError
         return _Fields(
-            documents=self.documents_of([row[LM_EVAL.question[0]] for row in rows]),
+            documents=list(documents),
             contents=list(map(_content_of, rows)) if self.with_contents else [],
-            targets=[str(row["target"]) for row in rows],
+            targets=list(map(str, targets)),
             outcomes=[row.get("acc") for row in rows],
             sizes=sizes,
             options=list(map(itemgetter("arg_1"), pairs)),
@@ -143,14 +150,14 @@ class LmEval(RowLog):
         """Add the right option, and count targets that name none."""
         scores = answer.log_probs["choices"]
         chosen = scores.index(max(scores))
-        answer.right = _right_options(str(row[LM_EVAL.gold[0]]), texts, chosen, answer.correct)
+        answer.right = _right_options(str(row[LM_EVAL["target"][0]]), texts, chosen, answer.correct)
         if not answer.right:
-            self.count_unnamed(row[LM_EVAL.gold[0]], texts)
+            self.count_unnamed(row[LM_EVAL["target"][0]], texts)
         elif not math.isnan(answer.correct) and (chosen in answer.right) != bool(answer.correct):
             self.counts[_DISAGREES] += 1
 
     def _generations(self, row: Mapping[str, Any], document: str) -> Iterator[Answer]:
-        correct = correctness(first(row, (*LM_EVAL.correct, *row.get("metrics", ()))))
+        correct = correctness(first(row, (*LM_EVAL["correct"], *row.get("metrics", ()))))
         if math.isnan(correct):
             self.counts[NEITHER] += 1
         repeated, filtered = row["resps"][0], row.get("filtered_resps")
@@ -169,7 +176,7 @@ class LmEval(RowLog):
 
 def _content_of(row: Mapping[str, Any]) -> str:
     """Return the hash of the document, or else the document, without which rows of several tasks would be mixed."""
-    return str(first(row, LM_EVAL.content))
+    return str(first(row, LM_EVAL["content"]))
 
 
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:

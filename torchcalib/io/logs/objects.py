@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import TextIOWrapper
-from itertools import chain, islice, zip_longest
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,25 +15,22 @@ import pyarrow as pa
 
 from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError
-from torchcalib.io.names import is_numeral
-from torchcalib.io.tables import DECIMAL_COMMA, WIDE, Frame, Parquet, opened_lines, opened_text, text_layout
+from torchcalib.io.lines import WIDE, blocks_of_lines
+from torchcalib.io.tables import Csv, Frame, Parquet
 
 try:
     import orjson  # parses a line three times as fast
 except ImportError:
     orjson = None  # type: ignore[assignment]
 
-_MAX_LINE = 8 * 2**20  # largest line in bytes
-_MAX_GROUP = 2**16  # bytes of lines that are read at once
+_MAX_GROUP = 2**17  # bytes of lines that are read at once
 _MAX_FILE = 128 * 2**20  # largest file or member of an archive in bytes, which is parsed at once
 _MAX_MEMORY = 250 * 2**20  # bytes of memory for it, in addition to 4 times its size
 _COSTS = {b"{": 184, b"[": 64, b",": 72, b":": 109}
 """Bytes of an object with up to 5 keys, of an array, of a value after a comma, and of a key with its place."""
 _IN_PARTS = "Write a format that is read in parts, such as .eval or .jsonl."
+_TABLES = (".csv", ".tsv", ".parquet")  # in the names of tables, whose columns are fields
 _BATCH = 2**12  # rows of a table that are converted at once
-_MISSING = ("", "NaN", "nan")  # cells of text files without a value
-_NO_NUMBERS = ("NA", "N/A", "null", "None")  # the same in columns of numbers: in columns of text, they may be classes
-_START = 200  # rows that show which columns have text
 _NUMBERS_OF_TOKENS = ("input_tokens", "cont_tokens", "output_tokens", "full_prompt", "pred_logits")
 """Columns of leaderboards that take most of the memory, and are not read."""
 _ZSTD = 93  # compression method in zip archives, which `zipfile` decodes from Python 3.14 on
@@ -102,14 +98,20 @@ class RowGroup(NamedTuple):
 
 
 class RowObjects:
-    """Rows of a table, or objects in memory, which can be read several times. Names are without outer spaces."""
+    """Rows of a file or a DataFrame, or objects in memory, which can be read several times.
+
+    Names of columns are without outer spaces, and missing values of tables are left out.
+    """
 
     def __init__(self, given: Any) -> None:
         self._given = given
         self.kind = type(given).__name__
 
     def groups(self, n: int) -> Iterator[RowGroup]:
-        """Yield n rows at once, without missing values of tables."""
+        """Yield n rows at once."""
+        if isinstance(self._given, Path) and not any(each in self._given.name.lower() for each in _TABLES):
+            yield from lines_of(self._given, n)
+            return
         rows, first = self._known(), 1
         while group := list(islice(rows, n)):
             numbers = range(first, first + len(group))
@@ -126,91 +128,41 @@ class RowObjects:
             # NaN is a missing value of pandas.
             yield {names[name]: value for name, value in row.items() if value is not None and value == value}
 
+    @cached_property
+    def _table(self) -> Csv | Frame | Parquet | None:
+        if isinstance(self._given, Path):
+            return (Parquet if ".parquet" in self._given.name.lower() else Csv)(self._given)
+        return Frame(self._given) if hasattr(self._given, "columns") else None
+
     def _rows(self) -> Iterator[Any]:
-        given = self._given
-        if isinstance(given, Path):
-            yield from _csv_rows(given) if ".parquet" not in given.name.lower() else _batches(Parquet(given))
-        elif hasattr(given, "columns"):
-            yield from _batches(Frame(given))
+        table = self._table
+        if table is None:
+            yield from self._given
+        elif isinstance(table, Csv):
+            yield from table.texts()
         else:
-            yield from given
-
-
-def _batches(table: Any) -> Iterator[dict[str, Any]]:
-    dtypes = {
-        name: array.dtype
-        for name, array in table.arrays.items()
-        if not array.columns and name not in _NUMBERS_OF_TOKENS
-    }
-    for batch in table.batches(dtypes, _BATCH):
-        yield from batch.to_pylist()
-
-
-def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as text, without empty cells, by the rules of `tables.Csv`."""
-    layout = text_layout(path)
-    with opened_text(path) as file, TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        for _ in range(layout.skipped):
-            text.readline(_MAX_LINE)
-        table = csv.reader(text, delimiter=layout.separator, strict=True)
-        names = next(table, [])
-        rows: Iterator[list[str]] = table
-        if _has_no_header(names):  # the layout of MMLU: question, options and letter of the right one
-            rows = chain([names], table)
-            names = ["question", *(f"option {chr(ord('A') + k)}" for k in range(len(names) - 2)), "answer"]
-        if len(set(names)) < len(names):
-            raise ValueError("all columns must have different names")
-        numbered = ((table.line_num, cells) for cells in rows if not _is_comment(cells, len(names)))
-        start = list(islice(numbered, _START))
-        of_texts = [any(map(_is_text, column)) for column in zip_longest(*(cells for _, cells in start), fillvalue="")]
-        missing = [_MISSING if is_text else (*_MISSING, *_NO_NUMBERS) for is_text in of_texts]
-        for line, cells in chain(start, numbered):
-            if len(cells) != len(names):
-                raise ValueError(f"line {line} must have {len(names)} cells, got {len(cells)}")
-            if layout.decimal_point == ",":
-                cells = [x.replace(",", ".") if DECIMAL_COMMA.fullmatch(x.strip().encode()) else x for x in cells]
-            yield {name: None if x in words else x for name, x, words in zip(names, cells, missing, strict=True)}
-
-
-def _is_comment(cells: Sequence[str], n: int) -> bool:
-    """Return True for a line after `#` that has not n cells."""
-    return len(cells) != n and bool(cells) and cells[0].startswith("#")
-
-
-def _is_text(cell: str) -> bool:
-    return cell not in (*_MISSING, *_NO_NUMBERS) and not is_numeral(cell)
-
-
-def _has_no_header(cells: Sequence[str]) -> bool:
-    """Return True if the first cells are a question, its options and the letter of the right option."""
-    n, last = len(cells) - 2, cells[-1].strip() if cells else ""
-    is_letter = len(last) == 1 and 0 <= ord(last) - ord("A") < n and n > 1
-    names = {cell.strip().lower() for cell in cells[:-1]}
-    return is_letter and not names & {"question", "answer", "id", "gold", "confidence", *"abcd"}
+            own = {name: array.dtype for name, array in table.arrays.items() if not array.columns}
+            for batch in table.batches({name: own[name] for name in own if name not in _NUMBERS_OF_TOKENS}, _BATCH):
+                yield from batch.to_pylist()
 
 
 def lines_of(path: Path, n: int) -> Iterator[RowGroup]:
-    """Yield at most n lines at once, without blank lines; see `opened_lines`."""
+    """Yield at most n lines at once, without blank lines; see `torchcalib.io.lines`."""
     row = place = 1
-    with opened_lines(path) as file:
-        while text := file.read(_MAX_GROUP):
-            rest = file.readline(_MAX_LINE)
-            if len(rest) == _MAX_LINE:
-                raise InputError(f"`{path}` must have lines of at most 8 MiB, got a longer one. Check the file.")
-            text += rest
-            if text.isspace():
-                place += text.count(b"\n")
-                continue
-            lines = text.removesuffix(b"\n").split(b"\n")
-            places: Sequence[int] = range(place, place + len(lines))
-            place += len(lines)
-            if b"" in lines or any(map(bytes.isspace, lines)):
-                places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
-                lines = [line for line in lines if line.strip()]
-            for start in range(0, len(lines), n):
-                group = slice(start, start + n)
-                yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
-            row += len(lines)
+    for text in blocks_of_lines(path, _MAX_GROUP):
+        if text.isspace():
+            place += text.count(b"\n")
+            continue
+        lines = text.removesuffix(b"\n").split(b"\n")
+        places: Sequence[int] = range(place, place + len(lines))
+        place += len(lines)
+        if b"" in lines or any(map(bytes.isspace, lines)):
+            places = [number for number, line in zip(places, lines, strict=True) if line.strip()]
+            lines = [line for line in lines if line.strip()]
+        for start in range(0, len(lines), n):
+            group = slice(start, start + n)
+            yield RowGroup(range(row, row + len(lines))[group], lines[group], places[group], are_lines=True)
+        row += len(lines)
 
 
 def whole_file(path: Path) -> Any:

@@ -23,17 +23,17 @@ class Olmes(RowLog):
     def recognises(cls, start: Mapping[str, Any]) -> bool:
         """Return True for the output of a model with sums of log-probabilities, also below `prediction`."""
         output = _output_of(start)
-        return bool(output) and all(isinstance(each, Mapping) and OLMES.probs[0] in each for each in output)
+        return bool(output) and all(isinstance(each, Mapping) and OLMES["probs"][0] in each for each in output)
 
     def answers_of(self, row: Mapping[str, Any], index: int, place: str) -> Iterable[Answer]:
         """Yield the answer to a document."""
         output, metrics = _output_of(row), row.get("metrics") or {}
-        name = first(row, OLMES.question)
-        answer = Answer(self.document_of(index if name is None else name), str(first(row, OLMES.content)))
-        scores = [self.log_prob(each[OLMES.probs[0]], place) for each in output]
-        if OLMES.response[0] in output[0]:
-            answer.correct = correctness(first(metrics, OLMES.correct))
-            answer.text = str(output[0][OLMES.response[0]])
+        name = first(row, OLMES["id"])
+        answer = Answer(self.document_of(index if name is None else name), str(first(row, OLMES["content"])))
+        scores = [self.log_prob(each[OLMES["probs"][0]], place) for each in output]
+        if OLMES["response"][0] in output[0]:
+            answer.correct = correctness(first(metrics, OLMES["correct"]))
+            answer.text = str(output[0][OLMES["response"][0]])
             answer.confidences["raw"] = math.exp(scores[0])
             if (n := output[0].get("num_tokens")) and "num_tokens" in output[0]:
                 answer.confidences["per_token"] = math.exp(scores[0] / n)
@@ -41,7 +41,7 @@ class Olmes(RowLog):
             self.count_neither(answer)
             yield answer
             return
-        gold = number_of(first({**metrics, **_prediction_of(row), **row}, OLMES.gold))
+        gold = number_of(first({**metrics, **_prediction_of(row), **row}, OLMES["target"]))
         if gold in range(len(output)):
             answer.right = (int(gold),)
         else:
