@@ -294,25 +294,33 @@ def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
         assert len(kernels) + len(found) - copies <= most, (kernels, found)
 
 
+# Largest numbers of launches of `forward` and of operations without a kernel, binary and multi-class
+LAUNCHES = {
+    **dict.fromkeys((tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.MeanBinError), (3, 5)),
+    **dict.fromkeys((tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy), (5, 7)),
+}
+
+
 @pytest.mark.parametrize("backend", [TRITON])
 @of_tasks
 def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backend, monkeypatch):
     preds, target = (x.to(backend[1]) for x in rows(task, True, torch.float32, n=20, n_classes=1000))
+    options = {"task": task, "from_logits": True} | ({"num_classes": 1000} if task == "multiclass" else {})
+    monkeypatch.setattr("torchcalib.functional.binned.has_error_kernel", lambda _: True)
     penalty = tc.losses.ECELoss(task, from_logits=True)
     preds.requires_grad_()
-    jobs = [lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds)]
-    for metric in (eight(task, from_logits=True)[k] for k in (0, 4, 5, 6, 7)):
-        state = metric.state.to(backend[1])
-        jobs.append(partial(value_and_state, metric, state, preds.detach(), target, None, backend))
-    limits = [8, 9, 8, 8, 8, 8]  # the formula of ECE has 5 operations
+    jobs = [(lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds), 8)]
+    for make, most in LAUNCHES.items():
+        metric = make(**options)
+        given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
+        jobs.append((partial(value_and_state, *given), most[task == "multiclass"]))
     for metric in (tc.KS(task, from_logits=True), tc.AURC(task, from_logits=True)):
         given = metric.input_format, metric.kind, preds.detach(), target, None, backend[0]
         state = samples_of(*given)
         for _ in range(2):
             state = metric.kind.add(state, samples_of(*given))
-        jobs.append(lambda add=metric.kind.add, state=state, given=given: add(state, samples_of(*given)))
-        limits.append(12)
-    for job, most in zip(jobs, limits, strict=True):
+        jobs.append((lambda add=metric.kind.add, state=state, given=given: add(state, samples_of(*given)), 12))
+    for job, most in jobs:
         job()
         with launches(monkeypatch) as kernels, operations() as found:
             job()
@@ -354,12 +362,12 @@ TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"
 TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
 TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
 READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True}
-TYPES |= {"error": "*fp32", "slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
+TYPES |= {"slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
 TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
 TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
-TYPES |= dict.fromkeys(("n_bins", "n_new", "first", "right", "of_top"), "i32")
+TYPES |= dict.fromkeys(("n_bins", "n_new", "right", "of_top"), "i32")
 ADD = {"at_once": 64, "block": 16}
-KERNELS = [("_add", ADD), ("_error", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
+KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
             itertools.product(("_read", "_slope", "_rank"), (True, False), (True, False))]  # fmt: skip
 

@@ -42,8 +42,9 @@ def binned_error(
 ) -> Tensor:
     """Return the expected calibration error over bins with Triton, float32 or float64; NaN for invalid rows.
 
-    `plan` has one rule. Multi-class predictions and their gradient need six launches, binary ones three. `formula` is
-    the same function of the values in differentiable operations, for derivatives of higher order.
+    `plan` is that of the sums over the bins of one rule. Multi-class predictions and their gradient need seven
+    launches, binary ones four. `formula` is the same function of the values in differentiable operations, for
+    derivatives of higher order.
     """
     numbers = columns._replace(values=columns.values.detach())
     found = _binned_error(columns.values, numbers, plan, formula, backend=backend)
@@ -62,10 +63,10 @@ def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[T
 
 
 def _error_and_rows(backend: Backend, _: Tensor, columns: Columns, plan: Plan, *__: Any) -> tuple[Tensor, ...]:
-    """Return the error, its slopes in the bins, and the scores and top classes of multi-class rows."""
+    """Return the error, its derivatives in the sums, and the scores and top classes of multi-class rows."""
     triton: Any = import_module(f"{__name__}.triton")
     columns, rows = _columns_and_rows(columns, "confidence", backend)
-    return (*triton.binned_error(columns, rows, plan), *(rows or ()))
+    return (*triton.binned_error(columns, rows, plan, "l1"), *(rows or ()))
 
 
 def _gradient_of_error(
