@@ -226,6 +226,7 @@ def norm_of_gaps(norm: GapNorm) -> Callable[[Formula], Formula]:
                 return bin_errors(b.sums, norm, lambda sums: formula(BinStats(sums)))
             return formula(b)
 
+        vars(from_bins)["norm"] = norm
         return from_bins
 
     return decorate

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, Columns, Plan, Rule, n_sums
-from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT, Norm
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, Columns, Plan, Rule, n_sums
+from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
 from torchcalib.ops.bin_sums.triton import bin_errors, bin_of
 from torchcalib.ops.softmax_stats import triton as softmax_stats
 from torchcalib.ops.softmax_stats.triton import log1p
@@ -40,19 +40,23 @@ def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] |
     return found
 
 
-def binned_error(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Compute the norm of the gaps over the bins of `plan` in three launches, and its derivatives in the sums.
-
-    The state of `plan` begins with the number of invalid rows, and ends with the sums over bins `(3, B)`.
-    """
-    (rule,) = plan.rules
-    state = added(None, columns, rows, plan)
-    dtype = torch.promote_types(columns.values.dtype, torch.float32)
-    return bin_errors(state[-3 * rule.n_bins :].view(3, rule.n_bins), norm, state[:1], dtype)
+def binned_error(
+    states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan, error: BinnedError
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.binned_error` in three launches, and the derivatives of the error in the sums over bins."""
+    after = added(states, columns, rows, plan)
+    sums, n_invalid = after[error.sums].view(-1, plan.rules[0].n_bins), None if error.drops_invalid else after[:1]
+    value, slopes = bin_errors(sums, error.norm, n_invalid, error.dtype)
+    return value, after, slopes
 
 
 def binned_gradient(
-    columns: Columns, rows: tuple[Tensor, Tensor] | None, rule: Rule, slopes: Tensor, upstream: Tensor
+    columns: Columns,
+    rows: tuple[Tensor, Tensor] | None,
+    rule: Rule,
+    slopes: Tensor,
+    upstream: Tensor,
+    drops_invalid: bool,
 ) -> Tensor:
     """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two.
 
@@ -64,7 +68,7 @@ def binned_gradient(
     with torch.cuda.device_of(values):
         _slope[(triton.cdiv(len(values), _PIECE),)](
             *_arguments(columns, rows), slopes[1], upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
-            int(rule.right), int(rule.of_top), *_options(columns, rows), _PIECE, num_warps=4,
+            int(rule.right), int(rule.of_top), drops_invalid, *_options(columns, rows), _PIECE, num_warps=4,
         )  # fmt: skip
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
@@ -322,8 +326,8 @@ def _add(
 @triton.jit(do_not_specialize=["n", "ignore", "n_bins", "right", "of_top"])
 def _slope(
     values, tops, stride, target, label_stride, weights, weight_stride, slopes, upstream, out, n, ignore, n_bins,
-    right, of_top, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr,
-    chunk: tl.constexpr,
+    right, of_top, drops_invalid: tl.constexpr, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr,
+    logits: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Store the gradient of an error in binary predictions, or in the scores `(4, n)` of multi-class rows.
 
@@ -336,9 +340,10 @@ def _slope(
     w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     slope = tl.load(slopes + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0), mask=inside, other=0)
     slope = tl.where(w == 0, 0.0, w * slope * tl.load(upstream).to(tl.float64))
-    slope = tl.where(broken, float("nan"), slope)
+    if not drops_invalid:
+        slope = tl.where(broken, float("nan"), slope)
     if binary:
-        x = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        x = tl.load(values + row * stride, mask=inside & (w != 0), other=0).to(tl.float64)
         centre = 0.0 if logits else 0.5
         falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
         if logits:
