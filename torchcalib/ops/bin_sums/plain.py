@@ -83,7 +83,29 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_to_cells(bins, sums, cell, confidence, outcome, weights)
+    # Separate sums for the outcomes 0 and 1 give those of outcomes and residuals without a pass of their own.
+    n_cells = sums.shape[1]
+    cell = cell + np.int64(n_cells) * outcome  # which may be uint8
+    mass = confidence if weights is None else weights * confidence
+
+    def total(column: Any) -> Any:
+        return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
+
+    (n_0, n_1), (mass_0, mass_1) = total(weights), total(mass)
+    n = n_0 + n_1
+    sums[0] += n
+    sums[1] += mass_0 + mass_1
+    sums[2] += n_1
+    if bins.noise != "none":  # as in `numba.add_labels`
+        spread = mass * (1 - confidence)
+        of_spread = total(spread).sum(0)
+        of_variance, squares = of_spread, n
+        if weights is not None and not bins.copies:
+            of_variance, squares = total(weights * spread).sum(0), total(weights * weights).sum(0)
+        sums[3] += of_spread
+        sums[4] += of_variance
+        sums[5] += squares
+        sums[6] += n_1 - mass_1 + mass_0 - of_spread
     return True
 
 
