@@ -69,7 +69,7 @@ def _laplacian_form(columns: Tensor, bandwidth: float) -> Tensor:
     the sum over N^2 pairs. No differences are computed, so there is no cancellation.
     """
     order = columns[0].detach().argsort(dim=-1, stable=True)
-    x, d = columns.gather(-1, order.expand_as(columns))
+    x, d = columns.gather(-1, order.expand_as(columns)).unbind()
     rise = ((x - 0.5) / bandwidth).exp()
     upto = (d * rise).cumsum(-1) / rise  # sum over j <= i of d_j times the kernel
     return (d * (2 * upto - d)).sum(-1)
