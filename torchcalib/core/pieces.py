@@ -117,7 +117,8 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        n_rows = _ROWS if self.parts is None else max(_ROWS, _PER_PART * self.parts.n)
+        n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
+        n_rows = max(_ROWS, _PER_PART * n_parts)
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:

@@ -307,12 +307,12 @@ def _replace_by_exps(x):
 
 
 @compiled_loop
-def _add_few_classes(values, target, largest, confidence, weights, from_logits, noise, edges, right, counts, sums):
+def _add_few_classes(values, target, largest, confidence, weights, from_logits, edges, right, sums):
     """Add contiguous rows to the `sums` `(F, C * B)` of all classes, whose cells are class * B + bin.
 
     Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
     a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
-    the one before. `counts` `(C * B,)` is zero. With `noise`, the sums after the third are as for `plain.store`.
+    the one before. The sums after the third are as for `plain.store`.
     """
     n_rows, n_classes = values.shape
     n_bins = edges.size - 1
@@ -320,7 +320,7 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
     shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
-    confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[3 * noise], sums[4 * noise]
+    totals = np.zeros(4 * sums.shape[1])  # adjacent sums of w, w q, w q (1 - q) and w^2
     has_squares, w = len(sums) == 7, 1.0
     for i in range(first.size):
         first[i] = i % n_classes * n_bins
@@ -351,18 +351,11 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
                 if w == 0:
                     continue
             for k in range(i * n_classes, (i + 1) * n_classes):
-                cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
-                if weights is None:
-                    counts[cell] += 1
-                else:
-                    sums[0, cell] += w
-                confidences[cell] += w * value
-                if noise:
-                    spread = w * (value * (1.0 - value))
-                    spreads[cell] += spread
-                    if has_squares:
-                        sums[5, cell] += w * spread
-                        sums[6, cell] += w * w
+                value = scale * np.float64(e[k])
+                spread = w * (value * (1.0 - value))
+                add_four(totals, np.uintp(4 * cells[k]), w, w * value, spread, w * w)
+                if has_squares:
+                    sums[5, cells[k]] += w * spread
         # 4. Outcomes
         for i in range(len(rows)):
             label = target[start + i]
@@ -370,11 +363,16 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
                 w = weights[start + i]
             if 0 <= label < n_classes and w != 0:
                 k = i * n_classes + label
-                outcomes[cells[k]] += w
-                if noise:
-                    residuals[cells[k]] += w * (1.0 - 2.0 * scales[i] * np.float64(e[k]))
-    for k in range(counts.size):
-        sums[0, k] += counts[k]
+                sums[2, cells[k]] += w
+                if len(sums) > 3:
+                    sums[4, cells[k]] += w * (1.0 - 2.0 * scales[i] * np.float64(e[k]))
+    for k in range(sums.shape[1]):
+        sums[0, k] += totals[4 * k]
+        sums[1, k] += totals[4 * k + 1]
+        if len(sums) > 3:
+            sums[3, k] += totals[4 * k + 2]
+        if has_squares:
+            sums[6, k] += totals[4 * k + 3]
 
 
 @step
@@ -470,22 +468,21 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor, n_distinct: int) -> None:
     """Do the same for few classes. The sums of pieces of rows are added in order."""
     values, from_logits, weights, top, confidence = rows
-    n_classes, n_sums, n_bins = sums.shape
+    n_classes, _, n_bins = sums.shape
     n_cells = n_classes * n_bins
     n_rows = -(-max(_PIECE, _PER_CELL * n_cells, values.numel() // _PIECES) // n_classes)
     starts = range(0, len(values), n_rows)
     pieces = np.zeros((len(starts), n_distinct, n_cells))
     weight = None if weights is None else weights.contiguous().numpy()
     columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy(), weight]
-    options = from_logits, n_sums > 3, _edges(n_bins), bins.right
+    options = from_logits, _edges(n_bins), bins.right
     rows_of = float_rows(values)
 
     def add_pieces(begin: int, end: int) -> None:
         for piece in range(begin, end):
             for part, x in rows_of(starts[piece], min(starts[piece] + n_rows, len(values))):
-                counts = np.zeros(n_cells, np.int64)
                 chunk = [None if column is None else column[part] for column in columns]
-                _add_few_classes(x, *chunk, *options, counts, pieces[piece])
+                _add_few_classes(x, *chunk, *options, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)
