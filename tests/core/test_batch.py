@@ -354,6 +354,9 @@ def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backen
     penalty = tc.losses.ECELoss(task, from_logits=True)
     preds.requires_grad_()
     jobs = [(lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds), 8)]
+    if task == "binary":  # rows of several classes need the kernels of `ops.softmax_stats`
+        soft = tc.losses.SoftBinnedECELoss(task, from_logits=True)
+        jobs.append((lambda: torch.autograd.grad(soft(preds, target), preds), 44))
     for make, most in LAUNCHES.items():
         metric = make(**options)
         given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
