@@ -11,6 +11,7 @@ from processes import run_again_in_tritons_interpreter, run_python
 
 import torchcalib as tc
 from torchcalib.core.batch import error_of_batch, samples_of, states_after
+from torchcalib.core.state import SumState
 
 # The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning")
@@ -191,6 +192,8 @@ def test_penalty_and_gradient_are_those_of_the_conversion(
 ):
     preds, target = rows(task, from_logits, OF_NAMES[dtype], n=48)
     weights = weights_of("counts", n=48) if weighted else None
+    if ignore_index is not None:
+        preds[7], target[7] = torch.nan, ignore_index
     penalty = tc.losses.ECELoss(task, from_logits=from_logits, ignore_index=ignore_index, **options)
     found, expected = (
         value_and_gradient(each, preds, target, weights) for each in (partial(penalty_of, penalty, backend), penalty)
@@ -212,14 +215,55 @@ def penalty_of(penalty, backend, preds, target, weights):
     """Return the penalty of a batch, as `ECELoss` computes it on an accelerator."""
     name, device = backend
     columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
-    formula = super(tc.losses.ECELoss, penalty)._of_batch
-    return error_of_batch(penalty.input_format, penalty.penalty.bins, *columns, formula, name)
+    formula, bins = super(tc.losses.ECELoss, penalty)._of_batch, penalty.penalty.bins
+    kind = SumState(bins, (bins.n_quantities, bins.n_cells))
+    return error_of_batch(penalty.input_format, kind, "l1", None, *columns, formula, name)[0]
 
 
 def value_and_gradient(penalty, preds, *others):
     preds = preds.clone().requires_grad_()
     value = penalty(preds, *others)
     return value.detach(), *torch.autograd.grad(3 * value, preds)
+
+
+ERRORS = [(tc.ECE, None, None, "float"), (tc.RMSCE, "importance", 1, "single"), (tc.MCE, "counts", None, "half"),
+          (tc.MeanBinError, None, -7, "float"), (tc.ESCE, "importance", None, "float")]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", [TRITON])
+@of_tasks
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("make", "weights", "ignore_index", "dtype"), ERRORS)
+def test_values_with_gradient_and_states_are_those_of_the_conversion(
+    make, weights, ignore_index, dtype, task, from_logits, backend
+):
+    given = *rows(task, from_logits, OF_NAMES[dtype], n=60), weights_of(weights, n=60)
+    metric = make(task, num_classes=CLASSES if task == "multiclass" else None, from_logits=from_logits,
+                  ignore_index=ignore_index)  # fmt: skip
+    for _ in range(2):
+        (after,) = converted([metric], *given)
+        found, expected = [
+            (value.detach(), *torch.autograd.grad(3 * value, leaf), *state)
+            for leaf, value, *state in (of_batch(metric, *given, each) for each in (backend, None))
+        ]
+        bound = {"half": 2e-2, "single": 1e-5, "float": 1e-12}[dtype]
+        expected[1].nan_to_num_(0)  # of invalid rows, for which the conversion can give 0 * NaN
+        for x, y in zip(found[:2], expected, strict=True):
+            torch.testing.assert_close(x.cpu(), y, rtol=bound, atol=bound / 100)
+        torch.testing.assert_close(found[2].cpu(), after, rtol=bound / 100, atol=bound / 100)
+        metric.state = after
+
+
+def of_batch(metric, preds, target, weights, backend):
+    """Return predictions that require a gradient, their value, and with a backend the state after them."""
+    if backend is None:
+        leaf = preds.clone().requires_grad_()
+        return leaf, metric._value_of_batch(metric.input_format, leaf, target, weights)
+    name, device = backend
+    leaf, *columns = [x if x is None else x.to(device) for x in (preds, target, weights)]
+    leaf = leaf if leaf.requires_grad else leaf.clone().requires_grad_()
+    how = metric.input_format, metric.kind, metric.estimator.formula.norm, metric.state.to(device)
+    return leaf, *error_of_batch(*how, leaf, *columns, metric._value_of_batch, name)
 
 
 SAMPLES = [(None, None, "float"), (-7, "top_label", "single"), (None, "top_label", "half"), (1, None, "single")]
@@ -294,31 +338,49 @@ def test_triton_needs_few_launches(task, dtype, backend, monkeypatch):
         assert len(kernels) + len(found) - copies <= most, (kernels, found)
 
 
+# Largest numbers of launches of `forward` and of operations without a kernel, binary and multi-class
+LAUNCHES = {
+    **dict.fromkeys((tc.ECE, tc.ESCE, tc.MCE, tc.RMSCE, tc.MeanBinError), (3, 5)),
+    **dict.fromkeys((tc.NLL, tc.BrierScore, tc.ECD, tc.Accuracy), (5, 7)),
+}
+
+
 @pytest.mark.parametrize("backend", [TRITON])
 @of_tasks
 def test_triton_needs_few_launches_for_values_penalties_and_samples(task, backend, monkeypatch):
     preds, target = (x.to(backend[1]) for x in rows(task, True, torch.float32, n=20, n_classes=1000))
+    options = {"task": task, "from_logits": True} | ({"num_classes": 1000} if task == "multiclass" else {})
+    monkeypatch.setattr("torchcalib.functional.binned.has_error_kernel", lambda _: True)
     penalty = tc.losses.ECELoss(task, from_logits=True)
     preds.requires_grad_()
-    jobs = [lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds)]
-    for metric in (eight(task, from_logits=True)[k] for k in (0, 4, 5, 6, 7)):
-        state = metric.state.to(backend[1])
-        jobs.append(partial(value_and_state, metric, state, preds.detach(), target, None, backend))
-    limits = [8, 9, 8, 8, 8, 8]  # the formula of ECE has 5 operations
+    jobs = [(lambda: torch.autograd.grad(penalty_of(penalty, backend, preds, target, None), preds), 8)]
+    if task == "binary":  # rows of several classes need the kernels of `ops.softmax_stats`
+        soft = tc.losses.SoftBinnedECELoss(task, from_logits=True)
+        jobs.append((lambda: torch.autograd.grad(soft(preds, target), preds), 44))
+    for make, most in LAUNCHES.items():
+        metric = make(**options)
+        given = metric, metric.state.to(backend[1]), preds.detach(), target, None, backend
+        jobs.append((partial(value_and_state, *given), most[task == "multiclass"]))
+        if hasattr(metric.estimator.formula, "norm"):
+            jobs.append((partial(gradient_of_value, metric, preds, target, backend), 8))
     for metric in (tc.KS(task, from_logits=True), tc.AURC(task, from_logits=True)):
         given = metric.input_format, metric.kind, preds.detach(), target, None, backend[0]
         state = samples_of(*given)
         for _ in range(2):
             state = metric.kind.add(state, samples_of(*given))
-        jobs.append(lambda add=metric.kind.add, state=state, given=given: add(state, samples_of(*given)))
-        limits.append(12)
-    for job, most in zip(jobs, limits, strict=True):
+        jobs.append((lambda add=metric.kind.add, state=state, given=given: add(state, samples_of(*given)), 12))
+    for job, most in jobs:
         job()
         with launches(monkeypatch) as kernels, operations() as found:
             job()
         copies = 2 * (backend[1] == "cuda")  # of value and state
         assert kernels
         assert len(kernels) + len(found) - copies <= most, (kernels, found)
+
+
+def gradient_of_value(metric, preds, target, backend):
+    leaf, value, _ = of_batch(metric, preds, target, None, backend)
+    return torch.autograd.grad(value, leaf)
 
 
 def launches(monkeypatch):
@@ -353,13 +415,13 @@ TYPES = {"scores": "*fp64", "parts": "*fp64", "states": "*fp64", "factors": "*fp
 TYPES |= {"tiles": "*i64", "terms": "*i64", "weights": "*fp32", "target": "*i64"}
 TYPES |= dict.fromkeys(("stride", "label_stride", "weight_stride", "ignore"), "i64")
 TYPES |= dict.fromkeys(("n", "size", "n_sums", "n_terms", "n_parts"), "i32")
-READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True}
-TYPES |= {"error": "*fp32", "slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
+READ = {"chunk": 32, "bins": 16, "weighted": True, "has_ignore": True, "squared": True, "drops_invalid": False}
+TYPES |= {"slopes": "*fp64", "upstream": "*fp32", "out": "*fp64"}
 TYPES |= {"score": "*fp32", "outcome": "*u8", "n_ignored": "*fp64", "n_classes": "i32"}
 TYPES |= dict.fromkeys(("row_stride", "column_stride"), "i64")
-TYPES |= dict.fromkeys(("n_bins", "n_new", "first", "right", "of_top"), "i32")
+TYPES |= dict.fromkeys(("n_bins", "n_new", "right", "of_top"), "i32")
 ADD = {"at_once": 64, "block": 16}
-KERNELS = [("_add", ADD), ("_error", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
+KERNELS = [("_add", ADD), ("_log_odds", {"rows": 1, "block": 1024})]
 KERNELS += [(name, {**READ, "binary": binary, "logits": logits}) for name, binary, logits in
             itertools.product(("_read", "_slope", "_rank"), (True, False), (True, False))]  # fmt: skip
 

@@ -57,12 +57,12 @@ def forward(make):
     return prepared
 
 
-def loss(gradient):
+def loss(gradient, make=tc.losses.ECELoss):
     def prepared(options, device):
         options = {name: value for name, value in options.items() if name != "num_classes"}
         preds, target = data(options, device)
         preds.requires_grad_()
-        run = tc.losses.ECELoss(**options)
+        run = make(**options)
 
         def call():
             value = run(preds, target)
@@ -94,6 +94,9 @@ JOBS = {
     "ece": (function, (32, 32, 42, 42)),
     "ECELoss": (loss(False), (32, 32, 58, 64)),
     "ECELoss with gradient": (loss(True), (60, 60, 130, 160)),
+    "SoftBinnedECELoss with gradient": (loss(True, tc.losses.SoftBinnedECELoss), (88, 88, 160, 186)),
+    "MMCELoss with gradient": (loss(True, tc.losses.MMCELoss), (90, 90, 160, 190)),
+    "CanonicalLoss with gradient": (loss(True, tc.losses.CanonicalLoss), (82, 84, 100, 116)),
 }
 
 

@@ -8,6 +8,7 @@ from helpers.emulated_device import recorded_reads
 from helpers.fits import data, multi
 
 import torchcalib as tc
+from torchcalib.core.batch import states_after
 
 pytestmark = pytest.mark.emulated
 LOGITS, LABELS = data(60, 4)
@@ -153,3 +154,35 @@ def test_labels_of_any_integer_type_give_the_state_of_int64(dtype, n_classes, de
     expected.update(logits.to(device), target)
     for name in ("ECE", "NLL"):
         torch.testing.assert_close(found[name].state, expected[name].state)
+
+
+def test_values_with_gradient_are_those_of_the_kernel(device, monkeypatch):
+    """`tests/core/test_batch.py` tests the kernel, which requires Triton."""
+    invalid = []
+
+    def error_of_batch(how, kind, norm, state, preds, target, weights, formula):
+        after = states_after(how, [kind], [state], preds.detach(), target, weights)
+        invalid.append(after[0][0].item())
+        return norm == "l2" and (
+            preds.sum() * torch.nan if invalid[-1] else formula(how, preds, target, weights),
+            *after,
+        )
+
+    monkeypatch.setattr("torchcalib.metrics.base.error_of_batch", error_of_batch)
+    monkeypatch.setattr("torchcalib.core.batch.error_of_batch", error_of_batch)
+    metric, expected, results = tc.RMSCE(**CLASSES).to(device), tc.RMSCE(**CLASSES), []
+    for each, where in ((metric, device), (expected, "cpu")):
+        leaf = LOGITS.to(where).requires_grad_()
+        each.update(leaf[:9].detach(), LABELS[:9].to(where))
+        value = each(leaf, LABELS.to(where))
+        assert not each.state.requires_grad
+        results.append((value.detach().cpu(), torch.autograd.grad(value, leaf)[0].cpu()))
+    torch.testing.assert_close(*results)
+    close(metric, expected, device)
+    assert invalid == [0]
+    leaf = LOGITS.to(device).requires_grad_()
+    value = tc.rmsce(leaf, LABELS.to(device), **multi)
+    torch.testing.assert_close(value.detach().cpu(), tc.rmsce(LOGITS, LABELS, **multi))
+    with pytest.raises(ValueError, match="`preds` must not contain NaN"):
+        tc.rmsce(leaf * torch.nan, LABELS.to(device), **multi)
+    assert invalid == [0, 0, 60]

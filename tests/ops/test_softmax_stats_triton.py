@@ -9,7 +9,9 @@ from helpers.rows import layouts, rows_with_invalid_distributions, sample, with_
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
-from torchcalib.ops.bin_sums import class_bins, event_bins
+from torchcalib.core.sums import BinStats
+from torchcalib.functional import binned
+from torchcalib.ops.bin_sums import bin_errors, class_bins, event_bins
 from torchcalib.ops.softmax_stats import rows, sums
 from torchcalib.ops.softmax_stats.logit_sums import merge
 
@@ -60,11 +62,18 @@ ROW_TYPES = dict.fromkeys(("scores", "grads", "partial", "alpha", "numbers"), "*
 )
 ROW_TYPES |= dict.fromkeys(("row_units", "column_stride", "score_stride"), "i64")
 ROW_TYPES |= dict.fromkeys(("n_rows", "units", "n_parts"), "i32") | {"tolerance": "fp32"}
-FLOATS = "confidence", "weights", "heaviest", "ecd", "parts", "first", "others", "grads"
+FLOATS = "confidence", "weights", "heaviest", "ecd", "parts", "first", "others", "grads", "sums", "slopes", "n_invalid"
 BIN_TYPES = dict.fromkeys(FLOATS, "*fp64")
-BIN_TYPES |= dict.fromkeys(("target", "tops"), "*i64") | {"outcome": "*u8"}
+BIN_TYPES |= dict.fromkeys(("target", "tops"), "*i64") | {"outcome": "*u8", "errors": "*fp32"}
 BIN_TYPES |= dict.fromkeys(("row_units", "column_stride"), "i64")
-BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_rows", "n_added", "units"), "i32")
+BIN_TYPES |= dict.fromkeys(("n", "size", "n_bins", "n_sums", "n_rows", "n_added", "units"), "i32")
+ERRORS = {
+    "l1": binned.ece_from_bins,
+    "l2": binned.rmsce_from_bins,
+    "max": binned.mce_from_bins,
+    "mean": binned.mean_bin_error_from_bins,
+    "signed": binned.esce_from_bins,
+}
 NOISE = {"has_noise": True, "shares": True, "squared": True}
 KERNELS = [
     ("softmax_stats.triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
@@ -92,6 +101,7 @@ KERNELS = [
         BIN_TYPES,
         {"unit": 1, "rows": 32, "classes": 16, "weighted": True, "n_sums": 7},
     ),
+    *(("bin_sums.triton", "_fill_errors", BIN_TYPES, {"checks": True, "norm": norm, "block": 16}) for norm in ERRORS),
 ]
 
 
@@ -231,6 +241,31 @@ def test_event_bins_equal_tensor_operations(device, n_bins, right, dtype):
         expected = event_bins(confidence, *columns, **options, backend="torch")
         # The square of an infinite residual is inf, or inf - inf where it is expanded.
         close_to([_comparable(found)], [_comparable(expected)], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ERRORS)
+@pytest.mark.parametrize("n_bins", [1, 300])
+def test_errors_of_bins_and_their_gradient_equal_tensor_operations(device, norm, n_bins):
+    generator = torch.Generator().manual_seed(0)
+    n, p, y = torch.rand(3, 4, 2, n_bins, generator=generator, dtype=torch.float64)
+    n[..., 1::7] = 0  # empty bins
+    n[2], n[3, 1] = 0, NAN  # no samples, and invalid sums
+    p[1, 0], y[3, 0] = 0.25, p[3, 0]  # equal gaps of either sign, and gaps of 0
+    y[1, 0] = torch.arange(n_bins) % 2 * 0.5
+    sums = torch.stack((n, n * p, n * y, n), -2)
+
+    def formula(sums):
+        return ERRORS[norm](BinStats(sums))
+
+    results = []
+    for where, compute in ((device, lambda sums: bin_errors(sums, norm, formula)), ("cpu", formula)):
+        leaf = sums.to(where).requires_grad_()
+        errors = compute(leaf)
+        defined = ~errors.isnan()
+        (gradient,) = torch.autograd.grad(errors[defined].square().sum(), leaf)
+        second = torch.autograd.functional.hessian(lambda x, compute=compute: compute(x)[0], leaf.detach()[:1, 0])
+        results.append([errors.detach(), gradient[defined], second])
+    close_to(*results, rtol=1e-12, atol=1e-12)
 
 
 @of_either_input

@@ -4,6 +4,7 @@ Each operation on an accelerator takes the host several microseconds. `InputForm
 of them for a batch of any kind. For labels, this module adds the batch to all states in a few operations.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,8 +19,9 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import Samples, SampleState, SumState
 from torchcalib.core.sums import has_noise_flag
-from torchcalib.ops.batch import Columns, Plan, added, binned_error, ranked, uses_triton
+from torchcalib.ops.batch import BinnedError, Columns, Plan, added, binned_error, ranked, uses_triton
 from torchcalib.ops.batch.formula import FIRST_SCORE, INVALID, WEIGHT, Demand, Rule, Terms, plan, term_indices
+from torchcalib.ops.bin_sums import Norm
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, mode_of
@@ -56,29 +58,42 @@ def states_after(
 
 def error_of_batch(
     input_format: InputFormat,
-    bins: Any,
+    kind: Any,
+    norm: Norm | None,
+    state: Tensor | None,
     preds: Tensor,
     target: Tensor,
     weights: Tensor | None,
     formula: Callable[..., Tensor],
     backend: Backend = "auto",
-) -> Tensor | None:
-    """Return the expected calibration error over bins for labels, with its gradient, in few launches of Triton.
+) -> tuple[Tensor, Tensor] | None:
+    """Return the norm of the gaps over bins of a batch, with its gradient, and the state after it, by Triton.
 
-    Return None for other batches and devices. `formula` is the same differentiable function of the format, predictions,
-    targets and weights.
+    Invalid rows are ignored as in `states_after`. Without a state they make the error NaN, and the second result is the
+    state of the batch. Return None for other batches and devices, and if `norm` is None. `formula` is the same
+    differentiable function of the format, predictions, targets and weights.
     """
     task = input_format.task
-    if not _takes(input_format, preds, target, backend):
+    if norm is None or not has_sums_of_batch(kind, task) or not _takes(input_format, preds, target, backend):
         return None
-    if bins.demand(task, True) is None or not is_plain(target, weights) or mode_of(preds) == "formula":
+    if not is_plain(target, weights) or mode_of(preds) == "formula":
         return None
     columns = _columns_of(input_format, preds, target, weights) if uses_triton(preds, backend) else None
     if columns is None:
         return None
-    plan = _plan((SumState(bins, bins.shape(task, None)),), task, True, preds.device)
+    copies = weights is None or not weights.is_floating_point()
+    plan = _plan((kind,) if state is None else (kind, kind), task, copies, preds.device)
+    dtype = torch.promote_types(preds.dtype, torch.float32) if state is None else torch.float64
+    sums = slice(kind.size - math.prod(kind.shape), kind.size)
     of_columns = input_format if task == "binary" else replace(input_format, class_axis=-1)
-    return binned_error(columns, plan, lambda x: formula(of_columns, x, columns.target, columns.weights), backend)
+
+    def of_values(values: Tensor) -> Tensor:
+        return formula(of_columns, values, columns.target, columns.weights)
+
+    value, after = binned_error(
+        state, columns, plan, BinnedError(norm, sums, state is not None, dtype), of_values, backend
+    )
+    return value, after[-kind.size :]
 
 
 def samples_of(

@@ -38,6 +38,7 @@ _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
+_PER_PART = 2**8  # number of rows of a piece for each part, whose sums are added to the state after each piece
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
@@ -116,8 +117,8 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        # Weights or keys take as much of the cache as binary predictions and labels.
-        n_rows = _ROWS if self.weights is None and keys is None else _ROWS // 2
+        n_parts = 0 if self.parts is None or self.parts.n > _MAX_PARTS else self.parts.n
+        n_rows = max(_ROWS, _PER_PART * n_parts)
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:

@@ -6,7 +6,7 @@ and the error of all classes in common bins (Full-ECE).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
@@ -22,6 +22,8 @@ from torchcalib.core.sums import BinStats
 from torchcalib.core.tasks import infers_task
 from torchcalib.functional.estimator import Declaration, Estimator, metric_function, of_arrays
 from torchcalib.io.errors import shown
+from torchcalib.ops.bin_sums import Norm as GapNorm
+from torchcalib.ops.bin_sums import bin_errors, has_error_kernel
 from torchcalib.ops.logs import root
 from torchcalib.ops.segments import equal_width_edges
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # modules of samples, tables and calibration tests, which val
     from torchcalib.inference.intervals import IntervalKind
     from torchcalib.inference.simulation import LabelRows
     from torchcalib.inference.testing import CalibrationTest, ErrorTest
+
+Formula = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +214,25 @@ def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> "list[Label
     return LabelRows.from_sample(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
 
 
+def norm_of_gaps(norm: GapNorm) -> Callable[[Formula], Formula]:
+    """Decorate the formula of a norm of the gaps of bins. On a GPU, one launch computes the norm and its gradient."""
+
+    def decorate(formula: Formula) -> Formula:
+        @wraps(formula)
+        def from_bins(b: BinStats, debiased: bool = False) -> Tensor:
+            if debiased:
+                return formula(b, True)
+            if type(b) is BinStats and has_error_kernel(b.sums):
+                return bin_errors(b.sums, norm, lambda sums: formula(BinStats(sums)))
+            return formula(b)
+
+        vars(from_bins)["norm"] = norm
+        return from_bins
+
+    return decorate
+
+
+@norm_of_gaps("l1")
 @of_arrays
 def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
@@ -334,6 +357,7 @@ def ace(
     return binned(ece_from_bins, binning, task, mode, average, options, interval="absolute")
 
 
+@norm_of_gaps("signed")
 @of_arrays
 def esce_from_bins(b: BinStats) -> Tensor:
     """Compute the expected signed calibration error `(...)` from sums over bins; see `esce`."""
@@ -388,6 +412,7 @@ def esce(
     )
 
 
+@norm_of_gaps("mean")
 def mean_bin_error_from_bins(b: BinStats) -> Tensor:
     """Compute the mean |gap| of the non-empty bins `(...)` from sums over bins; see `mean_bin_error`."""
     return b.gap.abs().sum(-1) / (b.n > 0).sum(-1)
@@ -440,6 +465,7 @@ def mean_bin_error(
     return binned(mean_bin_error_from_bins, binning, task, mode, average, options, per_image=per_image)
 
 
+@norm_of_gaps("max")
 def mce_from_bins(b: BinStats) -> Tensor:
     """Compute the maximum calibration error `(...)` from sums over bins; see `mce`."""
     return b.gap.abs().amax(-1)
@@ -488,6 +514,7 @@ def mce(
     return binned(mce_from_bins, binning, task, mode, average, options, per_image=per_image)
 
 
+@norm_of_gaps("l2")
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the root mean squared calibration error `(...)` from sums over bins; see `rmsce`."""
     square = b.gap.square() - b.gap_variance if debiased else b.gap.square()

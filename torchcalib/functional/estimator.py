@@ -156,13 +156,22 @@ class Estimator(Generic[S]):
         has_sums = hasattr(accumulator, "demand") and accumulator.demand(self.input_format.task, True) is not None
         if self.input_format.batch_dims or has_replicates or not has_sums:
             return None
-        from torchcalib.core.batch import states_after
+        from torchcalib.core.batch import error_of_batch, states_after
 
         kind: Any = self.state_kind()
-        found = states_after(self.input_format, [kind], [None], preds, target, weights)
-        if found is None or int(kind.n_ignored(found[0])[0]):  # `read` names the invalid rows
+        given = preds, target, weights
+        found = states_after(self.input_format, [kind], [None], *given)
+        if found is None:  # a batch with gradient
+            norm = getattr(self.formula, "norm", None)
+            of_error = error_of_batch(self.input_format, kind, norm, None, *given, self._value_of_batch)
+            return None if of_error is None or of_error[0].isnan() else of_error[0]
+        if int(kind.n_ignored(found[0])[0]):  # `read` names the invalid rows
             return None
         return self.value(kind.of_batch(found[0])).to(torch.promote_types(preds.dtype, torch.float32))
+
+    def _value_of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the value by differentiable operations."""
+        return self.from_predictions(how.read(preds, target, weights))
 
     def _in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the value for labels by the pass of `core.pieces`; None if `read` must convert them."""

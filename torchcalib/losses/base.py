@@ -80,7 +80,8 @@ class PenaltyLoss(nn.Module):
 
     def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         p = input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
-        return self.penalty.from_predictions(p).mean().to(p.dtype)
+        value = self.penalty.from_predictions(p)
+        return (value.mean() if value.dim() else value).to(p.dtype)
 
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits` as text, which `repr` includes."""

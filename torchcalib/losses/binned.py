@@ -22,6 +22,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.state import SumState
 from torchcalib.core.sums import BinStats
 from torchcalib.functional.binned import ece_from_bins, rmsce_from_bins
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
@@ -103,10 +104,12 @@ class ECELoss(PenaltyLoss):
         super().__init__(HardBins(bins), task=task, **options)
 
     def _of_batch(self, input_format: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        value, formula = None, super()._of_batch
+        found, formula = None, super()._of_batch
         if isinstance(preds, Tensor) and not preds.is_cpu:
-            value = error_of_batch(input_format, self.penalty.bins, preds, target, weights, formula)
-        return formula(input_format, preds, target, weights) if value is None else value
+            bins = self.penalty.bins
+            kind = SumState(bins, (bins.n_quantities, bins.n_cells))  # of labels of one event
+            found = error_of_batch(input_format, kind, "l1", None, preds, target, weights, formula)
+        return formula(input_format, preds, target, weights) if found is None else found[0]
 
 
 def soft_binned_ece(

@@ -48,12 +48,11 @@ class SimilarConfidences:
             residual = residual - _terms_of_mean(confidence, weights * (1 - outcome))
         else:
             residual = _terms_of_mean(outcome - confidence, weights)
-        confidence = confidence.expand_as(residual)
+        columns = torch.stack((confidence.expand_as(residual), residual))
         # The gradient for equal confidences depends on their order.
         # The mean over both orders gives |a - b| the gradient 0 where a = b.
-        forward = _laplacian_form(confidence, residual, self.bandwidth)
-        backward = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
-        error = root(((forward + backward) / 2).clamp(min=0))
+        of_orders = _laplacian_form(torch.stack((columns, columns.flip(-1)), 1), self.bandwidth)
+        error = root(of_orders.mean(0).clamp(min=0))
         return torch.where(weights.sum(-1) > 0, error, torch.nan)
 
 
@@ -63,18 +62,17 @@ def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
     return x * weights / total.masked_fill(total == 0, 1)
 
 
-def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
-    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth), `(...)`, for x in [0, 1] and d, both `(..., N)`.
+def _laplacian_form(columns: Tensor, bandwidth: float) -> Tensor:
+    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth), `(...)`, for columns x in [0, 1] and d, `(2, ..., N)`.
 
     For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). So a cumulative sum replaces
     the sum over N^2 pairs. No differences are computed, so there is no cancellation.
     """
-    order = x.detach().argsort(dim=-1, stable=True)
-    x, d = x.gather(-1, order), d.gather(-1, order)
+    order = columns[0].detach().argsort(dim=-1, stable=True)
+    x, d = columns.gather(-1, order.expand_as(columns)).unbind()
     rise = ((x - 0.5) / bandwidth).exp()
-    until = (d * rise).cumsum(-1)
-    before = torch.nn.functional.pad(until[..., :-1], (1, 0))
-    return d.square().sum(-1) + 2 * (d * before / rise).sum(-1)
+    upto = (d * rise).cumsum(-1) / rise  # sum over j <= i of d_j times the kernel
+    return (d * (2 * upto - d)).sum(-1)
 
 
 def mmce(

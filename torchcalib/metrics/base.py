@@ -25,7 +25,7 @@ from torchcalib.core.arguments import (
     task_of,
     unknown_argument,
 )
-from torchcalib.core.batch import samples_of, states_after
+from torchcalib.core.batch import error_of_batch, samples_of, states_after
 from torchcalib.core.images import Images, ImageState, case_names, image_axes
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
@@ -328,16 +328,28 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
             return None
         if preds.is_cpu or preds.device != self.device or not (weights is None or type(weights) is Tensor):
             return None
-        found = states_after(self.input_format, [self.kind] * 2, [None, self.state], preds, target, weights)
-        if found is None:
-            return None
-        refuse_if_captured(self, preds)
         kind: Any = self.kind
-        value = self._value(kind.of_batch(found[0]))
-        self.count_update(found[1])
+        given = preds, target, weights
+        found = states_after(self.input_format, [kind] * 2, [None, self.state], *given)
+        if found is None:  # a batch with gradient
+            norm = getattr(self.estimator.formula, "norm", None)
+            of_error = error_of_batch(self.input_format, kind, norm, self.state, *given, self._value_of_batch)
+            if of_error is None:
+                return None
+            value, state = of_error
+        else:
+            value, state = self._value(kind.of_batch(found[0])), found[1]
+        refuse_if_captured(self, preds)
+        self.count_update(state)
         self.keep_axis(preds, target)
         vars(self)["_forward_cache"] = value.detach()
         return value
+
+    def _value_of_batch(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the value of the valid rows of a batch by differentiable operations."""
+        p = how.read(preds, target, weights, batch_shape=(), drop_invalid=True)
+        accumulator: Any = self.accumulator
+        return self._value(accumulator.from_predictions(p))
 
     def _is_added(self, preds: Any = None, target: Any = None, weights: Any = None, *others: Any, **named: Any) -> bool:
         """Add a batch of labels by the pass of `core.pieces`, if it has the form for it.

@@ -62,6 +62,7 @@ def with_axis(preds, target, weights, shape, class_first):
 def pieces(monkeypatch):
     """Divide batches into pieces of few rows, with sums of their own. Classes are columns from 8 rows on."""
     monkeypatch.setattr(core_pieces, "_ROWS", 16)
+    monkeypatch.setattr(core_pieces, "_PER_PART", 2)
     monkeypatch.setattr(core_pieces, "_LARGE_ITEM", 8)
     monkeypatch.setattr(core_pieces, "_CHUNKS", 3)
 

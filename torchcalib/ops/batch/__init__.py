@@ -7,17 +7,17 @@ predictions, and another one adds to the states. Multi-class predictions need on
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import Columns, Plan
+from torchcalib.ops.batch.formula import BinnedError, Columns, Plan
 from torchcalib.ops.dispatch import Backend, choose
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import Detail, scores_and_tops
 
-__all__ = ["Columns", "Plan", "added", "binned_error", "ranked", "uses_triton"]
+__all__ = ["BinnedError", "Columns", "Plan", "added", "binned_error", "ranked", "uses_triton"]
 
 
 def added(states: Tensor | None, columns: Columns, plan: Plan, backend: Backend = "auto") -> Tensor:
@@ -38,16 +38,21 @@ def uses_triton(values: Tensor, backend: Backend = "auto") -> bool:
 
 
 def binned_error(
-    columns: Columns, plan: Plan, formula: Callable[[Tensor], Tensor], backend: Backend = "auto"
-) -> Tensor:
-    """Return the expected calibration error over bins with Triton, float32 or float64; NaN for invalid rows.
+    states: Tensor | None,
+    columns: Columns,
+    plan: Plan,
+    error: BinnedError,
+    formula: Callable[[Tensor], Tensor],
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Return an error of a batch with Triton, with its gradient, and the result of `added`.
 
-    `plan` has one rule. Multi-class predictions and their gradient need six launches, binary ones three. `formula` is
-    the same function of the values in differentiable operations, for derivatives of higher order.
+    Multi-class predictions and their gradient need seven launches, binary ones four. `formula` is the same function of
+    the values in differentiable operations, for derivatives of higher order.
     """
     numbers = columns._replace(values=columns.values.detach())
-    found = _binned_error(columns.values, numbers, plan, formula, backend=backend)
-    return cast(Tensor, found[0])
+    value, after, *_ = _binned_error(columns.values, states, numbers, plan, error, formula, backend=backend)
+    return value, after
 
 
 def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[Tensor, Tensor, Tensor]:
@@ -61,24 +66,27 @@ def ranked(columns: Columns, of_top: bool, backend: Backend = "auto") -> tuple[T
     return found
 
 
-def _error_and_rows(backend: Backend, _: Tensor, columns: Columns, plan: Plan, *__: Any) -> tuple[Tensor, ...]:
-    """Return the error, its slopes in the bins, and the scores and top classes of multi-class rows."""
+def _error_and_rows(
+    backend: Backend, _: Tensor, states: Tensor | None, columns: Columns, plan: Plan, error: BinnedError, __: Any
+) -> tuple[Tensor, ...]:
+    """Return the error, states, derivatives in the sums, and the scores and top classes of multi-class rows."""
     triton: Any = import_module(f"{__name__}.triton")
     columns, rows = _columns_and_rows(columns, "confidence", backend)
-    return (*triton.binned_error(columns, rows, plan), *(rows or ()))
+    return (*triton.binned_error(states, columns, rows, plan, error), *(rows or ()))
 
 
 def _gradient_of_error(
     _: Backend, arguments: list[Any], results: tuple[Tensor, ...], needed: list[int], upstream: Tensor
 ) -> list[Tensor]:
     triton: Any = import_module(f"{__name__}.triton")
-    columns, plan = arguments[1:3]
-    slopes, rows = results[1], results[2:]
+    columns, plan, error = arguments[2:5]
+    slopes, rows = results[2], results[3:]
     columns = columns._replace(target=_integers(columns.target))
-    return [triton.binned_gradient(columns, rows or None, plan.rules[0], slopes, upstream) for _ in needed]
+    given = columns, rows or None, plan.rules[0], slopes, upstream, error.drops_invalid
+    return [triton.binned_gradient(*given) for _ in needed]
 
 
-_binned_error = fused(_error_and_rows, lambda values, _, __, formula: (formula(values),), _gradient_of_error)
+_binned_error = fused(_error_and_rows, lambda values, *others: (others[-1](values),), _gradient_of_error)
 
 
 def _columns_and_rows(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.ops.bin_sums.formula import Norm
 from torchcalib.ops.host_values import constant
 
 INVALID, WEIGHT, FIRST_SCORE = range(3)
@@ -74,6 +75,15 @@ class Plan(NamedTuple):
     edges: tuple[Tensor, ...]  # inner edges of the bins of each rule, float64 `(B - 1,)`
     terms: Tensor  # index of the sum of each term, int64 `(K, n)`
     factors: Tensor  # factor of each term, float64 `(K, n)`; 0 for an absent term
+
+
+class BinnedError(NamedTuple):
+    """Norm of the gaps over the bins of the only rule of a `Plan`; see `bin_sums.bin_errors`."""
+
+    norm: Norm
+    sums: slice  # place of the sums of the batch `(F, B)` in the states after it, whose first number is INVALID
+    drops_invalid: bool  # whether invalid rows are ignored, instead of making the error NaN
+    dtype: torch.dtype  # of the error: float32 or float64
 
 
 def term_indices(rules: tuple[Rule, ...], rule: Rule, quantity: int) -> range:

@@ -13,17 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.batch.formula import (
-    BINS,
-    FIRST_SCORE,
-    Columns,
-    Plan,
-    Rule,
-    n_sums,
-    term_indices,
-)
+from torchcalib.ops.batch.formula import BINS, FIRST_SCORE, BinnedError, Columns, Plan, Rule, n_sums
 from torchcalib.ops.bin_sums.formula import LEAST_WEIGHT, MOST_WEIGHT
-from torchcalib.ops.bin_sums.triton import bin_of
+from torchcalib.ops.bin_sums.triton import bin_errors, bin_of
 from torchcalib.ops.softmax_stats import triton as softmax_stats
 from torchcalib.ops.softmax_stats.triton import log1p
 
@@ -48,29 +40,35 @@ def added(states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] |
     return found
 
 
-def binned_error(columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Compute the expected calibration error over the bins of `plan` in two launches, and its slopes in the bins."""
-    (rule,) = plan.rules
-    parts = _sums_of_pieces(columns, rows, plan)
-    slopes = parts.new_empty(rule.n_bins)
-    error = parts.new_empty((), dtype=torch.promote_types(columns.values.dtype, torch.float32))
-    first = term_indices(plan.rules, rule, 0).start
-    with torch.cuda.device_of(parts):
-        _error[(1,)](parts, error, slopes, *parts.shape, rule.n_bins, first, _AT_ONCE, _TERMS, num_warps=4)
-    return error, slopes
+def binned_error(
+    states: Tensor | None, columns: Columns, rows: tuple[Tensor, Tensor] | None, plan: Plan, error: BinnedError
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `batch.binned_error` in three launches, and the derivatives of the error in the sums over bins."""
+    after = added(states, columns, rows, plan)
+    sums, n_invalid = after[error.sums].view(-1, plan.rules[0].n_bins), None if error.drops_invalid else after[:1]
+    value, slopes = bin_errors(sums, error.norm, n_invalid, error.dtype)
+    return value, after, slopes
 
 
 def binned_gradient(
-    columns: Columns, rows: tuple[Tensor, Tensor] | None, rule: Rule, slopes: Tensor, upstream: Tensor
+    columns: Columns,
+    rows: tuple[Tensor, Tensor] | None,
+    rule: Rule,
+    slopes: Tensor,
+    upstream: Tensor,
+    drops_invalid: bool,
 ) -> Tensor:
-    """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two."""
+    """Return the gradient of `binned_error` in the predictions, in one launch if binary, otherwise in two.
+
+    `slopes` are the derivatives of the error in the sums over bins.
+    """
     values = columns.values
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     grads = out if rows is None else torch.empty_like(rows[0])
     with torch.cuda.device_of(values):
         _slope[(triton.cdiv(len(values), _PIECE),)](
-            *_arguments(columns, rows), slopes, upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
-            int(rule.right), int(rule.of_top), *_options(columns, rows), _PIECE, num_warps=4,
+            *_arguments(columns, rows), slopes[1], upstream, grads, len(values), columns.ignore_index or 0, rule.n_bins,
+            int(rule.right), int(rule.of_top), drops_invalid, *_options(columns, rows), _PIECE, num_warps=4,
         )  # fmt: skip
     if rows is not None:
         softmax_stats.backward(values, columns.target, columns.from_logits, *rows, grads, out)
@@ -325,51 +323,15 @@ def _add(
     tl.store(found + number, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_parts", "n_sums", "n_bins", "first"])
-def _error(
-    parts, error, slopes, n_parts, n_sums, n_bins, first, at_once: tl.constexpr, block: tl.constexpr
-):  # fmt: skip
-    """Store E = sum_b |O_b - P_b| / W from the sums of `_read`, and the derivative of E in each P_b. One program.
-
-    P_b and O_b are the sums of confidences and outcomes, and W is the total weight. An invalid row makes them NaN.
-    """
-    # 1. Number of invalid rows, and W
-    n_invalid = tl.zeros([at_once], tl.float64)
-    weight = tl.zeros([at_once], tl.float64)
-    for start in range(0, n_parts, at_once):
-        part = start + tl.arange(0, at_once).to(tl.int64)
-        n_invalid += tl.load(parts + part * n_sums, mask=part < n_parts, other=0)
-        weight += tl.load(parts + part * n_sums + 1, mask=part < n_parts, other=0)
-    total = tl.sum(weight, 0)
-    total = tl.where((tl.sum(n_invalid, 0) > 0) | (total == 0), float("nan"), total)
-    # 2. O_b - P_b of a block of bins at a time
-    sum_gap = tl.zeros([block], tl.float64)
-    for begin in range(0, n_bins, block):
-        index = begin + tl.arange(0, block)
-        confidence = tl.zeros([at_once, block], tl.float64)
-        outcome = tl.zeros([at_once, block], tl.float64)
-        for start in range(0, n_parts, at_once):
-            part = start + tl.arange(0, at_once).to(tl.int64)
-            mask = (part < n_parts)[:, None] & (index < n_bins)[None, :]
-            at = parts + part[:, None] * n_sums + first + index[None, :]
-            confidence += tl.load(at + n_bins, mask=mask, other=0)
-            outcome += tl.load(at + 2 * n_bins, mask=mask, other=0)
-        gap = tl.sum(outcome, 0) - tl.sum(confidence, 0)
-        sum_gap += tl.abs(gap)
-        sign = (gap < 0).to(tl.float64) - (gap > 0).to(tl.float64)
-        tl.store(slopes + index, sign / total, mask=index < n_bins)
-    tl.store(error, (tl.sum(sum_gap, 0) / total).to(error.dtype.element_ty))
-
-
 @triton.jit(do_not_specialize=["n", "ignore", "n_bins", "right", "of_top"])
 def _slope(
     values, tops, stride, target, label_stride, weights, weight_stride, slopes, upstream, out, n, ignore, n_bins,
-    right, of_top, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr, logits: tl.constexpr,
-    chunk: tl.constexpr,
+    right, of_top, drops_invalid: tl.constexpr, weighted: tl.constexpr, has_ignore: tl.constexpr, binary: tl.constexpr,
+    logits: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of `_error` in binary predictions, or in the scores `(4, n)` of multi-class rows.
+    """Store the gradient of an error in binary predictions, or in the scores `(4, n)` of multi-class rows.
 
-    It is the weight of a row times the derivative in the sum of the confidences of its bin.
+    It is the weight of a row times the derivative `slopes` in the sum of the confidences of its bin.
     """
     row = tl.program_id(0).to(tl.int64) * chunk + tl.arange(0, chunk)
     inside = row < n
@@ -378,9 +340,10 @@ def _slope(
     w, broken = _weights(row, n, label, weights, weight_stride, valid, ignore, weighted, has_ignore)
     slope = tl.load(slopes + bin_of(tl.where(w == 0, 0.0, p), n_bins, right != 0), mask=inside, other=0)
     slope = tl.where(w == 0, 0.0, w * slope * tl.load(upstream).to(tl.float64))
-    slope = tl.where(broken, float("nan"), slope)
+    if not drops_invalid:
+        slope = tl.where(broken, float("nan"), slope)
     if binary:
-        x = tl.load(values + row * stride, mask=inside, other=0).to(tl.float64)
+        x = tl.load(values + row * stride, mask=inside & (w != 0), other=0).to(tl.float64)
         centre = 0.0 if logits else 0.5
         falls = (of_top != 0) & (x < centre if logits else x <= centre)  # p is the probability of y=0
         if logits:

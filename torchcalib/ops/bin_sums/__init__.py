@@ -5,16 +5,16 @@ every class. `segments.bin_index` defines the bins. Results do not depend on the
 digits can vary between calls with `groups`, and without Triton.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import plain
-from torchcalib.ops.bin_sums.formula import N_NOISE, Bins, Noise, class_formula, event_formula
+from torchcalib.ops.bin_sums.formula import N_NOISE, Bins, Noise, Norm, class_formula, event_formula
 from torchcalib.ops.bin_sums.plain import ClassRows, Events
-from torchcalib.ops.dispatch import Backend, source_of
+from torchcalib.ops.dispatch import Backend, choose, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
@@ -22,7 +22,17 @@ from torchcalib.ops.segments import bin_index
 if TYPE_CHECKING:
     from torchcalib.ops.softmax_stats import Rows
 
-__all__ = ["Bins", "Noise", "class_bins", "class_sums", "event_bins", "flatten_batch"]
+__all__ = [
+    "Bins",
+    "Noise",
+    "Norm",
+    "bin_errors",
+    "class_bins",
+    "class_sums",
+    "event_bins",
+    "flatten_batch",
+    "has_error_kernel",
+]
 
 
 def event_bins(
@@ -88,6 +98,40 @@ def class_bins(
     bins = Bins(n_bins, right, "labels" if noise else "none", copies)
     sums: Tensor = _classes(*columns, from_logits, bins, backend=backend)
     return sums
+
+
+def bin_errors(sums: Tensor, norm: Norm, formula: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the norm of the gaps of bins `(...)` from their sums `(..., F, B)`, in one launch of Triton.
+
+    With share_b of the samples in bin b, "l1" is sum_b share_b |gap_b|, "l2" the root of sum_b share_b gap_b^2, and
+    "signed" sum_b share_b gap_b. "mean" is the mean of |gap_b| over bins with samples, and "max" the largest one. The
+    error is NaN without samples. The launch also computes the gradient. `formula` is the same function of the sums in
+    differentiable operations, for derivatives of higher order.
+    """
+    errors: Tensor = _errors(sums, norm, formula)[0]
+    return errors
+
+
+def has_error_kernel(sums: Any) -> bool:
+    """Return whether `bin_errors` can compute errors from sums."""
+    is_on_device = isinstance(sums, Tensor) and not sums.is_cpu and not torch.compiler.is_compiling()
+    return is_on_device and choose("events", sums.device.type, sums.numel()) == "triton"
+
+
+def _fill_errors(_: Backend, sums: Tensor, norm: Norm, __: Any) -> tuple[Tensor, Tensor]:
+    from torchcalib.ops.bin_sums import triton
+
+    found: tuple[Tensor, Tensor] = triton.bin_errors(sums.detach(), norm)
+    return found
+
+
+def _gradient_of_errors(
+    _: Backend, __: list[Any], results: tuple[Tensor, ...], ___: list[int], grads: Tensor
+) -> list[Tensor]:
+    return [results[1] * grads[..., None, None]]
+
+
+_errors = fused(_fill_errors, lambda sums, _, formula: (formula(sums),), _gradient_of_errors)
 
 
 def _event_sums(

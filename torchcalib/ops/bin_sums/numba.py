@@ -22,11 +22,13 @@ from torchcalib.ops.numba_math import (
     INF,
     ZERO,
     F,
+    add_four,
     all_bits,
     bin_of,
     clipped,
     compiled_loop,
     copy,
+    count_outside,
     exp,
     fill_exps,
     fill_limits,
@@ -78,9 +80,8 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
     #    several would not fit into the cache. The sums of a cell are adjacent, padded to half or all of a cache line.
     n_cells, width = sums.shape[1], 4 if noise is None else 8
     copies = _COPIES if groups is None else 1
-    last = np.uintp(3 if noise is None else 7)
     totals = np.zeros(copies * n_cells * width)
-    w, group = 1.0, 0
+    w, group, more = 1.0, 0, 0.0
     for i in range(confidence.size):
         # 2. Weight w, group and confidence of the event. Events of weight 0 are skipped, because they may be NaN.
         if weights is not None:
@@ -89,25 +90,23 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
                 continue
         if groups is not None:
             group = groups[i]
+        if ecd is not None:
+            more = w * ecd[i]
         value = np.float64(confidence[i])
-        # 3. Cell in the copy i mod 8. An unsigned index, because numba then omits the test for negative indices.
+        # 3. Cell in the copy i mod 8
         cell = (i & (copies - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
         at = np.uintp(width * cell)
         # 4. Sums of w, w p, w y, w p (1 - p), s v, s, w (y - p)^2 and w ecd. The variance of the outcome y is v, and
         #    s is w or w^2.
-        totals[at] += w
-        totals[at + np.uintp(1)] += w * value
-        totals[at + np.uintp(2)] += w * outcome[i]
-        if noise is not None:
+        if noise is None:
+            add_four(totals, at, w, w * value, w * outcome[i], more)
+        else:
             spread = value * (1.0 - value)
             residual = (outcome[i] - value) ** 2
             square = w * (w if noise[1] else 1.0)
-            totals[at + np.uintp(3)] += w * spread
-            totals[at + np.uintp(4)] += square * (residual if noise[0] else spread)
-            totals[at + np.uintp(5)] += square
-            totals[at + np.uintp(6)] += w * residual
-        if ecd is not None:
-            totals[at + last] += w * ecd[i]
+            add_four(totals, at, w, w * value, w * outcome[i], w * spread)
+            variance = residual if noise[0] else spread
+            add_four(totals, at + np.uintp(4), square * variance, square, w * residual, more)
     # 5. Add the copies in order, so that results are the same in every run.
     for k in range(copies * n_cells):
         for column in range(len(sums)):
@@ -115,16 +114,18 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 
 
 @compiled_loop
-def add_labels(confidence, outcome, groups, noise, edges, right, sums):
-    """Add events with integer outcomes and without weights, as `add_events` does.
+def add_labels(confidence, outcome, weights, groups, squares, edges, right, sums):
+    """Add events with the outcomes 0 and 1, as `add_events` does; `squares` is True for squared weights, or None.
 
-    Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
+    Cells are computed by vector instructions, and one more adds an event to its sums.
     """
-    # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1.
-    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
+    # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1: of w, w p, w p (1 - p) and w^2. The
+    #    fifth one is that of w^2 p (1 - p).
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 4 if squares is None else 8
     copies = _COPIES if groups is None else 1
-    counts, totals = np.zeros(2 * copies * n_cells, np.int64), np.zeros(2 * copies * n_cells * width)
+    totals = np.zeros(2 * copies * n_cells * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    w = 1.0
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
@@ -132,41 +133,43 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        # 2. An outcome that is neither 0 nor 1 sets another bit. Such a block is not counted.
-        if all_bits(outcomes) & ~1:
-            part = None if groups is None else groups[start : start + BLOCK]
-            add_events(values, outcomes.astype(np.float64), None, None, part, noise, edges, right, sums)
-            continue
-        # 3. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
+        # 2. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
         #    a branch per event would prevent vector instructions.
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        # 4. Additions, which are sequential because two events can have the same cell.
+        # 3. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
-            cell = np.uintp(2 * cells[i] + np.int32(outcomes[i]))
-            counts[cell] += 1
-            if noise is None:
-                totals[cell] += values[i]
-            else:
-                value = np.float64(values[i])
-                cell *= np.uintp(2)
-                totals[cell] += value
-                totals[cell + np.uintp(1)] += value * (1.0 - value)
-    # 5. Add the copies in order. Weight 1 makes two of the sums of noise equal to others. The sum of (y - p)^2 is that
-    #    of |y - p| minus that of p (1 - p).
+            at = np.uintp(width * (2 * cells[i] + np.int32(outcomes[i])))
+            if weights is not None:
+                w = weights[start + i]
+            mass = w * np.float64(values[i])
+            spread = mass * (1.0 - np.float64(values[i]))
+            add_four(totals, at, w, mass, spread, w * w)
+            if squares is not None:
+                totals[at + np.uintp(4)] += w * spread
+    # 4. Add the copies in order. The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
     for i in range(2 * copies * n_cells):
-        k, outcome_of_cell = i // 2 % n_cells, i % 2
-        sums[0, k] += counts[i]
-        sums[1, k] += totals[width * i]
-        if outcome_of_cell:
-            sums[2, k] += counts[i]
-        if noise is not None:
-            spread = totals[2 * i + 1]
+        k, n, mass, spread = i // 2 % n_cells, totals[width * i], totals[width * i + 1], totals[width * i + 2]
+        sums[0, k] += n
+        sums[1, k] += mass
+        if i % 2:
+            sums[2, k] += n
+        if len(sums) > 3:
             sums[3, k] += spread
-            sums[4, k] += spread
-            sums[5, k] += counts[i]
-            sums[6, k] += (counts[i] - totals[2 * i] if outcome_of_cell else totals[2 * i]) - spread
+            sums[4, k] += spread if squares is None else totals[width * i + 4]
+            sums[5, k] += n if squares is None else totals[width * i + 3]
+            sums[6, k] += (n - mass if i % 2 else mass) - spread
+
+
+@compiled_loop
+def _add_valid_labels(confidence, outcome, weights, groups, squares, edges, right, sums):
+    """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
+    number = confidence.dtype.type
+    if count_outside(confidence, number(0), number(1)) > 0 or all_bits(outcome) & ~1:
+        return False
+    add_labels(confidence, outcome, weights, groups, squares, edges, right, sums)
+    return True
 
 
 # Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
@@ -304,12 +307,12 @@ def _replace_by_exps(x):
 
 
 @compiled_loop
-def _add_few_classes(values, target, largest, confidence, weights, from_logits, noise, edges, right, counts, sums):
+def _add_few_classes(values, target, largest, confidence, weights, from_logits, edges, right, sums):
     """Add contiguous rows to the `sums` `(F, C * B)` of all classes, whose cells are class * B + bin.
 
     Unlike in `_add_classes`, all probabilities of a block of rows are computed together, because a row is shorter than
     a few vectors. All of them are added one by one. Neighbours have different classes, so that no addition waits for
-    the one before. `counts` `(C * B,)` is zero. With `noise`, the sums after the third are as for `plain.store`.
+    the one before. The sums after the third are as for `plain.store`.
     """
     n_rows, n_classes = values.shape
     n_bins = edges.size - 1
@@ -317,7 +320,7 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
     first, cells = np.empty(size * n_classes, np.int32), np.empty(size * n_classes, np.int32)
     shares, rounded = np.empty(size * n_classes, np.float32), np.empty(size * n_classes, np.float32)
     scales = np.ones(size)
-    confidences, outcomes, spreads, residuals = sums[1], sums[2], sums[3 * noise], sums[4 * noise]
+    totals = np.zeros(4 * sums.shape[1])  # adjacent sums of w, w q, w q (1 - q) and w^2
     has_squares, w = len(sums) == 7, 1.0
     for i in range(first.size):
         first[i] = i % n_classes * n_bins
@@ -348,18 +351,11 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
                 if w == 0:
                     continue
             for k in range(i * n_classes, (i + 1) * n_classes):
-                cell, value = np.uintp(cells[k]), scale * np.float64(e[k])
-                if weights is None:
-                    counts[cell] += 1
-                else:
-                    sums[0, cell] += w
-                confidences[cell] += w * value
-                if noise:
-                    spread = w * (value * (1.0 - value))
-                    spreads[cell] += spread
-                    if has_squares:
-                        sums[5, cell] += w * spread
-                        sums[6, cell] += w * w
+                value = scale * np.float64(e[k])
+                spread = w * (value * (1.0 - value))
+                add_four(totals, np.uintp(4 * cells[k]), w, w * value, spread, w * w)
+                if has_squares:
+                    sums[5, cells[k]] += w * spread
         # 4. Outcomes
         for i in range(len(rows)):
             label = target[start + i]
@@ -367,11 +363,16 @@ def _add_few_classes(values, target, largest, confidence, weights, from_logits, 
                 w = weights[start + i]
             if 0 <= label < n_classes and w != 0:
                 k = i * n_classes + label
-                outcomes[cells[k]] += w
-                if noise:
-                    residuals[cells[k]] += w * (1.0 - 2.0 * scales[i] * np.float64(e[k]))
-    for k in range(counts.size):
-        sums[0, k] += counts[k]
+                sums[2, cells[k]] += w
+                if len(sums) > 3:
+                    sums[4, cells[k]] += w * (1.0 - 2.0 * scales[i] * np.float64(e[k]))
+    for k in range(sums.shape[1]):
+        sums[0, k] += totals[4 * k]
+        sums[1, k] += totals[4 * k + 1]
+        if len(sums) > 3:
+            sums[3, k] += totals[4 * k + 2]
+        if has_squares:
+            sums[6, k] += totals[4 * k + 3]
 
 
 @step
@@ -391,8 +392,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
 
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
-        if countable:
-            add_labels(c[element, block], o[element, block], group, *options, into)
+        if countable and not all_bits(o[element, block]) & ~1:
+            add_labels(c[element, block], o[element, block], None, group, None, *options[1:], into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -419,80 +420,11 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(sums)
 
 
-@compiled_loop
-def _add_valid_labels(confidence, outcome, groups, noise, edges, right, sums):
-    """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
-    for i in range(confidence.size):
-        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
-            return False
-    add_labels(confidence, outcome, groups, noise, edges, right, sums)
-    return True
-
-
-@compiled_loop
-def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, right, sums):
-    """Add events with labels and weights, as `add_labels` does. Return False, and add nothing, if any is invalid.
-
-    `noise` is whether weights are squared, or None.
-    """
-    for i in range(confidence.size):
-        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
-            return False
-    # 1. Copies as in `add_labels`. Adjacent numbers are the sums of w, w p, w p (1 - p), w^2 and w^2 p (1 - p).
-    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 2 if noise is None else 6 if noise else 4
-    copies = _COPIES if groups is None else 1
-    totals = np.zeros(2 * copies * n_cells * width)
-    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    for i in range(min(BLOCK, confidence.size)):
-        first[i] = (i & (copies - 1)) * n_cells
-    for start in range(0, confidence.size, BLOCK):
-        # 2. Cells, as in `add_labels`
-        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
-        w = weights[start : start + BLOCK]
-        if groups is not None:
-            for i in range(values.size):
-                first[i] = np.int32(groups[start + i] * n_bins)
-        if _cells(values, n_bins, first, cells):
-            for i in range(values.size):
-                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        # 3. Additions
-        for i in range(values.size):
-            at = np.uintp(width * (2 * cells[i] + np.int32(outcomes[i])))
-            weight, value = w[i], np.float64(values[i])
-            mass = weight * value
-            totals[at] += weight
-            totals[at + np.uintp(1)] += mass
-            if noise is not None:
-                spread = mass * (1.0 - value)
-                totals[at + np.uintp(2)] += spread
-                if noise:
-                    totals[at + np.uintp(3)] += weight * weight
-                    totals[at + np.uintp(4)] += weight * spread
-    # 4. Add the copies in order. The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
-    for i in range(2 * copies * n_cells):
-        k, n, mass = i // 2 % n_cells, totals[width * i], totals[width * i + 1]
-        missed = mass
-        sums[0, k] += n
-        sums[1, k] += mass
-        if i % 2:
-            sums[2, k] += n
-            missed = n - mass
-        if noise is not None:
-            spread = totals[width * i + 2]
-            sums[3, k] += spread
-            sums[4, k] += totals[width * i + 4] if noise else spread
-            sums[5, k] += totals[width * i + 3] if noise else n
-            sums[6, k] += missed - spread
-    return True
-
-
 def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
-    events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome)
-    options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
-    if weights is None:
-        return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))
-    return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
+    events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome), weights, groups
+    squares = None if weights is None or bins.copies or len(sums) == 3 else True
+    return bool(_add_valid_labels(*events, squares, _edges(bins.n_bins), bins.right, sums))
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:
@@ -536,22 +468,21 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 def _sums_of_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor, n_distinct: int) -> None:
     """Do the same for few classes. The sums of pieces of rows are added in order."""
     values, from_logits, weights, top, confidence = rows
-    n_classes, n_sums, n_bins = sums.shape
+    n_classes, _, n_bins = sums.shape
     n_cells = n_classes * n_bins
     n_rows = -(-max(_PIECE, _PER_CELL * n_cells, values.numel() // _PIECES) // n_classes)
     starts = range(0, len(values), n_rows)
     pieces = np.zeros((len(starts), n_distinct, n_cells))
     weight = None if weights is None else weights.contiguous().numpy()
     columns = [target.numpy(), _largest(values, top).numpy(), confidence.numpy(), weight]
-    options = from_logits, n_sums > 3, _edges(n_bins), bins.right
+    options = from_logits, _edges(n_bins), bins.right
     rows_of = float_rows(values)
 
     def add_pieces(begin: int, end: int) -> None:
         for piece in range(begin, end):
             for part, x in rows_of(starts[piece], min(starts[piece] + n_rows, len(values))):
-                counts = np.zeros(n_cells, np.int64)
                 chunk = [None if column is None else column[part] for column in columns]
-                _add_few_classes(x, *chunk, *options, counts, pieces[piece])
+                _add_few_classes(x, *chunk, *options, pieces[piece])
 
     in_threads(add_pieces, len(starts), values.numel())
     store(torch.from_numpy(pieces.sum(0)).view(-1, n_classes, n_bins).transpose(0, 1), sums)

@@ -18,7 +18,7 @@ _FEW_EVENTS = 2**11  # largest number of events for which a binary search of bin
 _SAMPLES = 2**17  # events per chunk
 _ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
-_FEW_CLASSES = 32  # largest number of classes whose probabilities are all added to their bins one by one
+_FEW_CLASSES = 16  # largest number of classes whose probabilities are all added to their bins one by one
 _MAX_EXACT = 2**14  # largest number of bins whose product with a float32 number is exact in float64
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
@@ -76,15 +76,41 @@ def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins:
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
         if not is_valid:
             return False
-    confidence = confidence.astype(np.float64, copy=False)
     if len(confidence) > _FEW_EVENTS:
         cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
     else:  # the index of a bin is the number of inner edges below its values
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_to_cells(bins, sums, cell, confidence, outcome, weights)
+    _add_labels(bins, sums, cell, confidence.astype(np.float64, copy=False), outcome, weights)
     return True
+
+
+def _add_labels(bins: Bins, sums: Any, cell: Any, confidence: Any, outcome: Any, weights: Any) -> None:
+    """Add events with the outcomes 0 and 1 to the sums `(F, K)` of their cells in place, as `_add_to_cells` does."""
+    # Separate sums for the outcomes 0 and 1 give those of outcomes and residuals without a pass of their own.
+    n_cells = sums.shape[1]
+    cell = cell + np.int64(n_cells) * outcome  # which may be uint8
+    mass = confidence if weights is None else weights * confidence
+
+    def total(column: Any) -> Any:
+        return np.bincount(cell, column, 2 * n_cells).reshape(2, n_cells)
+
+    (n_0, n_1), (mass_0, mass_1) = total(weights), total(mass)
+    n = n_0 + n_1
+    sums[0] += n
+    sums[1] += mass_0 + mass_1
+    sums[2] += n_1
+    if bins.noise != "none":  # as in `numba.add_labels`
+        spread = mass * (1 - confidence)
+        of_spread = total(spread).sum(0)
+        of_variance, squares = of_spread, n
+        if weights is not None and not bins.copies:
+            of_variance, squares = total(weights * spread).sum(0), total(weights * weights).sum(0)
+        sums[3] += of_spread
+        sums[4] += of_variance
+        sums[5] += squares
+        sums[6] += n_1 - mass_1 + mass_0 - of_spread
 
 
 def _add_to_cells(
@@ -213,27 +239,12 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
 
 def _add_few_classes(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> None:
     """Compute `class_sums` of few classes without weights, of whose probabilities many are above 1/B."""
-    n_classes, n_sums, n_bins = sums.shape
-    totals = torch.zeros(n_sums, n_classes * n_bins, dtype=sums.dtype, device="cpu")
-    first = torch.arange(0, n_classes * n_bins, n_bins, device="cpu")
     for block, q in _chunks(rows.values, rows.top, rows.confidence, rows.from_logits):
-        cell = _fast_bin_index(q.view(-1), n_bins, bins.right).view(q.shape).add_(first)
-        values, cells = q.double().view(-1), cell.view(-1)
-        totals[0] += torch.bincount(cells, minlength=totals.shape[1])
-        totals[1].scatter_add_(0, cells, values)
-        if n_sums > 3:
-            totals[3].scatter_add_(0, cells, values * (1 - values))
-        label = target[block].unsqueeze(-1)
-        known = (label >= 0) & (label < n_classes)
-        cell_of_label = cell.gather(1, label.masked_fill(~known, 0))
-        totals[2].scatter_add_(0, cell_of_label.view(-1), known.double().view(-1))
-        if n_sums > 3:
-            value = q.gather(1, label.masked_fill(~known, 0)).double()
-            totals[6].scatter_add_(0, cell_of_label.view(-1), (known * (1 - 2 * value)).view(-1))
-    if n_sums > 3:
-        totals[4], totals[5] = totals[3], totals[0]  # because all weights are 1
-        totals[6] += totals[1] - totals[3]
-    sums += totals.view(n_sums, n_classes, n_bins).transpose(0, 1)
+        label = target[block].numpy()
+        columns = torch.from_numpy(np.ascontiguousarray(q.numpy().T))  # for a transpose faster than torch
+        for k, (column, of_class) in enumerate(zip(columns, sums.numpy(), strict=True)):
+            cell = _fast_bin_index(column, bins.n_bins, bins.right).numpy()
+            _add_labels(bins, of_class, cell, column.double().numpy(), label == k, None)
 
 
 def store(found: Tensor, sums: Tensor) -> None:

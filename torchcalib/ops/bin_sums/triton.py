@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcalib.ops.bin_sums import plain
-from torchcalib.ops.bin_sums.formula import Bins
+from torchcalib.ops.bin_sums.formula import Bins, Norm
 from torchcalib.ops.bin_sums.plain import ClassRows, Events
 from torchcalib.ops.segments import BELOW_EDGE
 from torchcalib.ops.softmax_stats.triton import exp, in_units
@@ -24,6 +24,7 @@ _PIECES = 4096  # largest number of programs that share the events of a batch el
 _TILE, _CLASSES = 256, 256
 _PROGRAMS = 4096  # programs of one warp that occupy a GPU
 _ROWS = 64  # smallest number of rows per program
+_ERRORS = 256  # largest number of bins that a program of `_fill_errors` loads at a time
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
@@ -70,6 +71,24 @@ def class_sums(rows: ClassRows, target: Tensor, bins: Bins, sums: Tensor) -> Non
     total = others.sum(0)
     total[:, 0] += first.sum(0)
     plain.store(total.movedim(-1, 0), sums)
+
+
+def bin_errors(
+    sums: Tensor, norm: Norm, n_invalid: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Compute `bin_sums.bin_errors` in one launch, and its derivatives in the sums `(..., F, B)`.
+
+    If the number `n_invalid` of invalid rows is positive, both are NaN.
+    """
+    sums = sums.contiguous()
+    *lead, n_sums, n_bins = sums.shape
+    errors, slopes = sums.new_empty(lead, dtype=dtype), torch.empty_like(sums)
+    with torch.cuda.device_of(sums):
+        _fill_errors[(errors.numel(),)](
+            sums, sums if n_invalid is None else n_invalid, errors, slopes, n_sums, n_bins,
+            n_invalid is not None, norm, min(_ERRORS, triton.next_power_of_2(n_bins)), num_warps=1,
+        )  # fmt: skip
+    return errors, slopes
 
 
 def _contiguous(x: Tensor) -> Tensor:
@@ -289,3 +308,92 @@ def _add_classes(
     if n_sums > 5:
         tl.store(to + 5 * n_classes, noise, mask=real)
         tl.store(to + 6 * n_classes, square, mask=real)
+
+
+@triton.jit(do_not_specialize=["n_sums", "n_bins"])
+def _fill_errors(
+    sums, n_invalid, errors, slopes, n_sums, n_bins, checks: tl.constexpr, norm: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Store the error of a batch element, and its derivatives in the sums. One program for each element.
+
+    W_b, P_b and O_b are the sums of weights, confidences and outcomes. d_b = O_b - P_b, g_b = d_b / W_b, W = sum W_b.
+    """
+    series = tl.program_id(0).to(tl.int64)
+    sums += series * n_sums * n_bins
+    slopes += series * n_sums * n_bins
+    # 1. Sums over bins. `check` is NaN if any sum is NaN.
+    total = tl.zeros([block], tl.float64)
+    check = tl.zeros([block], tl.float64)
+    found = tl.zeros([block], tl.float64)
+    n_filled = tl.zeros([block], tl.float64)
+    for begin in range(0, n_bins, block):
+        n, d, gap, _ = _gaps(sums, begin, n_bins, block)
+        total += n
+        check += n + d
+        n_filled += (n > 0).to(tl.float64)
+        if norm == "l1":
+            found += tl.abs(d)
+        elif norm == "signed":
+            found += d
+        elif norm == "l2":
+            found += d * gap
+        elif norm == "mean":
+            found += tl.abs(gap)
+        else:
+            found = tl.maximum(found, tl.abs(gap))
+    # 2. The error E, NaN without data
+    weight, bins = tl.sum(total, 0), tl.sum(n_filled, 0)
+    is_valid = (weight != 0) & (tl.sum(check, 0) == tl.sum(check, 0))
+    if checks:
+        is_valid = is_valid & (tl.load(n_invalid) == 0)
+    weight = tl.where(is_valid, weight, float("nan"))
+    bins = tl.where(is_valid, bins, float("nan"))
+    if norm == "max":
+        error = tl.where(is_valid, tl.max(found, 0), float("nan"))
+        n_largest = tl.zeros([block], tl.float64)
+        for begin in range(0, n_bins, block):
+            _, _, gap, inside = _gaps(sums, begin, n_bins, block)
+            n_largest += (inside & (tl.abs(gap) == error)).to(tl.float64)
+        bins = tl.sum(n_largest, 0)
+    elif norm == "mean":
+        error = tl.sum(found, 0) / bins
+    else:
+        error = tl.sum(found, 0) / weight
+        if norm == "l2":
+            error = tl.sqrt(error)
+    tl.store(errors + series, error.to(errors.dtype.element_ty))
+    # 3. Derivatives in d_b, and in W_b for constant d_b
+    for begin in range(0, n_bins, block):
+        n, d, gap, inside = _gaps(sums, begin, n_bins, block)
+        sign = (d > 0).to(tl.float64) - (d < 0).to(tl.float64)
+        if norm == "l2":  # 0 where E = 0
+            positive = tl.where(error == 0, 1.0, error)
+            of_d = gap / (weight * positive)
+            of_n = -(gap * gap + error * error) / (2 * weight * positive)
+        elif norm == "l1" or norm == "signed":
+            of_d = (sign if norm == "l1" else inside.to(tl.float64)) / weight
+            of_n = tl.zeros([block], tl.float64) - error / weight
+        else:
+            share = tl.where(n == 0, 0.0, 1 / (bins * tl.where(n == 0, 1.0, n)))
+            if norm == "max":
+                share = tl.where(tl.abs(gap) == error, share, 0.0)
+            share = tl.where(is_valid, share, float("nan"))
+            of_d = sign * share
+            of_n = -tl.abs(gap) * share
+        column = slopes + begin + tl.arange(0, block)
+        tl.store(column, of_n, mask=inside)
+        tl.store(column + n_bins, -of_d, mask=inside)
+        tl.store(column + 2 * n_bins, of_d, mask=inside)
+        for k in range(3, n_sums):
+            tl.store(column + k * n_bins, tl.zeros([block], tl.float64), mask=inside)
+
+
+@triton.jit
+def _gaps(sums, begin, n_bins, block: tl.constexpr):
+    """Return W_b, d_b and g_b of a block of bins, 0 in empty bins, and a mask of bins that exist."""
+    index = begin + tl.arange(0, block)
+    inside = index < n_bins
+    n = tl.load(sums + index, mask=inside, other=0)
+    d = tl.load(sums + 2 * n_bins + index, mask=inside, other=0)
+    d -= tl.load(sums + n_bins + index, mask=inside, other=0)
+    return n, d, tl.where(n == 0, 0.0, d / tl.where(n == 0, 1.0, n)), inside

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from torchcalib.ops.numba_math import (
     BLOCK,
-    ONE,
     ZERO,
     all_bits,
     clipped,
     compiled_loop,
     contiguous_array,
+    count_outside,
     exp,
     exp64,
     lanes,
@@ -37,15 +37,6 @@ from torchcalib.ops.numba_math import (
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # values per partial sum, which are the unit of work of a thread
-
-
-@lanes
-def _count_outside(x, low, high):
-    """Return the number of values that are NaN or not in [low, high], as a float."""
-    count = ZERO
-    for k in range(x.size):
-        count += ZERO if (x[k] >= low) & (x[k] <= high) else ONE
-    return count
 
 
 @step
@@ -224,12 +215,12 @@ def _add_scores(x, t, labels, shares, weights, groups, is_log, from_logits, buff
         values, targets = x[start : start + size], t[start : start + size]
         out = buffer[: values.size]
         n_shares = 0
-        invalid = _count_outside(values, low, high) > 0
+        invalid = count_outside(values, low, high) > 0
         if labels is not None:
             invalid |= all_bits(targets) & ~1 != 0
         if shares is not None:
             n_shares = _count_shares(targets)
-            invalid |= n_shares > 0 and _count_outside(targets, number(0), number(1)) > 0
+            invalid |= n_shares > 0 and count_outside(targets, number(0), number(1)) > 0
         if invalid:
             totals[:] = math.nan
             return
