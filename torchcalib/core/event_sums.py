@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,11 +223,10 @@ class EqualWidthBins(EventSums[BinStats]):
             return is_added
         if piece.has_columns:
             source = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
-            for k, of_class in enumerate(sums):
-                outcome = (piece.label == k).astype(np.int64)
-                if not source.add_labelled(piece.values[:, k], outcome, piece.weights, None, bins, of_class):
-                    return False
-            return True
+            return all(
+                source.add_labelled(piece.values[:, k], piece.label, piece.weights, None, bins, of_class, k, len(sums))
+                for k, of_class in enumerate(sums)
+            )
         if piece.groups is not None or sums.size > _MAX_CLASS_SUMS:
             return False
         tensors: list[Any] = [

@@ -61,7 +61,8 @@ class Piece(NamedTuple):
     only_group: int | None  # number of the part of all rows, if they are in the same part and have `groups` None
     from_logits: bool
     n_values: int  # number of predicted values of the batch
-    has_columns: bool = False  # whether probabilities are in the order of classes in memory, without events
+    # Whether probabilities are in the order of classes in memory, without events. Values and labels are unchecked.
+    has_columns: bool = False
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
@@ -169,10 +170,8 @@ class LabelledRows(NamedTuple):
         has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
         if has_columns and len(y) >= _LARGE_ITEM:
             x = np.ascontiguousarray(x.T).T
-            # The accumulator checks the range of the values.
-            is_valid = y.view(np.uint64).max() < self.n_classes and abs(x.sum(1) - 1).max() <= tolerance
             piece = Piece(x, y, None, None, None, None, *columns)
-            return piece._replace(has_columns=True) if is_valid else None
+            return piece._replace(has_columns=True) if abs(x.sum(1) - 1).max() <= tolerance else None
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)

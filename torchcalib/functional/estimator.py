@@ -187,16 +187,20 @@ class Estimator(Generic[S]):
 
     def _of_images_in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the mean over images as `_in_one_pass` does."""
-        from torchcalib.core.images import image_axes
+        from torchcalib.core.images import add_images, image_axes
+        from torchcalib.core.partition import SumsByPart
 
         how, weights = image_axes(self.input_format, preds, target, weights)
-        if how.task != "binary" and not -preds.dim() <= how.axis < preds.dim():
+        is_binary = how.task == "binary"
+        if not preds.dim() or not (is_binary or -preds.dim() <= how.axis < preds.dim()):
             return None
-        kind: Any = self.streamed(None if how.task == "binary" else preds.shape[how.axis]).state_kind()
-        state = kind.in_one_pass(how, self.detail, preds, target, weights)
-        if state is None:
+        accumulator: Any = self.accumulator
+        by_image: SumsByPart[Any] = SumsByPart(accumulator, len(preds))
+        sums = np.zeros(by_image.shape(how.task, None if is_binary else preds.shape[how.axis]))
+        if not add_images(by_image, sums, how, self.detail, preds, target, weights):
             return None
-        return self.value(kind.statistic(state).each).to(torch.promote_types(preds.dtype, torch.float32))
+        value = self.value(accumulator.wrap(torch.from_numpy(sums)))
+        return value.to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_pieces(self, preds: Any, target: Any, weights: Any) -> Tensor | None:
         """Return the value of a large batch with the memory of a piece; None if `read` must convert it as a whole."""

@@ -114,11 +114,28 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
             sums[column, k % n_cells] += totals[width * k + column]
 
 
-@compiled_loop
-def add_labels(confidence, outcome, groups, noise, edges, right, sums):
-    """Add events with integer outcomes and without weights, as `add_events` does.
+@step
+def _n_invalid(confidence, label, n_labels):
+    """Return the number of events whose confidence is not in [0, 1], or whose label is not in [0, n_labels)."""
+    invalid = np.int32(0)
+    for i in range(confidence.size):  # without branches, which would prevent vector instructions
+        is_valid = (confidence[i] >= 0) & (confidence[i] <= 1) & (label[i] >= 0) & (label[i] < n_labels)
+        invalid += np.int32(not is_valid)
+    return invalid
 
-    Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
+
+@step
+def _split_by_outcome(label, event, cells):
+    """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`."""
+    for i in range(cells.size):
+        cells[i] = np.int32(2 * cells[i] + np.int32(label[i] == event))
+
+
+@compiled_loop
+def add_labels(confidence, label, event, groups, noise, edges, right, sums):
+    """Add events with outcomes of 0 and 1 and without weights, as `add_events` does.
+
+    The outcome of a row is 1 if its label is `event`. An event needs two additions, or three with the sums of noise.
     """
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
@@ -128,23 +145,19 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
-        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        values, cell_of = confidence[start : start + BLOCK], cells[: min(BLOCK, confidence.size - start)]
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        # 2. An outcome that is neither 0 nor 1 sets another bit. Such a block is not counted.
-        if all_bits(outcomes) & ~1:
-            part = None if groups is None else groups[start : start + BLOCK]
-            add_events(values, outcomes.astype(np.float64), None, None, part, noise, edges, right, sums)
-            continue
-        # 3. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
+        # 2. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
         #    a branch per event would prevent vector instructions.
-        if _cells(values, n_bins, first, cells):
+        if _cells(values, n_bins, first, cell_of):
             for i in range(values.size):
-                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        # 4. Additions, which are sequential because two events can have the same cell.
+                cell_of[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(label[start : start + BLOCK], event, cell_of)
+        # 3. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
-            cell = np.uintp(2 * cells[i] + np.int32(outcomes[i]))
+            cell = np.uintp(cell_of[i])
             counts[cell] += 1
             if noise is None:
                 totals[cell] += values[i]
@@ -153,7 +166,7 @@ def add_labels(confidence, outcome, groups, noise, edges, right, sums):
                 cell *= np.uintp(2)
                 totals[cell] += value
                 totals[cell + np.uintp(1)] += value * (1.0 - value)
-    # 5. Add the copies in order. Weight 1 makes two of the sums of noise equal to others. The sum of (y - p)^2 is that
+    # 4. Add the copies in order. Weight 1 makes two of the sums of noise equal to others. The sum of (y - p)^2 is that
     #    of |y - p| minus that of p (1 - p).
     for i in range(2 * copies * n_cells):
         k, outcome_of_cell = i // 2 % n_cells, i % 2
@@ -391,8 +404,8 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
 
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
-        if countable:
-            add_labels(c[element, block], o[element, block], group, *options, into)
+        if countable and not all_bits(o[element, block]) & ~1:
+            add_labels(c[element, block], o[element, block], 1, group, *options, into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -420,24 +433,22 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
 
 
 @compiled_loop
-def _add_valid_labels(confidence, outcome, groups, noise, edges, right, sums):
+def _add_valid_labels(confidence, label, event, n_labels, groups, noise, edges, right, sums):
     """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
-    for i in range(confidence.size):
-        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
-            return False
-    add_labels(confidence, outcome, groups, noise, edges, right, sums)
+    if _n_invalid(confidence, label, n_labels):
+        return False
+    add_labels(confidence, label, event, groups, noise, edges, right, sums)
     return True
 
 
 @compiled_loop
-def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, right, sums):
-    """Add events with labels and weights, as `add_labels` does. Return False, and add nothing, if any is invalid.
+def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, noise, edges, right, sums):
+    """Add events with weights as `add_labels` does. Return False, and add nothing, if any is invalid.
 
     `noise` is whether weights are squared, or None.
     """
-    for i in range(confidence.size):
-        if not (0 <= confidence[i] <= 1 and 0 <= outcome[i] <= 1):
-            return False
+    if _n_invalid(confidence, label, n_labels):
+        return False
     # 1. Copies as in `add_labels`. Adjacent numbers are the sums of w, w p, w p (1 - p), w^2 and w^2 p (1 - p).
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 2 if noise is None else 6 if noise else 4
     copies = _COPIES if groups is None else 1
@@ -447,17 +458,18 @@ def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, rig
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         # 2. Cells, as in `add_labels`
-        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        values, cell_of = confidence[start : start + BLOCK], cells[: min(BLOCK, confidence.size - start)]
         w = weights[start : start + BLOCK]
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        if _cells(values, n_bins, first, cells):
+        if _cells(values, n_bins, first, cell_of):
             for i in range(values.size):
-                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+                cell_of[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(label[start : start + BLOCK], event, cell_of)
         # 3. Additions
         for i in range(values.size):
-            at = np.uintp(width * (2 * cells[i] + np.int32(outcomes[i])))
+            at = np.uintp(width * cell_of[i])
             weight, value = w[i], np.float64(values[i])
             mass = weight * value
             totals[at] += weight
@@ -486,9 +498,11 @@ def _add_weighted_labels(confidence, outcome, weights, groups, noise, edges, rig
     return True
 
 
-def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+def add_labelled(
+    confidence: Any, label: Any, weights: Any, groups: Any, bins: Bins, sums: Any, event: int = 1, n_labels: int = 2
+) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
-    events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome)
+    events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels
     options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
     if weights is None:
         return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))

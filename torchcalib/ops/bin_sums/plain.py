@@ -67,23 +67,46 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(sums)
 
 
-def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+def add_labelled(
+    confidence: Any, label: Any, weights: Any, groups: Any, bins: Bins, sums: Any, event: int = 1, n_labels: int = 2
+) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
 
-    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
+    `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
     """
-    if outcome.dtype == np.int64:  # not of rows, which are valid
-        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
+    if label.dtype == np.int64:  # not of rows, which are valid
+        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and label.view(np.uint64).max() < n_labels
         if not is_valid:
             return False
-    confidence = confidence.astype(np.float64, copy=False)
+    # 1. Cells
     if len(confidence) > _FEW_EVENTS:
-        cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
+        values = torch.from_numpy(np.ascontiguousarray(confidence))
+        cell = _fast_bin_index(values, bins.n_bins, bins.right).numpy()
+        confidence = confidence.astype(np.float64, copy=False)
     else:  # the index of a bin is the number of inner edges below its values
+        confidence = confidence.astype(np.float64, copy=False)
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_to_cells(bins, sums, cell, confidence, outcome, weights)
+    # 2. Sums over the outcomes 0 and 1 of each cell, which are adjacent
+    split = 2 * cell + (label == event)
+    mass, n_cells = confidence if weights is None else weights * confidence, sums.shape[1]
+    of_n, of_mass = np.bincount(split, weights, 2 * n_cells), np.bincount(split, mass, 2 * n_cells)
+    n, positives = of_n[::2] + of_n[1::2], of_n[1::2]
+    sums[0] += n
+    sums[1] += of_mass[::2] + of_mass[1::2]
+    sums[2] += positives
+    # 3. Sums of noise. The sum of w (y - p)^2 is that of w |y - p| minus that of w p (1 - p).
+    if bins.noise != "none":
+        spread = mass * (1 - confidence)
+        of_spread = of_variance = np.bincount(cell, spread, n_cells)
+        sums[3] += of_spread
+        if weights is not None and not bins.copies:
+            n, of_variance = (np.bincount(cell, weights * x, n_cells) for x in (weights, spread))
+        sums[4] += of_variance
+        sums[5] += n
+        sums[6] += of_mass[::2] + positives - of_mass[1::2] - of_spread
     return True
 
 
