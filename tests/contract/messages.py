@@ -633,6 +633,22 @@ OF_IMAGES = [
         ({"width": 0}, "`width` must be finite and above 0"), ({"width": "1"}, "`width` must be a number", TypeError),
         ({"spacing": [0.0]}, "`spacing` must be finite and above 0"),
         ({"ignore_index": 0.5}, "`ignore_index` must be an int", TypeError)),
+    *wrong(partial(F.mean_probabilities, members=[torch.ones(2, 2, 1), torch.zeros(2, 2, 1)]),
+        ({"members": torch.ones(2, 2)}, "`members` must be a list or an iterator", TypeError),
+        ({"members": []}, "`members` must have at least one prediction, got none"),
+        ({"members": [torch.ones(2), torch.ones(3)]}, "`members` must have equal shapes, got (2,) and (3,) of member "
+         "1"),
+        ({"members": [torch.ones(2), 2 * torch.ones(2)]}, "`members` must be probabilities in [0, 1], got 2 to 2 of "
+         "member 1"),
+        ({"members": [torch.ones(2).long()]}, "`members` must be floating predictions, got torch.int64", TypeError),
+        ({"from_logits": True}, "`task` must be 'binary', 'multiclass' or 'multilabel', got None", TypeError,
+         {"from_logits": True, "task": "binary"}),
+        ({"from_logits": True, "task": "multiclass"}, "`class_axis` must be an axis of logits", ValueError,
+         {"from_logits": True, "task": "multiclass", "class_axis": 1}),
+        ({"from_logits": True, "task": "multiclass", "class_axis": 3}, "`class_axis` must be an axis of logits"),
+        ({"from_logits": 1}, "`from_logits` must be", TypeError)),
+    Refusal(lambda: tc.ece([PIXELS[0]] * 3, PIXELS[1]), "`preds` must be one tensor for one target, got a list of 3",
+            ValueError, lambda: tc.ece(tc.mean_probabilities([PIXELS[0]] * 3), PIXELS[1])),
 ]  # fmt: skip
 
 # Operations, and special functions
