@@ -260,7 +260,7 @@ class ImageState(SumState[Any]):
 
     def named(self, state: Any, names: Sequence[str]) -> Any:
         """Return the state of one batch with names of its images, in which equal names are added."""
-        chunk = _with_distinct_names(*state.sums, _encoded(names))
+        chunk = _with_distinct_names(state.sums[0], _encoded(names))
         return self._state_from([chunk], state.n_ignored)
 
     def _state_from(self, chunks: Sequence[tuple[Tensor, Tensor]], n_ignored: Tensor) -> Any:

@@ -117,8 +117,8 @@ class LabelledRows(NamedTuple):
         """Return the places of the pieces. Pieces contain no more than one item if each large item is in one part."""
         keys = None if self.parts is None else self.parts.keys
         is_by_item = keys is not None and keys.ndim > 1 and not any(keys.strides[1:])
-        # Weights or keys take as much of the cache as binary predictions and labels.
-        n_rows = _ROWS if self.weights is None and keys is None else _ROWS // 2
+        # Weights or keys of rows take as much of the cache as binary predictions and labels.
+        n_rows = _ROWS if self.weights is None and (keys is None or is_by_item) else _ROWS // 2
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
     def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:
@@ -169,9 +169,11 @@ class LabelledRows(NamedTuple):
         tolerance = SUM_TOLERANCE[self.dtype]
         has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
         if has_columns and len(y) >= _LARGE_ITEM:
-            x = np.ascontiguousarray(x.T).T
-            piece = Piece(x, y, None, None, None, None, *columns)
-            return piece._replace(has_columns=True) if abs(x.sum(1) - 1).max() <= tolerance else None
+            x = x if x.strides[0] == x.itemsize else np.ascontiguousarray(x.T).T
+            total = x.sum(1)
+            if not (total.max() - 1 <= tolerance and 1 - total.min() <= tolerance):
+                return None
+            return Piece(x, y, None, None, None, None, *columns, has_columns=True)
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)

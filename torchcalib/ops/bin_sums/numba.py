@@ -24,6 +24,7 @@ from torchcalib.ops.numba_math import (
     F,
     all_bits,
     bin_of,
+    borrowed,
     clipped,
     compiled_loop,
     copy,
@@ -127,16 +128,18 @@ def _n_invalid(confidence, label, n_labels):
 @step
 def _split_by_outcome(label, event, cells):
     """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`."""
-    for i in range(cells.size):
+    for i in range(label.size):
         cells[i] = np.int32(2 * cells[i] + np.int32(label[i] == event))
 
 
 @compiled_loop
-def add_labels(confidence, label, event, groups, noise, edges, right, sums):
+def add_labels(confidence, label, event, n_labels, groups, noise, edges, right, sums):
     """Add events with outcomes of 0 and 1 and without weights, as `add_events` does.
 
     The outcome of a row is 1 if its label is `event`. An event needs two additions, or three with the sums of noise.
+    Return False, and add nothing, if one is invalid; see `_n_invalid`. `n_labels` None skips the check.
     """
+    confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
     copies = _COPIES if groups is None else 1
@@ -145,19 +148,21 @@ def add_labels(confidence, label, event, groups, noise, edges, right, sums):
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
-        values, cell_of = confidence[start : start + BLOCK], cells[: min(BLOCK, confidence.size - start)]
+        values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
+        if n_labels is not None and _n_invalid(values, labels, n_labels):
+            return False
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
         # 2. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
         #    a branch per event would prevent vector instructions.
-        if _cells(values, n_bins, first, cell_of):
+        if _cells(values, n_bins, first, cells):
             for i in range(values.size):
-                cell_of[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(label[start : start + BLOCK], event, cell_of)
+                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(labels, event, cells)
         # 3. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
-            cell = np.uintp(cell_of[i])
+            cell = np.uintp(cells[i])
             counts[cell] += 1
             if noise is None:
                 totals[cell] += values[i]
@@ -180,6 +185,7 @@ def add_labels(confidence, label, event, groups, noise, edges, right, sums):
             sums[4, k] += spread
             sums[5, k] += counts[i]
             sums[6, k] += (counts[i] - totals[2 * i] if outcome_of_cell else totals[2 * i]) - spread
+    return True
 
 
 # Sums of every class. Probabilities in the first bin of their class are added by vector instructions; see
@@ -405,7 +411,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
         if countable and not all_bits(o[element, block]) & ~1:
-            add_labels(c[element, block], o[element, block], 1, group, *options, into)
+            add_labels(c[element, block], o[element, block], 1, None, group, *options, into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -433,22 +439,12 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
 
 
 @compiled_loop
-def _add_valid_labels(confidence, label, event, n_labels, groups, noise, edges, right, sums):
-    """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
-    if _n_invalid(confidence, label, n_labels):
-        return False
-    add_labels(confidence, label, event, groups, noise, edges, right, sums)
-    return True
-
-
-@compiled_loop
 def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, noise, edges, right, sums):
     """Add events with weights as `add_labels` does. Return False, and add nothing, if any is invalid.
 
     `noise` is whether weights are squared, or None.
     """
-    if _n_invalid(confidence, label, n_labels):
-        return False
+    confidence, label, weights = borrowed(confidence), borrowed(label), borrowed(weights)
     # 1. Copies as in `add_labels`. Adjacent numbers are the sums of w, w p, w p (1 - p), w^2 and w^2 p (1 - p).
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 2 if noise is None else 6 if noise else 4
     copies = _COPIES if groups is None else 1
@@ -458,18 +454,20 @@ def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, no
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         # 2. Cells, as in `add_labels`
-        values, cell_of = confidence[start : start + BLOCK], cells[: min(BLOCK, confidence.size - start)]
+        values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
+        if _n_invalid(values, labels, n_labels):
+            return False
         w = weights[start : start + BLOCK]
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        if _cells(values, n_bins, first, cell_of):
+        if _cells(values, n_bins, first, cells):
             for i in range(values.size):
-                cell_of[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(label[start : start + BLOCK], event, cell_of)
+                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(labels, event, cells)
         # 3. Additions
         for i in range(values.size):
-            at = np.uintp(width * cell_of[i])
+            at = np.uintp(width * cells[i])
             weight, value = w[i], np.float64(values[i])
             mass = weight * value
             totals[at] += weight
@@ -505,7 +503,7 @@ def add_labelled(
     events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels
     options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
     if weights is None:
-        return bool(_add_valid_labels(*events, groups, (False, False) if has_noise else None, *options))
+        return bool(add_labels(*events, groups, (False, False) if has_noise else None, *options))
     return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
 
 
