@@ -38,13 +38,14 @@ _LARGE_ITEM = 2**9  # smallest number of rows of an item, such as an image, that
 _FEW_CLASSES = 32  # largest number of classes whose probabilities are added class by class
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
+_NO_LABEL = -(2**63)  # label of rows that a mask excludes
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
 
 
 class Piece(NamedTuple):
-    """Rows of a batch as numpy arrays, without rows that are ignored or have weight 0."""
+    """Rows of a batch as numpy arrays, without rows of weight 0, and without ignored ones unless `ignored` is given."""
 
     values: Any  # predictions `(n,)` or `(n, C)`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
@@ -63,6 +64,7 @@ class Piece(NamedTuple):
     n_values: int  # number of predicted values of the batch
     # Whether probabilities are in the order of classes in memory, without events. Values and labels are unchecked.
     has_columns: bool = False
+    ignored: int | None = None  # label of the rows to leave out, whose values may be invalid
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
@@ -121,10 +123,10 @@ class LabelledRows(NamedTuple):
         n_rows = _ROWS if self.weights is None and (keys is None or is_by_item) else _ROWS // 2
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
-    def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:
+    def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
-        Binary rows are not checked.
+        Binary rows are not checked. With `keeps_ignored`, ignored rows are not removed if this would copy the events.
         """
         input_format, parts, label = self.input_format, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
@@ -133,9 +135,18 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = self._columns(place)
         if y.dtype != np.int64:
             y = y.astype(np.int64)
-        # 1. Remove rows that are ignored or have weight 0, whose values may be invalid.
-        if removes_ignored and input_format.ignore_index is not None:
-            x, y, w, keys = _kept(y != input_format.ignore_index, x, y, w, keys)
+        has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
+        has_columns = has_columns and self.axis is not None and len(y) >= _LARGE_ITEM
+        # 1. Remove rows that are ignored or have weight 0, whose values may be invalid. A mask is an ignored label.
+        ignored, keeps_ignored = input_format.ignore_index, keeps_ignored and (has_columns or self.axis is None)
+        if keeps_ignored and w is not None and w.dtype == np.bool_:
+            ignored = _NO_LABEL if ignored is None else ignored
+            if y.min() == _NO_LABEL:
+                return None
+            y, w = np.where(w, y, ignored), None
+        if ignored is not None and not (keeps_ignored and w is None):
+            x, y, w, keys = _kept(y != ignored, x, y, w, keys)
+            ignored = None
         if w is not None and len(w):
             least, greatest = w.min().item(), w.max().item()
             if not (least >= 0 and greatest <= MOST_WEIGHT):
@@ -165,15 +176,16 @@ class LabelledRows(NamedTuple):
         columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values
         # 3. Events and statistics
         if self.axis is None or not len(y):
-            return Piece(x, y, x, y, None, None, *columns)
+            return Piece(x, y, x, y, None, None, *columns, ignored=ignored)
         tolerance = SUM_TOLERANCE[self.dtype]
-        has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
-        if has_columns and len(y) >= _LARGE_ITEM:
+        if has_columns:
             x = x if x.strides[0] == x.itemsize else np.ascontiguousarray(x.T).T
             total = x.sum(1)
-            if not (total.max() - 1 <= tolerance and 1 - total.min() <= tolerance):
+            if not _sum_to_one(total, tolerance) and not (
+                ignored is not None and _sum_to_one(total[y != ignored], tolerance)
+            ):
                 return None
-            return Piece(x, y, None, None, None, None, *columns, has_columns=True)
+            return Piece(x, y, None, None, None, None, *columns, has_columns=True, ignored=ignored)
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
@@ -270,20 +282,15 @@ def _add_piece(
     rows: LabelledRows, place: _Place, detail: "Detail", adders: Sequence[Any], totals: Sequence[Any]
 ) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
-    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
-    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
-    for removes_ignored in (False, True) if tries_all else (True,):
-        piece = rows.piece(place, detail, removes_ignored)
-        if piece is None:
-            continue
-        if not len(piece.label):
-            return True
-        is_added: bool = adders[0].add_piece(piece, totals[0])
-        if is_added:
-            for adder, total in zip(adders[1:], totals[1:], strict=True):
-                is_added = is_added and adder.add_piece(piece, total)
-            return is_added
-    return False
+    may_ignore = rows.weights is not None or rows.input_format.ignore_index is not None
+    keeps_ignored = may_ignore and all(getattr(adder, "skips_ignored", False) for adder in adders)
+    piece = rows.piece(place, detail, keeps_ignored)
+    if piece is None:
+        return False
+    is_added = True
+    for adder, total in zip(adders, totals, strict=True):
+        is_added = is_added and (not len(piece.label) or adder.add_piece(piece, total))
+    return is_added
 
 
 def _add_chunks(
@@ -423,6 +430,11 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> "Detail":
     if needed == {"label"}:
         return "label"
     return "confidence" if "label" in needed else "top"
+
+
+def _sum_to_one(totals: Any, tolerance: float) -> bool:
+    """Return whether the sums of probabilities of rows are 1."""
+    return not len(totals) or bool(totals.max() - 1 <= tolerance and 1 - totals.min() <= tolerance)
 
 
 def _may_be_mistaken(input_format: "InputFormat", values: Any) -> bool:

@@ -116,40 +116,53 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
 
 
 @step
-def _n_invalid(confidence, label, n_labels):
-    """Return the number of events whose confidence is not in [0, 1], or whose label is not in [0, n_labels)."""
+def _n_invalid(confidence, label, n_labels, ignored):
+    """Return the number of events whose confidence is not in [0, 1], or whose label is not in [0, n_labels).
+
+    Events with the label `ignored` are valid.
+    """
     invalid = np.int32(0)
     for i in range(confidence.size):  # without branches, which would prevent vector instructions
         is_valid = (confidence[i] >= 0) & (confidence[i] <= 1) & (label[i] >= 0) & (label[i] < n_labels)
+        if ignored is not None:
+            is_valid |= label[i] == ignored
         invalid += np.int32(not is_valid)
     return invalid
 
 
 @step
-def _split_by_outcome(label, event, cells):
-    """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`."""
+def _split_by_outcome(label, event, ignored, last, cells):
+    """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`.
+
+    Events with the label `ignored` get the cells from `last` on in turn, so that few additions wait for each other.
+    """
     for i in range(label.size):
-        cells[i] = np.int32(2 * cells[i] + np.int32(label[i] == event))
+        cell = np.int32(2 * cells[i] + np.int32(label[i] == event))
+        if ignored is not None:
+            cell = np.int32(last + (i & (_COPIES - 1))) if label[i] == ignored else cell
+        cells[i] = cell
 
 
 @compiled_loop
-def add_labels(confidence, label, event, n_labels, groups, noise, edges, right, sums):
+def add_labels(confidence, label, event, n_labels, ignored, groups, noise, edges, right, sums):
     """Add events with outcomes of 0 and 1 and without weights, as `add_events` does.
 
     The outcome of a row is 1 if its label is `event`. An event needs two additions, or three with the sums of noise.
-    Return False, and add nothing, if one is invalid; see `_n_invalid`. `n_labels` None skips the check.
+    Rows with the label `ignored` are not added. Return False, and add nothing, if an event is invalid; see
+    `_n_invalid`. `n_labels` None skips the check.
     """
     confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1.
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
     copies = _COPIES if groups is None else 1
-    counts, totals = np.zeros(2 * copies * n_cells, np.int64), np.zeros(2 * copies * n_cells * width)
+    last = 2 * copies * n_cells  # first cell of ignored events, whose sums are not added
+    counts, totals = np.zeros(last + _COPIES, np.int64), np.zeros((last + _COPIES) * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
         values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
-        if n_labels is not None and _n_invalid(values, labels, n_labels):
+        if n_labels is not None and _n_invalid(values, labels, n_labels, ignored):
             return False
         if groups is not None:
             for i in range(values.size):
@@ -159,7 +172,7 @@ def add_labels(confidence, label, event, n_labels, groups, noise, edges, right, 
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(labels, event, cells)
+        _split_by_outcome(labels, event, ignored, last, cells)
         # 3. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
             cell = np.uintp(cells[i])
@@ -411,7 +424,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
         if countable and not all_bits(o[element, block]) & ~1:
-            add_labels(c[element, block], o[element, block], 1, None, group, *options, into)
+            add_labels(c[element, block], o[element, block], 1, None, None, group, *options, into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -455,7 +468,7 @@ def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, no
     for start in range(0, confidence.size, BLOCK):
         # 2. Cells, as in `add_labels`
         values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
-        if _n_invalid(values, labels, n_labels):
+        if _n_invalid(values, labels, n_labels, None):
             return False
         w = weights[start : start + BLOCK]
         if groups is not None:
@@ -464,7 +477,7 @@ def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, no
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
-        _split_by_outcome(labels, event, cells)
+        _split_by_outcome(labels, event, None, 0, cells)
         # 3. Additions
         for i in range(values.size):
             at = np.uintp(width * cells[i])
@@ -497,13 +510,21 @@ def _add_weighted_labels(confidence, label, event, n_labels, weights, groups, no
 
 
 def add_labelled(
-    confidence: Any, label: Any, weights: Any, groups: Any, bins: Bins, sums: Any, event: int = 1, n_labels: int = 2
+    confidence: Any,
+    label: Any,
+    weights: Any,
+    groups: Any,
+    bins: Bins,
+    sums: Any,
+    event: int = 1,
+    n_labels: int = 2,
+    ignored: int | None = None,
 ) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
     events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels
     options, has_noise = (_edges(bins.n_bins), bins.right, sums), bins.noise != "none"
     if weights is None:
-        return bool(add_labels(*events, groups, (False, False) if has_noise else None, *options))
+        return bool(add_labels(*events, ignored, groups, (False, False) if has_noise else None, *options))
     return bool(_add_weighted_labels(*events, weights, groups, not bins.copies if has_noise else None, *options))
 
 

@@ -68,13 +68,26 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
 
 
 def add_labelled(
-    confidence: Any, label: Any, weights: Any, groups: Any, bins: Bins, sums: Any, event: int = 1, n_labels: int = 2
+    confidence: Any,
+    label: Any,
+    weights: Any,
+    groups: Any,
+    bins: Bins,
+    sums: Any,
+    event: int = 1,
+    n_labels: int = 2,
+    ignored: int | None = None,
 ) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
 
     All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
-    `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    Rows with the label `ignored` are not added, without weights. `weights` are positive, or None for 1; `groups` are in
+    [0, G), or None for G = 1.
     """
+    if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
+        confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
+        if not len(label):
+            return True
     if label.dtype == np.int64:  # not of rows, which are valid
         is_valid = confidence.min() >= 0 and confidence.max() <= 1 and label.view(np.uint64).max() < n_labels
         if not is_valid:
