@@ -1,7 +1,7 @@
 """Values per image: which classes they average over, and the state with sums for each image."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -13,12 +13,15 @@ from torch import Tensor
 from torchcalib.core.arguments import check_flag, is_int
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.partition import Partition, SumsByPart
-from torchcalib.core.pieces import Parts, add_rows, rows_of, takes_pieces
+from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split_images, takes_pieces
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, check_counts
 from torchcalib.core.sums import BinStats, Sums, check_sums, has_noise_flag, with_noise_row
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
+
+Read = Callable[[InputFormat, Tensor, Tensor, Tensor | None], Predictions]
+"""Function that converts and checks a batch: of rows, or of images if `batch_dims` of the format is 1."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,23 @@ class ImageState(SumState[Any]):
         total = by_image.empty()
         is_added = add_images(by_image, total.numpy(), input_format, detail, preds, target, weights)
         return self._of_images(total, n_images) if is_added else None
+
+    def in_pieces(self, input_format: InputFormat, read: Read, preds: Any, target: Any, weights: Any) -> Any:
+        """Return the state for a large batch on the CPU by `read`, with the memory of a piece; None for others."""
+        parts = split_images(input_format, _of_rows(input_format), preds, target, weights)
+        if parts is None or not is_divisible(self.accumulator):
+            return None
+        of_image: SumState[Any] = SumState(self.accumulator, self.shape)
+        state = self.empty()
+        for pieces in parts:
+            sums: Any = 0
+            for how, x, y, w, _ in pieces:
+                p = read(how, x, y, w)
+                found = self.from_predictions(p) if how.batch_dims else self._of_images(of_image.from_predictions(p), 1)
+                sums = sums + found.sums[0]
+                state = state._replace(n_ignored=state.n_ignored + found.n_ignored)
+            state = self.add(state, self._state_from([(sums, found.cases[0])], self.empty().n_ignored))
+        return state
 
     def _of_images(self, state: Tensor, n_images: int) -> Any:
         """Return the state of images without names, from the numbers of ignored rows, flags and sums of all images."""

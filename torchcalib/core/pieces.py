@@ -62,9 +62,9 @@ class Piece(NamedTuple):
     only_group: int | None  # number of the part of all rows, if they are in the same part and have `groups` None
     from_logits: bool
     n_values: int  # number of predicted values of the batch
+    ignored: int | None  # label of the rows to leave out, whose values may be invalid
     # Whether probabilities are in the order of classes in memory, without events. Values and labels are unchecked.
     has_columns: bool = False
-    ignored: int | None = None  # label of the rows to leave out, whose values may be invalid
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
@@ -126,7 +126,7 @@ class LabelledRows(NamedTuple):
     def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
-        Binary rows are not checked. With `keeps_ignored`, ignored rows are not removed if this would copy the events.
+        Binary rows are not checked. With `keeps_ignored`, ignored rows of binary pieces and of columns are not removed.
         """
         input_format, parts, label = self.input_format, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
@@ -173,19 +173,18 @@ class LabelledRows(NamedTuple):
                 x, y, w, groups = (x, y, w, groups) if is_known else _kept(groups >= 0, x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
-        columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values
+        columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values, ignored
         # 3. Events and statistics
         if self.axis is None or not len(y):
-            return Piece(x, y, x, y, None, None, *columns, ignored=ignored)
+            return Piece(x, y, x, y, None, None, *columns)
         tolerance = SUM_TOLERANCE[self.dtype]
         if has_columns:
             x = x if x.strides[0] == x.itemsize else np.ascontiguousarray(x.T).T
             total = x.sum(1)
-            if not _sum_to_one(total, tolerance) and not (
-                ignored is not None and _sum_to_one(total[y != ignored], tolerance)
-            ):
-                return None
-            return Piece(x, y, None, None, None, None, *columns, has_columns=True, ignored=ignored)
+            is_valid = _sum_to_one(total, tolerance)
+            if not is_valid and ignored is not None:
+                is_valid = _sum_to_one(total[y != ignored], tolerance)
+            return Piece(x, y, None, None, None, None, *columns)._replace(has_columns=True) if is_valid else None
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
@@ -355,6 +354,31 @@ def split(
             yield input_format, _part(preds, place, axis), of_target, *others
 
     return pieces()
+
+
+def split_images(
+    input_format: "InputFormat", of_rows: "InputFormat", preds: Any, target: Any, weights: Any = None
+) -> Iterator[Iterator[Any]] | None:
+    """Divide a large batch of images for `InputFormat.read`. Return None as `split` does.
+
+    Yield the pieces of consecutive images as `split` does: a single piece for several images, or pieces of the rows of
+    one image, with the format `of_rows`.
+    """
+    given = [x for x in (preds, target, weights) if x is not None]
+    if not all(isinstance(x, Tensor) and x.is_cpu and not x.is_nested and x.dim() for x in given):
+        return None
+    if preds.numel() <= _LARGE or mode_of(*given) != "numbers" or len({len(x) for x in given}) > 1:
+        return None
+    n_images = len(preds)
+    at_once = max(1, _CONVERTED * n_images // preds.numel())
+
+    def parts() -> Iterator[Iterator[Any]]:
+        for begin in range(0, n_images, at_once):
+            images: Any = [None if x is None else x[begin : begin + at_once] for x in (preds, target, weights)]
+            pieces = split(of_rows, *images) if at_once == 1 else None
+            yield iter([(input_format, *images, None)]) if pieces is None else pieces
+
+    return parts()
 
 
 def _places(samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int) -> list[_Place]:
