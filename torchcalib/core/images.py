@@ -252,16 +252,15 @@ class ImageState(SumState[Any]):
         if parts is None or not is_divisible(self.accumulator):
             return None
         of_image: SumState[Any] = SumState(self.accumulator, self.shape)
-        state = self.empty()
+        n_ignored, rows = self.empty().n_ignored, []
         for pieces in parts:
             sums: Any = 0
             for how, x, y, w, _ in pieces:
                 p = read(how, x, y, w)
                 found = self.from_predictions(p) if how.batch_dims else self._of_images(of_image.from_predictions(p), 1)
-                sums = sums + found.sums[0]
-                state = state._replace(n_ignored=state.n_ignored + found.n_ignored)
-            state = self.add(state, self._state_from([(sums, found.cases[0])], self.empty().n_ignored))
-        return state
+                sums, n_ignored = sums + found.sums[0], n_ignored + found.n_ignored
+            rows.append(sums)
+        return SumsOfImages([torch.cat(rows)], [torch.zeros(len(preds), dtype=torch.uint8, device="cpu")], n_ignored)
 
     def _of_images(self, state: Tensor, n_images: int) -> Any:
         """Return the state of images without names, from the numbers of ignored rows, flags and sums of all images."""
