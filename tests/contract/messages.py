@@ -733,6 +733,8 @@ TASKS = [
     (lambda: tc.compare(Q, Q, H), "compare({'a': preds, 'b': other_preds}, target)", EITHER, lambda: both(Q, H)),
     (lambda: both(Q, H, groups=H), "`groups` must be an argument of compare, got an unknown one. Pass them to by_group",
      TypeError, lambda: both(Q, H)),
+    (lambda: F.ece(Q, H, **MULTI, include_background=False), "got an unknown one. Pass per_image=Images(include_back",
+     TypeError, lambda: F.ece(Q, H, **MULTI)),
     (lambda: tc.Report.load(5), "`path` must be a str or a pathlib.Path, got 5. Pass the path", TypeError),
     (lambda: tc.evaluate(None, ARRAY, SIX), "torchcalib.Report.from_estimator(clf, X, y)", EITHER),
     (lambda: F.nll(Q.T, SOFT, **MULTI), "class_axis=0 for (C, N)", ValueError,
