@@ -7,6 +7,7 @@ numba, with a goal of at least 1.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ OPTIMUM = 1e-3  # the same for two optimisers
 SINGLE = 1e-5  # the same for float32 rows
 SUMS = 1e-3  # the same for float32 sums of many updates
 DOUBLE = 1e-9
+IGNORED = 255  # label of voxels that are ignored
 ROUNDED = 0.01  # the same for confidences of bfloat16 logits, of which some move to the next bin
 
 doubles = partial(samples.binary, dtype=torch.float64)
@@ -235,17 +237,46 @@ def in_plain_torch(job: Job) -> Job:
     return job.without_numba({peer.name: max(1.0, peer.goal or 0) for peer in job.peers})
 
 
+of_images = partial(classwise_ece, per_image=True, from_logits=False)
+
+
+def partly_ignored(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return volumes, their labels with a tenth of them ignored, and all labels."""
+    q, y = samples.volumes(n, shape)
+    hidden = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.1
+    return q, y.masked_fill(hidden, IGNORED), y
+
+
+def of_labelled_voxels(q: Tensor, y: Tensor, _: Tensor) -> Tensor:
+    return of_images(q, y, ignore_index=IGNORED)
+
+
+@alternative(title="torchcalib with all voxels")
+def of_all_voxels(q: Tensor, _: Tensor, y: Tensor) -> Tensor:
+    return of_images(q, y)
+
+
+def volumes_job(
+    shape: tuple[int, ...],
+    goal: float,
+    what: str = "",
+    ours: Callable[..., object] = of_images,
+    theirs: Callable[..., object] = by_hand.torch_monai_float32,
+    data: Callable[..., Any] = samples.volumes,
+) -> Job:
+    """Job of class-wise ECE per image, with the size of volumes `(B, C, ...)` in its name."""
+    data = partial(data, n=shape[0] * math.prod(shape[2:]), shape=shape)
+    size, tolerance = " x ".join(map(str, shape)), 0.1  # float32 sums of many voxels
+    job = compared(f"class-wise ECE per image{what}", size, ours, theirs, goal, tolerance, data)
+    return replace(job, extra_bytes=64_000_000)
+
+
 VOLUMES = [
-    compared(
-        "class-wise ECE per image",
-        " x ".join(map(str, shape)),
-        partial(classwise_ece, per_image=True, from_logits=False),
-        by_hand.torch_monai_float32,
-        0.1 if shape[1] == 2 else 0.2,
-        0.1,  # float32 sums of many voxels
-        partial(samples.volumes, n=shape[0] * math.prod(shape[2:]), shape=shape),
-    )
-    for shape in ((2, 3, 128, 128), (1, 3, 96, 96, 96), (2, 14, 96, 96, 64), (1, 2, 192, 192, 96))
+    volumes_job((2, 3, 128, 128), 0.2),
+    volumes_job((1, 3, 96, 96, 96), 0.2),
+    volumes_job((2, 14, 96, 96, 64), 0.2),
+    volumes_job((1, 2, 192, 192, 96), 0.1),
+    volumes_job((1, 3, 96, 96, 96), 1.15, ", a tenth ignored", of_labelled_voxels, of_all_voxels, partly_ignored),
 ]
 
 JOBS = [*WITH_NUMBA, *map(in_plain_torch, WITH_NUMBA), *VOLUMES]

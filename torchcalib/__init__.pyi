@@ -56,6 +56,7 @@ from torchcalib.functional.decision import bayes_risk as bayes_risk
 from torchcalib.functional.decision import bayes_risk_curve as bayes_risk_curve
 from torchcalib.functional.decision import expected_cost as expected_cost
 from torchcalib.functional.decision import optimal_threshold_cost as optimal_threshold_cost
+from torchcalib.functional.ensembles import mean_probabilities as mean_probabilities
 from torchcalib.functional.group_values import by_group as by_group
 from torchcalib.functional.hidden import from_hidden as from_hidden
 from torchcalib.functional.kernel import canonical_error as canonical_error

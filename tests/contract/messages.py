@@ -635,6 +635,22 @@ OF_IMAGES = [
         ({"width": 0}, "`width` must be finite and above 0"), ({"width": "1"}, "`width` must be a number", TypeError),
         ({"spacing": [0.0]}, "`spacing` must be finite and above 0"),
         ({"ignore_index": 0.5}, "`ignore_index` must be an int", TypeError)),
+    *wrong(partial(F.mean_probabilities, members=[torch.ones(2, 2, 1), torch.zeros(2, 2, 1)]),
+        ({"members": torch.ones(2, 2)}, "`members` must be a list or an iterator", TypeError),
+        ({"members": []}, "`members` must have at least one prediction, got none"),
+        ({"members": [torch.ones(2), torch.ones(3)]}, "`members` must have equal shapes, got (2,) and (3,) of member "
+         "1"),
+        ({"members": [torch.ones(2), 2 * torch.ones(2)]}, "`members` must be probabilities in [0, 1], got 2 to 2 of "
+         "member 1"),
+        ({"members": [torch.ones(2).long()]}, "`members` must be floating predictions, got torch.int64", TypeError),
+        ({"from_logits": True}, "`task` must be 'binary', 'multiclass' or 'multilabel', got None", TypeError,
+         {"from_logits": True, "task": "binary"}),
+        ({"from_logits": True, "task": "multiclass"}, "`class_axis` must be an axis of logits", ValueError,
+         {"from_logits": True, "task": "multiclass", "class_axis": 1}),
+        ({"from_logits": True, "task": "multiclass", "class_axis": 3}, "`class_axis` must be an axis of logits"),
+        ({"from_logits": 1}, "`from_logits` must be", TypeError)),
+    Refusal(lambda: tc.ece([PIXELS[0]] * 3, PIXELS[1]), "`preds` must be one tensor for one target, got a list of 3",
+            ValueError, lambda: tc.ece(tc.mean_probabilities([PIXELS[0]] * 3), PIXELS[1])),
 ]  # fmt: skip
 
 # Operations, and special functions
@@ -735,6 +751,8 @@ TASKS = [
     (lambda: tc.compare(Q, Q, H), "compare({'a': preds, 'b': other_preds}, target)", EITHER, lambda: both(Q, H)),
     (lambda: both(Q, H, groups=H), "`groups` must be an argument of compare, got an unknown one. Pass them to by_group",
      TypeError, lambda: both(Q, H)),
+    (lambda: F.ece(Q, H, **MULTI, include_background=False), "got an unknown one. Pass per_image=Images(include_back",
+     TypeError, lambda: F.ece(Q, H, **MULTI)),
     (lambda: tc.Report.load(5), "`path` must be a str or a pathlib.Path, got 5. Pass the path", TypeError),
     (lambda: tc.evaluate(None, ARRAY, SIX), "torchcalib.Report.from_estimator(clf, X, y)", EITHER),
     (lambda: F.nll(Q.T, SOFT, **MULTI), "class_axis=0 for (C, N)", ValueError,

@@ -28,6 +28,7 @@ WITHOUT_TASK = {
     "by_group",
     "expected_cost",
     "from_hidden",
+    "mean_probabilities",
     "nees",
     "nees_interval",
 }  # these are tested in tests/metrics

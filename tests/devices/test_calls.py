@@ -123,6 +123,7 @@ FUNCTIONS = {
         lambda x, y, g: F.sequential_test(x, y, **binary).log_e, 4, f"{ROWS}; rest: the result", "binary"
     ),
     "boundary_band": Call(lambda x, y, g: F.boundary_band(y.reshape(6, 10), 1.5, ignore_index=0), 0),
+    "mean_probabilities": Call(lambda x, y, g: F.mean_probabilities([x, -x], "multiclass", from_logits=True), 0),
     "ece(per_image)": Call(lambda x, y, g: F.ece(x, y, **multi, per_image=True), 1, ROWS),
     "by_group": Call(
         lambda x, y, g: F.by_group(F.ece, x, y, g, **multi), 10, "4: groups and their sizes; rows of all, and 5 groups"

@@ -9,6 +9,7 @@ from oracles import images as slow
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core import pieces
 
 METRICS = {
     "ece": tc.ECE, "esce": tc.ESCE, "mce": tc.MCE, "rmsce": tc.RMSCE, "mean_bin_error": tc.MeanBinError,
@@ -82,6 +83,76 @@ def test_one_value_per_image(name, given):
     close(metric.cases().value, values)
     close(metric.cases().pooled, slow.value_of(name, [voxel for image in images for voxel in image]))
     close(metric.cases().n, [sum(w for _, _, w in image) for image in images])
+
+
+@pytest.mark.parametrize("given", ["label", "mask", "label and mask"])
+@pytest.mark.parametrize("task", ["multiclass", "binary"])
+def test_ignored_voxels_of_large_images_have_any_values(task, given):
+    """Large images are added without removing voxels, whose values may be invalid. Other invalid values raise."""
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(2, 3, 30, 20, generator=generator).softmax(1)
+    target = torch.randint(0, 3, (2, 30, 20), generator=generator)
+    options = {"num_classes": 3, "mode": "classwise"}
+    if task == "binary":
+        preds, target, options = preds[:, 1], target.clamp(max=1), {"task": "binary"}
+    hidden = torch.rand(target.shape, generator=generator) < 0.2
+    hidden[0, 5:] = hidden[0, 5:] | (given == "mask")
+    expected = [
+        tc.ece(p.movedim(0, -1)[~h] if task != "binary" else p[~h], y[~h], **options)
+        for p, y, h in zip(preds.double(), target, hidden, strict=True)
+    ]
+    shown = hidden if task == "binary" else hidden.unsqueeze(1).expand(preds.shape)
+    preds = preds.masked_fill(shown, torch.nan)
+    columns = {}
+    if "label" in given:
+        target, options = target.masked_fill(hidden, 255), options | {"ignore_index": 255}
+    if "mask" in given:
+        columns = {"weights": ~hidden}
+    metric = tc.ECE(per_image=True, **options)
+    metric.update(preds, target, **columns)
+    value = sum(map(float, expected)) / 2
+    assert float(metric.compute()) == pytest.approx(value, abs=1e-6)
+    assert float(tc.ece(preds, target, per_image=True, **options, **columns)) == pytest.approx(value, abs=1e-6)
+    assert float(metric.cases().n.flatten()[0]) == int((~hidden[0]).sum())
+    place = tuple((~hidden[1]).nonzero()[-1].tolist())
+    wrong = preds.clone()
+    wrong[(1, ..., *place)] = 2
+    labels = target.clone()
+    labels[(1, *place)] = 7
+    for changed in ((wrong, target), (preds, labels)):
+        with pytest.raises(ValueError, match="must"):
+            metric.update(*changed, **columns)
+    assert float(metric.compute()) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["regions", "shares", "logits"])
+def test_large_batches_are_converted_in_pieces(kind, monkeypatch):
+    """Pieces of several images, and of one image, give the sums of the whole batch."""
+    preds, target = volumes()
+    options = {"num_classes": N_CLASSES, "mode": "classwise"}
+    if kind == "regions":
+        target = torch.nn.functional.one_hot(target, N_CLASSES).movedim(-1, 1)
+        options = {"num_labels": N_CLASSES, "class_axis": 1}
+    elif kind == "shares":
+        target, options = preds.flip(0), options | {"class_axis": 1}
+    else:
+        preds, target, options = preds[:, 1].logit(), (target == 1).long(), {"task": "binary", "from_logits": True}
+    mask = torch.rand(7, *SHAPE, generator=torch.Generator().manual_seed(1)) < 0.7
+    found = []
+    for sizes in ({}, {"_LARGE": 0, "_CONVERTED": 130, "_ROWS": 10}, {"_LARGE": 0, "_CONVERTED": 10, "_ROWS": 10}):
+        for name, size in sizes.items():
+            monkeypatch.setattr(pieces, name, size)
+        metric = tc.ECE(per_image=True, **options)
+        metric.update(preds, target, mask, case=list("abcdefg"))
+        function = tc.ece(preds, target, weights=mask, per_image=True, **options)
+        found.append((metric.cases().value, metric.cases().n, metric.compute(), function))
+        wrong = preds.clone()
+        wrong[3] = torch.nan
+        with pytest.raises(ValueError, match="`preds` must"):
+            metric.update(wrong, target)
+    for others in found[1:]:
+        for x, y in zip(found[0], others, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
 CHOICES = {

@@ -4,6 +4,7 @@ import itertools
 import math
 from functools import cache
 
+import numpy as np
 import oracles
 import pytest
 import torch
@@ -11,6 +12,7 @@ from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, o
 
 from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.bin_sums.formula import Bins, event_formula
+from torchcalib.ops.dispatch import implementation
 from torchcalib.ops.segments import bin_index, bin_sums
 
 INF, NAN = math.inf, math.nan
@@ -89,6 +91,43 @@ def test_outcomes_may_be_any_integers(backend):
             options = {"n_bins": 15, "noise": noise, "copies": False, **of}
             found = event_bins(confidence, outcome, w, **options, backend=backend)
             torch.testing.assert_close(found, slow(confidence, outcome, w, **options), rtol=1e-12, atol=1e-11)
+
+
+@of_backends
+@pytest.mark.parametrize("n", [40, 2500])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("ignored", [None, 255, 1, -1])
+def test_labelled_events_equal_slow_loop(backend, n, dtype, ignored):
+    """The outcome is that the label is the event. Rows with the ignored label may have any values."""
+    source = implementation("events", backend)
+    confidence, _, weights, _, groups = grouped(n, dtype)
+    confidence[n - 2] = 0.5
+    label = torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(1))
+    weights, weight_of = weights + 0.5, {None: None, "copies": True, "importance": False}
+    kept = torch.ones(n, dtype=torch.bool)
+    if ignored is not None:
+        label[::3] = ignored
+        label[n - 2] = 2
+        kept, weight_of = label != ignored, {None: None}
+        confidence[~kept] = torch.tensor([NAN, -1, 7, INF]).to(dtype).repeat(n)[: int((~kept).sum())]
+    kinds = itertools.product(("none", "labels"), weight_of, (None, groups))
+    for k, (noise, kind, of) in enumerate(kinds):
+        w, event = None if kind is None else weights, k % 3
+        options = {"n_bins": 7, "right": k % 2 == 1, "noise": noise, "copies": weight_of[kind] is not False}
+        of_groups = {} if of is None else {"groups": of[kept], "n_groups": G}
+        outcome = (label == event)[kept].double()
+        expected = slow(confidence[kept], outcome, None if w is None else w[kept], **options, **of_groups)
+        expected = expected if of is None else expected.movedim(0, 1).flatten(1)
+        bins, sums = Bins(*options.values()), np.zeros(expected.shape)
+        columns = [None if x is None else x.numpy().copy() for x in (confidence, label, w, of)]
+        how = {"event": event, "n_labels": 3, "ignored": ignored}
+        assert source.add_labelled(*columns, bins, sums, **how)
+        torch.testing.assert_close(torch.from_numpy(sums), expected, rtol=1e-12, atol=1e-11)
+        before = sums.copy()
+        for p, y in ((1.5, 0), (-0.5, 0), (NAN, 0), (0.5, 3), (0.5, -2)):  # an invalid row that is not ignored
+            columns[0][n - 2], columns[1][n - 2] = p, y
+            assert not source.add_labelled(*columns, bins, sums, **how)
+            assert np.array_equal(sums, before)
 
 
 @of_backends

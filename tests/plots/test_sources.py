@@ -169,3 +169,21 @@ def test_every_class_has_a_curve_with_its_name():
         np.testing.assert_array_equal(points, points_of(tables[k]))
     unnamed = plots.reliability_diagram(probs.reshape(4, 100, 4), target.reshape(4, 100), **options)
     assert [name.splitlines()[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
+
+
+def test_diagrams_of_metrics_per_image():
+    """Bins have the voxels of all images, and errors are those of `compute`, for the chosen classes."""
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(4, 3, 6, 5, generator=generator).softmax(1)
+    target = torch.randint(0, 3, (4, 6, 5), generator=generator)
+    images = tc.Images(classes=["liver", 0], class_names=["background", "organ", "liver"])
+    metric = tc.ECE(num_classes=3, mode="classwise", average=None, per_image=images)
+    metric.update(preds, target)
+    titles = {panel.get_title(loc="left") for panel in metric.plot()[1]}
+    expected = zip(("liver", "background"), metric.compute().tolist(), strict=True)
+    assert titles == {f"{name}: ECE {value:.3g}" for name, value in expected}
+    pooled = F.calibration_curve(preds, target, mode="classwise", class_axis=1)
+    torch.testing.assert_close(metric.bin_table().n, pooled.n[[2, 0]])
+    top = tc.ECE(num_classes=3, per_image=True)
+    top.update(preds, target)
+    assert f"ECE {float(top.compute()):.3g}" in " ".join(legend_of(top.plot()[1]))

@@ -127,6 +127,7 @@ _ADVICE = {
     "level": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
     "groups": "Pass them to by_group(function, preds, target, groups), report or ByGroup.",
     "weights": "Pass weights=... in the call, with each batch.",
+    "include_background": "Pass per_image=Images(include_background=False) with mode='classwise'.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
 

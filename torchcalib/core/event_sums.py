@@ -4,9 +4,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,6 +145,9 @@ class EqualWidthBins(EventSums[BinStats]):
         """Whether events need no statistics of rows except confidence and top class; see `pieces.detail_of`."""
         return not self.with_ecd
 
+    skips_ignored: ClassVar[bool] = True
+    """Whether `add_piece` leaves out the rows with the label `Piece.ignored`."""
+
     def cell(self, confidence: Tensor) -> Tensor:
         """Return the bin index for each confidence, int64 `(..., N)`."""
         return bin_index(confidence, self.n_bins, self.right)
@@ -220,15 +222,15 @@ class EqualWidthBins(EventSums[BinStats]):
         if self.mode != "classwise":
             source: Any = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
             columns = piece.confidence, piece.outcome, piece.weights, piece.groups
-            is_added: bool = source.add_labelled(*columns, bins, sums)
+            is_added: bool = source.add_labelled(*columns, bins, sums, ignored=piece.ignored)
             return is_added
         if piece.has_columns:
             source = source_of("events", "cpu", torch.float64, piece.n_values, "auto")
-            for k, of_class in enumerate(sums):
-                outcome = (piece.label == k).astype(np.int64)
-                if not source.add_labelled(piece.values[:, k], outcome, piece.weights, None, bins, of_class):
-                    return False
-            return True
+            columns = piece.label, piece.weights, None, bins
+            return all(
+                source.add_labelled(piece.values[:, k], *columns, of_class, k, len(sums), piece.ignored)
+                for k, of_class in enumerate(sums)
+            )
         if piece.groups is not None or sums.size > _MAX_CLASS_SUMS:
             return False
         tensors: list[Any] = [

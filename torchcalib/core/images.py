@@ -1,9 +1,9 @@
 """Values per image: which classes they average over, and the state with sums for each image."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,12 +13,15 @@ from torch import Tensor
 from torchcalib.core.arguments import check_flag, is_int
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.partition import Partition, SumsByPart
-from torchcalib.core.pieces import Parts, add_rows, rows_of, takes_pieces
+from torchcalib.core.pieces import Parts, add_rows, is_divisible, rows_of, split_images, takes_pieces
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, check_counts
 from torchcalib.core.sums import BinStats, Sums, check_sums, has_noise_flag, with_noise_row
 from torchcalib.io.errors import shown
 from torchcalib.ops.softmax_stats import Detail
+
+Read = Callable[[InputFormat, Tensor, Tensor, Tensor | None], Predictions]
+"""Function that converts and checks a batch: of rows, or of images if `batch_dims` of the format is 1."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +175,30 @@ def _of_rows(input_format: InputFormat) -> InputFormat:
     return replace(input_format, batch_dims=0)
 
 
+def add_images(
+    adder: Any, total: Any, input_format: InputFormat, detail: Detail, preds: Any, target: Any, weights: Any
+) -> bool:
+    """Add a batch of labels to `total`, a numpy array with sums per image, in place, by the pass of `core.pieces`.
+
+    `adder` adds a piece of an image to it. Return False if the batch is not added. The sums may then be incomplete.
+    """
+    samples = input_format.samples_of(preds, target)
+    numbers = np.arange(len(preds)).reshape(-1, *[1] * (len(samples) - 1))
+    parts = Parts(np.broadcast_to(numbers, samples), len(preds), np.asarray)
+    rows = rows_of(_of_rows(input_format), preds, target, weights, parts)
+    return rows is not None and add_rows(rows, detail, [adder], [total])
+
+
 @dataclass(frozen=True, eq=False)
 class ImagePartition(Partition[Any]):
-    """Sums over the rows of every image, and the names of images; "" without a name."""
+    """Sums over the rows of every image, and the names of images."""
 
-    names: Sequence[str] = ()
+    cases: Tensor = field(kw_only=True)  # see `SumsOfImages`
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Name of each image; "" without a name."""
+        return list(_decoded(self.cases))
 
 
 class SumsOfImages(NamedTuple):
@@ -218,15 +240,27 @@ class ImageState(SumState[Any]):
         """Return the state for a batch of labels by the pass of `core.pieces`; None if it cannot add the batch."""
         if not takes_pieces(self.accumulator, input_format.task, input_format.from_logits) or not preds.dim():
             return None
-        input_format = _of_rows(input_format)
-        n_images, samples = len(preds), input_format.samples_of(preds, target)
-        keys = np.broadcast_to(np.arange(n_images).reshape(-1, *[1] * (len(samples) - 1)), samples)
-        rows = rows_of(input_format, preds, target, weights, Parts(keys, n_images, np.asarray))
+        n_images = len(preds)
         by_image: SumState[Any] = SumState(SumsByPart(self.accumulator, n_images), (n_images, *self.shape))
         total = by_image.empty()
-        if rows is None or not add_rows(rows, detail, [by_image], [total.numpy()]):
+        is_added = add_images(by_image, total.numpy(), input_format, detail, preds, target, weights)
+        return self._of_images(total, n_images) if is_added else None
+
+    def in_pieces(self, input_format: InputFormat, read: Read, preds: Any, target: Any, weights: Any) -> Any:
+        """Return the state for a large batch on the CPU by `read`, with the memory of a piece; None for others."""
+        parts = split_images(input_format, _of_rows(input_format), preds, target, weights)
+        if parts is None or not is_divisible(self.accumulator):
             return None
-        return self._of_images(total, n_images)
+        of_image: SumState[Any] = SumState(self.accumulator, self.shape)
+        n_ignored, rows = self.empty().n_ignored, []
+        for pieces in parts:
+            sums: Any = 0
+            for how, x, y, w, _ in pieces:
+                p = read(how, x, y, w)
+                found = self.from_predictions(p) if how.batch_dims else self._of_images(of_image.from_predictions(p), 1)
+                sums, n_ignored = sums + found.sums[0], n_ignored + found.n_ignored
+            rows.append(sums)
+        return SumsOfImages([torch.cat(rows)], [torch.zeros(len(preds), dtype=torch.uint8, device="cpu")], n_ignored)
 
     def _of_images(self, state: Tensor, n_images: int) -> Any:
         """Return the state of images without names, from the numbers of ignored rows, flags and sums of all images."""
@@ -245,8 +279,8 @@ class ImageState(SumState[Any]):
 
     def named(self, state: Any, names: Sequence[str]) -> Any:
         """Return the state of one batch with names of its images, in which equal names are added."""
-        chunk = (*state.sums, _encoded(names))
-        return self._state_from([_joined([chunk])], state.n_ignored)
+        chunk = _with_distinct_names(state.sums[0], _encoded(names))
+        return self._state_from([chunk], state.n_ignored)
 
     def _state_from(self, chunks: Sequence[tuple[Tensor, Tensor]], n_ignored: Tensor) -> Any:
         return SumsOfImages([sums for sums, _ in chunks], [cases for _, cases in chunks], n_ignored)
@@ -283,7 +317,7 @@ class ImageState(SumState[Any]):
         sums = rows[:, self._n_flags :].reshape(len(rows), *self.shape)
         if has_noise_flag(self.accumulator):
             sums = with_noise_row(sums, rows[:, : self._n_flags].reshape(sums.shape[:-2]))
-        return ImagePartition(sums, self.accumulator, names=list(_decoded(cases)))
+        return ImagePartition(sums, self.accumulator, cases=cases)
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
         """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
@@ -304,7 +338,8 @@ class ImageState(SumState[Any]):
             check_sums(sums[:, self._n_flags :].reshape(len(sums), *self.shape), self.accumulator.ranges, flags)
         device = like.n_ignored.device
         chunks = [
-            (sums.detach().to(device, copy=True), cases.cpu().clone()) for sums, cases in zip(*lists, strict=True)
+            _with_distinct_names(sums.detach().to(device, copy=True), cases.cpu().clone())
+            for sums, cases in zip(*lists, strict=True)
         ]
         return self._state_from(chunks, n_ignored.detach().to(device, copy=True))
 
@@ -366,10 +401,18 @@ def _decoded(cases: Tensor) -> Iterator[str]:
 
 def _joined(chunks: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return all images as one chunk, in which images of equal names are added."""
-    sums = torch.cat([sums for sums, _ in chunks]) if len(chunks) > 1 else chunks[0][0]
-    cases = torch.cat([cases.cpu() for _, cases in chunks])
+    if len(chunks) == 1:  # whose names are distinct
+        return chunks[0]
+    sums = torch.cat([sums for sums, _ in chunks])
+    return _with_distinct_names(sums, torch.cat([cases.cpu() for _, cases in chunks]))
+
+
+def _with_distinct_names(sums: Tensor, cases: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a chunk in which images of equal names are added. Images without names are not added."""
+    if len(cases) == len(sums):  # no image has a name
+        return sums, cases
     names = list(_decoded(cases))
-    places: dict[str | int, int] = {}  # images without names are not added: their keys are numbers
+    places: dict[str | int, int] = {}  # keys of images without names are numbers
     index = [places.setdefault(name or k, len(places)) for k, name in enumerate(names)]
     if len(places) == len(names):
         return sums, cases

@@ -39,13 +39,14 @@ _FEW_CLASSES = 32  # largest number of classes whose probabilities are added cla
 _FEW_REMOVED = 2**6  # largest number of removed rows between which copying runs of rows is fastest
 _MAX_PARTS = 2**12  # largest number of parts: with more, sums of a piece take longer than its rows
 _PER_PART = 2**8  # number of rows of a piece for each part, whose sums are added to the state after each piece
+_NO_LABEL = -(2**63)  # label of rows that a mask excludes
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 _LABELS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool))
 _WEIGHTS = _LABELS | _NARROW | {torch.float32, torch.float64}
 
 
 class Piece(NamedTuple):
-    """Rows of a batch as numpy arrays, without rows that are ignored or have weight 0."""
+    """Rows of a batch as numpy arrays, without rows of weight 0, and without ignored ones unless `ignored` is given."""
 
     values: Any  # predictions `(n,)` or `(n, C)`, float32 or float64; those of binary rows are unchecked
     label: Any  # int64 `(n,)`; those of binary rows are unchecked
@@ -62,7 +63,9 @@ class Piece(NamedTuple):
     only_group: int | None  # number of the part of all rows, if they are in the same part and have `groups` None
     from_logits: bool
     n_values: int  # number of predicted values of the batch
-    has_columns: bool = False  # whether probabilities are in the order of classes in memory, without events
+    ignored: int | None  # label of the rows to leave out, whose values may be invalid
+    # Whether probabilities are in the order of classes in memory, without events. Values and labels are unchecked.
+    has_columns: bool = False
 
     def by_group(self) -> "Iterator[Piece]":
         """Yield the rows of each part as a piece without totals."""
@@ -121,10 +124,10 @@ class LabelledRows(NamedTuple):
         n_rows = max(_ROWS, _PER_PART * n_parts)
         return _places(self.label.shape, self.n_classes, n_rows, _VALUES, _LARGE_ITEM if is_by_item else _ROWS)
 
-    def piece(self, place: _Place, detail: "Detail", removes_ignored: bool = True) -> Piece | None:
+    def piece(self, place: _Place, detail: "Detail", keeps_ignored: bool = False) -> Piece | None:
         """Return a piece; None if a label, a weight, a part or a multi-class row is invalid.
 
-        Binary rows are not checked.
+        Binary rows are not checked. With `keeps_ignored`, ignored rows of binary pieces and of columns are not removed.
         """
         input_format, parts, label = self.input_format, self.parts, self.label
         if place[2] is _ALL and label.ndim == 1 and self.weights is parts is None and self.dtype.itemsize >= 4:
@@ -133,9 +136,18 @@ class LabelledRows(NamedTuple):
             x, y, w, keys = self._columns(place)
         if y.dtype != np.int64:
             y = y.astype(np.int64)
-        # 1. Remove rows that are ignored or have weight 0, whose values may be invalid.
-        if removes_ignored and input_format.ignore_index is not None:
-            x, y, w, keys = _kept(y != input_format.ignore_index, x, y, w, keys)
+        has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
+        has_columns = has_columns and self.axis is not None and len(y) >= _LARGE_ITEM
+        # 1. Remove rows that are ignored or have weight 0, whose values may be invalid. A mask is an ignored label.
+        ignored, keeps_ignored = input_format.ignore_index, keeps_ignored and (has_columns or self.axis is None)
+        if keeps_ignored and w is not None and w.dtype == np.bool_:
+            ignored = _NO_LABEL if ignored is None else ignored
+            if y.min() == _NO_LABEL:
+                return None
+            y, w = np.where(w, y, ignored), None
+        if ignored is not None and not (keeps_ignored and w is None):
+            x, y, w, keys = _kept(y != ignored, x, y, w, keys)
+            ignored = None
         if w is not None and len(w):
             least, greatest = w.min().item(), w.max().item()
             if not (least >= 0 and greatest <= MOST_WEIGHT):
@@ -162,18 +174,18 @@ class LabelledRows(NamedTuple):
                 x, y, w, groups = (x, y, w, groups) if is_known else _kept(groups >= 0, x, y, w, groups)
                 n_groups = parts.n
         n_values = label.size * self.n_classes
-        columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values
+        columns: Any = w, self.copies, groups, n_groups, only_group, input_format.from_logits, n_values, ignored
         # 3. Events and statistics
         if self.axis is None or not len(y):
             return Piece(x, y, x, y, None, None, *columns)
         tolerance = SUM_TOLERANCE[self.dtype]
-        has_columns = detail == "classes" and not input_format.from_logits and self.n_classes <= _FEW_CLASSES
-        if has_columns and len(y) >= _LARGE_ITEM:
-            x = np.ascontiguousarray(x.T).T
-            # The accumulator checks the range of the values.
-            is_valid = y.view(np.uint64).max() < self.n_classes and abs(x.sum(1) - 1).max() <= tolerance
-            piece = Piece(x, y, None, None, None, None, *columns)
-            return piece._replace(has_columns=True) if is_valid else None
+        if has_columns:
+            x = x if x.strides[0] == x.itemsize else np.ascontiguousarray(x.T).T
+            total = x.sum(1)
+            is_valid = _sum_to_one(total, tolerance)
+            if not is_valid and ignored is not None:
+                is_valid = _sum_to_one(total[y != ignored], tolerance)
+            return Piece(x, y, None, None, None, None, *columns)._replace(has_columns=True) if is_valid else None
         source: Any = source_of("rows", "cpu", self.dtype, n_values, "auto")
         detail = "top" if detail == "classes" else detail
         found = source.labelled_rows(x, y, input_format.from_logits, tolerance, detail, w, groups, n_groups)
@@ -270,20 +282,15 @@ def _add_piece(
     rows: LabelledRows, place: _Place, detail: "Detail", adders: Sequence[Any], totals: Sequence[Any]
 ) -> bool:
     """Add a piece to the totals. Return False if it is invalid."""
-    # Ignored rows of binary pieces are invalid. They are only removed from pieces that are not added with them.
-    tries_all = rows.axis is None and rows.input_format.ignore_index not in (None, 0, 1)
-    for removes_ignored in (False, True) if tries_all else (True,):
-        piece = rows.piece(place, detail, removes_ignored)
-        if piece is None:
-            continue
-        if not len(piece.label):
-            return True
-        is_added: bool = adders[0].add_piece(piece, totals[0])
-        if is_added:
-            for adder, total in zip(adders[1:], totals[1:], strict=True):
-                is_added = is_added and adder.add_piece(piece, total)
-            return is_added
-    return False
+    may_ignore = rows.weights is not None or rows.input_format.ignore_index is not None
+    keeps_ignored = may_ignore and all(getattr(adder, "skips_ignored", False) for adder in adders)
+    piece = rows.piece(place, detail, keeps_ignored)
+    if piece is None:
+        return False
+    is_added = True
+    for adder, total in zip(adders, totals, strict=True):
+        is_added = is_added and (not len(piece.label) or adder.add_piece(piece, total))
+    return is_added
 
 
 def _add_chunks(
@@ -348,6 +355,31 @@ def split(
             yield input_format, _part(preds, place, axis), of_target, *others
 
     return pieces()
+
+
+def split_images(
+    input_format: "InputFormat", of_rows: "InputFormat", preds: Any, target: Any, weights: Any = None
+) -> Iterator[Iterator[Any]] | None:
+    """Divide a large batch of images for `InputFormat.read`. Return None as `split` does.
+
+    Yield the pieces of consecutive images as `split` does: a single piece for several images, or pieces of the rows of
+    one image, with the format `of_rows`.
+    """
+    given = [x for x in (preds, target, weights) if x is not None]
+    if not all(isinstance(x, Tensor) and x.is_cpu and not x.is_nested and x.dim() for x in given):
+        return None
+    if preds.numel() <= _LARGE or mode_of(*given) != "numbers" or len({len(x) for x in given}) > 1:
+        return None
+    n_images = len(preds)
+    at_once = max(1, _CONVERTED * n_images // preds.numel())
+
+    def parts() -> Iterator[Iterator[Any]]:
+        for begin in range(0, n_images, at_once):
+            images: Any = [None if x is None else x[begin : begin + at_once] for x in (preds, target, weights)]
+            pieces = split(of_rows, *images) if at_once == 1 else None
+            yield iter([(input_format, *images, None)]) if pieces is None else pieces
+
+    return parts()
 
 
 def _places(samples: Sequence[int], n_classes: int, n_rows: int, n_values: int, most_in_item: int) -> list[_Place]:
@@ -423,6 +455,11 @@ def detail_of(accumulators: Iterable[Any], task: Task) -> "Detail":
     if needed == {"label"}:
         return "label"
     return "confidence" if "label" in needed else "top"
+
+
+def _sum_to_one(totals: Any, tolerance: float) -> bool:
+    """Return whether the sums of probabilities of rows are 1."""
+    return not len(totals) or bool(totals.max() - 1 <= tolerance and 1 - totals.min() <= tolerance)
 
 
 def _may_be_mistaken(input_format: "InputFormat", values: Any) -> bool:

@@ -161,6 +161,12 @@ def _joined(preds: Sequence[Any], target: Any, weights: Any, task: Any) -> tuple
         return preds, target, weights
     if not own:
         shape = tuple(getattr(target, "shape", ())) or ((len(target),) if isinstance(target, Sequence) else ())
+        size = sizes[0]
+        if len(size) > 1 < len(sizes) and shape in (size[:-1], size[:1] + size[2:]) and len(set(sizes)) == 1:
+            raise ValueError(
+                f"`preds` must be one tensor for one target, got a list of {len(sizes)} with targets {shape}. Pass "
+                "torchcalib.mean_probabilities(preds) for an ensemble."
+            )
         if not shape or shape[0] != sum(size[0] for size in sizes) or shape[0] == len(sizes):
             return preds, target, weights
     elif all(len(size) == 1 for size in sizes) and task not in (None, "binary", "confidence"):

@@ -20,6 +20,9 @@ def boundary_band(
     `width`. With `width=1` these are the voxels on both sides of an edge. Far from edges, most probabilities are near 0
     or 1. These voxels dominate the errors of all voxels.
 
+    Metrics have a weight for each sample, not for each label. Evaluate regions near their own edges one at a time, as
+    binary images.
+
     The function compares the labels with shifted ones, on their device, in integer arithmetic. The number of shifts
     grows with the volume of a ball of radius `width`. In 3-D, it is 3 for a width of 1 voxel, and 61 for 3 voxels.
 

@@ -196,32 +196,66 @@ class Estimator(Generic[S]):
 
     def _of_images_in_one_pass(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the mean over images as `_in_one_pass` does."""
-        from torchcalib.core.images import image_axes
+        from torchcalib.core.images import add_images
+        from torchcalib.core.partition import SumsByPart
 
-        how, weights = image_axes(self.input_format, preds, target, weights)
-        if how.task != "binary" and not -preds.dim() <= how.axis < preds.dim():
+        found = self._format_of_images(preds, target, weights)
+        if found is None:
             return None
-        kind: Any = self.streamed(None if how.task == "binary" else preds.shape[how.axis]).state_kind()
-        state = kind.in_one_pass(how, self.detail, preds, target, weights)
-        if state is None:
+        how, weights, n_classes = found
+        accumulator: Any = self.accumulator
+        by_image: SumsByPart[Any] = SumsByPart(accumulator, len(preds))
+        sums = np.zeros(by_image.shape(how.task, n_classes))
+        if not add_images(by_image, sums, how, self.detail, preds, target, weights):
             return None
-        return self.value(kind.statistic(state).each).to(torch.promote_types(preds.dtype, torch.float32))
+        value = self.value(accumulator.wrap(torch.from_numpy(sums)))
+        return value.to(torch.promote_types(preds.dtype, torch.float32))
 
     def _in_pieces(self, preds: Any, target: Any, weights: Any) -> Tensor | None:
         """Return the value of a large batch with the memory of a piece; None if `read` must convert it as a whole."""
-        is_plain = is_divisible(self.accumulator) and type(self).from_predictions is Estimator.from_predictions
-        pieces = split(self.input_format, preds, target, weights) if is_plain else None
-        if pieces is None:
+        if not is_divisible(self.accumulator) or type(self).from_predictions is not Estimator.from_predictions:
             return None
+
+        def read(how: InputFormat, x: Tensor, y: Tensor, w: Tensor | None) -> Predictions:
+            return replace(self, input_format=how).read(x, y, w)
+
         accumulator: Any = self.accumulator
-        sums: list[Tensor] = []
+        statistic: Any = None
         try:
-            for how, x, y, w, _ in pieces:
-                sums.append(accumulator.from_predictions(replace(self, input_format=how).read(x, y, w)).sums)
+            if self.images is not None:
+                statistic = self._of_images_in_pieces(read, preds, target, weights)
+            elif (pieces := split(self.input_format, preds, target, weights)) is not None:
+                sums = [accumulator.from_predictions(read(how, x, y, w)).sums for how, x, y, w, _ in pieces]
+                statistic = accumulator.wrap(torch.stack(sums).sum(0))
         except (TypeError, ValueError):
             return None  # the error for the whole batch has the numbers of its rows
-        value = self.value(accumulator.wrap(torch.stack(sums).sum(0)))
-        return value.to(torch.promote_types(preds.dtype, torch.float32))
+        return None if statistic is None else self.value(statistic).to(torch.promote_types(preds.dtype, torch.float32))
+
+    def _of_images_in_pieces(self, read: Any, preds: Any, target: Any, weights: Any) -> Any:
+        """Return the statistic of each image as `_in_pieces` does; None if `read` must convert the batch as a whole."""
+        found = self._format_of_images(preds, target, weights)
+        if found is None:
+            return None
+        from torchcalib.core.images import ImageState
+
+        how, weights, n_classes = found
+        accumulator: Any = self.accumulator
+        kind = ImageState(accumulator, accumulator.shape(how.read_as, n_classes))
+        state = kind.in_pieces(how, read, preds, target, weights)
+        return None if state is None else kind.statistic(state).each
+
+    def _format_of_images(
+        self, preds: Any, target: Any, weights: Any
+    ) -> "tuple[InputFormat, Tensor | None, int | None] | None":
+        """Return the results of `image_axes` and the number of classes or labels; None for an invalid shape."""
+        from torchcalib.core.images import image_axes
+
+        if not (isinstance(preds, Tensor) and isinstance(target, Tensor) and preds.dim()):
+            return None
+        how, weights = image_axes(self.input_format, preds, target, weights)
+        if how.task == "binary":
+            return how, weights, None
+        return (how, weights, preds.shape[how.axis]) if -preds.dim() <= how.axis < preds.dim() else None
 
     @cached_property
     def takes_pieces(self) -> bool:
@@ -240,7 +274,7 @@ class Estimator(Generic[S]):
     def read(self, preds: Tensor, target: Tensor, weights: Tensor | None, **how: Any) -> Predictions:
         """Convert the input. The accumulator may check the values in the pass that computes its sums."""
         input_format = self.input_format
-        if self.images is not None:
+        if self.images is not None and input_format.batch_dims:  # not rows of one image
             from torchcalib.core.images import image_axes
 
             preds, target, weights = as_tensors(preds, target, weights, **input_format.conversion)

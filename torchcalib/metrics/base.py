@@ -388,7 +388,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         kind: Any = self.kind
         evidence = self._evidence
         detail: Detail = "entropy" if is_compiling() else self.estimator.detail
-        if isinstance(kind, ImageState) and self.device.type == "cpu" and not is_compiling():
+        has_images = isinstance(kind, ImageState) and self.device.type == "cpu" and not is_compiling()
+        if has_images:
             how, of_voxels = image_axes(self.input_format, preds, target, weights)
             state = kind.in_one_pass(how, detail, preds, target, of_voxels)
             if state is not None:
@@ -398,6 +399,8 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         pieces = split(self.input_format, preds, target, weights, keys) if is_divided else None
         try:
             state = None
+            if has_images:
+                state = kind.in_pieces(how, partial(self._read, detail=detail), preds, target, of_voxels)
             for how, x, y, w, g in pieces or ():
                 of_piece = self._state_of_piece(self._read(how, x, y, w, detail), g)
                 state = of_piece if state is None else kind.add(state, of_piece)
@@ -582,7 +585,7 @@ class CalibrationMetric(UpdatesFromHidden, StatefulMetric[S]):
         if is_compiling():  # without values, as on an accelerator
             return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=True)
         batch_shape = self.batch_shape
-        if self.images is not None:
+        if self.images is not None and how.batch_dims:  # not rows of one image
             how, weights = image_axes(how, preds, target, weights)
             batch_shape = tuple(preds.shape[:1])
         evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises

@@ -50,9 +50,12 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     estimator: BinnedEstimator
 
     def bin_table(self) -> BinTable:
-        """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
+        """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`.
+
+        With `per_image`, bins contain the voxels of all images, and the table has the chosen classes.
+        """
         statistic: Any = self._synced_statistic()
-        return self.estimator.table(statistic if self.images is None else statistic.whole)
+        return self.estimator.table(statistic if self.images is None else self.images.chosen(statistic.whole))
 
 
 class ECE(BinnedMetric, function=ece):

@@ -52,9 +52,9 @@ def xmul(a: Tensor, b: Tensor) -> Tensor:
     return a * b.masked_fill(a == 0, 0)
 
 
-def spread_infinite_logits(logits: Tensor) -> Tensor:
+def spread_infinite_logits(logits: Tensor, dim: int = -1) -> Tensor:
     """Replace each row with +inf by logits of its limiting softmax: 0 at entries of +inf, and -inf elsewhere."""
-    top = logits.amax(-1, keepdim=True) == torch.inf
+    top = logits.amax(dim, keepdim=True) == torch.inf
     if logits.device.type == "cpu" and value_if_available(top.any()) is False:  # on a GPU this would synchronise
         return logits
     limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, task_read_as
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode, modes_of
+from torchcalib.core.images import mean_over_images
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import Prepared, check_name_count, per_sample, prepare
 from torchcalib.display.words import ends, printable
@@ -83,6 +84,10 @@ class DiagramData:
         """Return the names of the classes or labels (`kind`), after the name of the model if it is known."""
         names = tuple(self.class_names or ())
         check_name_count(names, count)
+        images = None if self.estimator is None else self.estimator.images
+        if images is not None and not names:
+            chosen = images.names(self.data.num_classes)
+            names = tuple(f"{kind} {name}" if isinstance(name, int) else name for name in chosen)
         names = names or tuple(f"{kind} {k}" for k in range(count))
         return list(names) if label is None else [f"{label}, {name}" for name in names]
 
@@ -285,7 +290,10 @@ def errors_of(data: Any, table: BinTable) -> Tensor:
     """Return the errors `(...)` of a metric over bins, or else the expected calibration errors of a table."""
     estimator = getattr(data, "estimator", None)
     if isinstance(estimator, BinnedEstimator):
-        return estimator.values(data._synced_statistic())
+        statistic = data._synced_statistic()
+        if estimator.images is not None:
+            return mean_over_images(estimator.values_of_images(statistic.each), over_classes=False)
+        return estimator.values(statistic)
     return (table.share * table.gap.abs()).sum(-1).detach()
 
 

@@ -25,10 +25,10 @@ from torchcalib.ops.numba_math import (
     add_four,
     all_bits,
     bin_of,
+    borrowed,
     clipped,
     compiled_loop,
     copy,
-    count_outside,
     exp,
     fill_exps,
     fill_limits,
@@ -113,23 +113,57 @@ def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, s
             sums[column, k % n_cells] += totals[width * k + column]
 
 
+@step
+def _n_invalid(confidence, label, n_labels, ignored):
+    """Return the number of events whose confidence is not in [0, 1], or whose label is not in [0, n_labels).
+
+    Events with the label `ignored` are valid.
+    """
+    invalid = np.int32(0)
+    for i in range(confidence.size):  # without branches, which would prevent vector instructions
+        is_valid = (confidence[i] >= 0) & (confidence[i] <= 1) & (label[i] >= 0) & (label[i] < n_labels)
+        if ignored is not None:
+            is_valid |= label[i] == ignored
+        invalid += np.int32(not is_valid)
+    return invalid
+
+
+@step
+def _split_by_outcome(label, event, ignored, last, cells):
+    """Replace each cell by two: 2 * cell, and 2 * cell + 1 for the outcome 1, that the label is `event`.
+
+    Events with the label `ignored` get the cells from `last` on in turn, so that few additions wait for each other.
+    """
+    for i in range(label.size):
+        cell = np.int32(2 * cells[i] + np.int32(label[i] == event))
+        if ignored is not None:
+            cell = np.int32(last + (i & (_COPIES - 1))) if label[i] == ignored else cell
+        cells[i] = cell
+
+
 @compiled_loop
-def add_labels(confidence, outcome, weights, groups, squares, edges, right, sums):
+def add_labels(confidence, label, event, n_labels, ignored, weights, groups, squares, edges, right, sums):
     """Add events with the outcomes 0 and 1, as `add_events` does; `squares` is True for squared weights, or None.
 
-    Cells are computed by vector instructions, and one more adds an event to its sums.
+    The outcome of a row is 1 if its label is `event`. Cells are computed by vector instructions, and one more adds an
+    event to its sums. Rows with the label `ignored` are not added. Return False, and add nothing, if an event is
+    invalid; see `_n_invalid`. `n_labels` None skips the check.
     """
+    confidence, label = borrowed(confidence), borrowed(label)
     # 1. Copies as in `add_events`, with separate sums for the outcomes 0 and 1: of w, w p, w p (1 - p) and w^2. The
     #    fifth one is that of w^2 p (1 - p).
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 4 if squares is None else 8
     copies = _COPIES if groups is None else 1
-    totals = np.zeros(2 * copies * n_cells * width)
+    last = 2 * copies * n_cells  # first cell of ignored events, whose sums are not added
+    totals = np.zeros((last + _COPIES) * width)
     first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     w = 1.0
     for i in range(min(BLOCK, confidence.size)):
         first[i] = (i & (copies - 1)) * n_cells
     for start in range(0, confidence.size, BLOCK):
-        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        values, labels = confidence[start : start + BLOCK], label[start : start + BLOCK]
+        if n_labels is not None and _n_invalid(values, labels, n_labels, ignored):
+            return False
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
@@ -138,9 +172,10 @@ def add_labels(confidence, outcome, weights, groups, squares, edges, right, sums
         if _cells(values, n_bins, first, cells):
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        _split_by_outcome(labels, event, ignored, last, cells)
         # 3. Additions, which are sequential because two events can have the same cell.
         for i in range(values.size):
-            at = np.uintp(width * (2 * cells[i] + np.int32(outcomes[i])))
+            at = np.uintp(width * cells[i])
             if weights is not None:
                 w = weights[start + i]
             mass = w * np.float64(values[i])
@@ -160,15 +195,6 @@ def add_labels(confidence, outcome, weights, groups, squares, edges, right, sums
             sums[4, k] += spread if squares is None else totals[width * i + 4]
             sums[5, k] += n if squares is None else totals[width * i + 3]
             sums[6, k] += (n - mass if i % 2 else mass) - spread
-
-
-@compiled_loop
-def _add_valid_labels(confidence, outcome, weights, groups, squares, edges, right, sums):
-    """Add events as `add_labels` does. Return False, and add nothing, if any of them is invalid."""
-    number = confidence.dtype.type
-    if count_outside(confidence, number(0), number(1)) > 0 or all_bits(outcome) & ~1:
-        return False
-    add_labels(confidence, outcome, weights, groups, squares, edges, right, sums)
     return True
 
 
@@ -393,7 +419,7 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
         if countable and not all_bits(o[element, block]) & ~1:
-            add_labels(c[element, block], o[element, block], None, group, None, *options[1:], into)
+            add_labels(c[element, block], o[element, block], 1, None, None, None, group, None, *options[1:], into)
         else:
             weight = None if w is None else w[element, block]
             ecds = None if d is None else d[element, block]
@@ -420,11 +446,21 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(sums)
 
 
-def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+def add_labelled(
+    confidence: Any,
+    label: Any,
+    weights: Any,
+    groups: Any,
+    bins: Bins,
+    sums: Any,
+    event: int = 1,
+    n_labels: int = 2,
+    ignored: int | None = None,
+) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place, as `plain.add_labelled` does."""
-    events = np.ascontiguousarray(confidence), np.ascontiguousarray(outcome), weights, groups
+    events = np.ascontiguousarray(confidence), np.ascontiguousarray(label), event, n_labels, ignored, weights, groups
     squares = None if weights is None or bins.copies or len(sums) == 3 else True
-    return bool(_add_valid_labels(*events, squares, _edges(bins.n_bins), bins.right, sums))
+    return bool(add_labels(*events, squares, _edges(bins.n_bins), bins.right, sums))
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:

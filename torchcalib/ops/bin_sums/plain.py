@@ -67,22 +67,41 @@ def event_sums(events: Events, bins: Bins, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(sums)
 
 
-def add_labelled(confidence: Any, outcome: Any, weights: Any, groups: Any, bins: Bins, sums: Any) -> bool:
+def add_labelled(
+    confidence: Any,
+    label: Any,
+    weights: Any,
+    groups: Any,
+    bins: Bins,
+    sums: Any,
+    event: int = 1,
+    n_labels: int = 2,
+    ignored: int | None = None,
+) -> bool:
     """Add events with labels to `sums` `(F, G * B)` in place. Return False, and add nothing, if one is invalid.
 
-    All arguments are numpy arrays. `weights` are positive, or None for 1; `groups` are in [0, G), or None for G = 1.
+    All arguments are numpy arrays. Labels are in [0, n_labels), and the outcome of a row is 1 if its label is `event`.
+    Rows with the label `ignored` are not added, without weights. `weights` are positive, or None for 1; `groups` are in
+    [0, G), or None for G = 1.
     """
-    if outcome.dtype == np.int64:  # not of rows, which are valid
-        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and outcome.view(np.uint64).max() <= 1
+    if ignored is not None and len(rows := np.flatnonzero(label != ignored)) < len(label):
+        confidence, label, groups = (None if x is None else x[rows] for x in (confidence, label, groups))
+        if not len(label):
+            return True
+    if label.dtype == np.int64:  # not of rows, which are valid
+        is_valid = confidence.min() >= 0 and confidence.max() <= 1 and label.view(np.uint64).max() < n_labels
         if not is_valid:
             return False
     if len(confidence) > _FEW_EVENTS:
-        cell = _fast_bin_index(torch.from_numpy(confidence), bins.n_bins, bins.right).numpy()
+        values = torch.from_numpy(np.ascontiguousarray(confidence))
+        cell = _fast_bin_index(values, bins.n_bins, bins.right).numpy()
+        confidence = confidence.astype(np.float64, copy=False)
     else:  # the index of a bin is the number of inner edges below its values
+        confidence = confidence.astype(np.float64, copy=False)
         cell = _inner_edges(bins.n_bins).searchsorted(confidence, "left" if bins.right else "right")
     if groups is not None:
         cell = cell + groups * bins.n_bins
-    _add_labels(bins, sums, cell, confidence.astype(np.float64, copy=False), outcome, weights)
+    _add_labels(bins, sums, cell, confidence, label == event, weights)
     return True
 
 
