@@ -59,8 +59,8 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
     if not options.with_intervals:
         lines = [replace(line, interval=None) for line in lines]
     else:
-        p, main_bins = data.predictions, next(iter(data.bins.values()))
-        why_not = data.why_not if p is None else why_few_events(p, main_bins, effect)
+        p = data.predictions
+        why_not = data.why_not if p is None else why_few_events(p, data.main_bins, effect)
         with part(shares["intervals"], "intervals"):
             lines, notes_on_intervals = with_intervals(lines, data, why_not)
         notes += notes_on_intervals
@@ -79,7 +79,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
     tests = _class_tests(data)
-    label_p_values = None if tests is None or data.task != "multilabel" else tests[0].p_value
+    label_p_values = None if tests is None or data.task != "multilabel" else _adjusted(tests[0].p_value)
     findings = Findings(data, tested, class_names, effect, of_main.n_clusters, whole, label_p_values)
     stage = None if stage is None else stage.advised(findings.worthwhile, is_faulty=findings.is_faulty)
     decision = decide(findings, stage)
@@ -113,7 +113,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         warnings=warnings,
         groups=_group_table(data, findings),
         slices=_slice_table(data, effect),
-        minimum_detectable_error=_detectable(next(iter(data.bins.values())), effect),
+        minimum_detectable_error=_detectable(data.main_bins, effect),
         class_names=class_names,
     )
     return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
@@ -124,7 +124,7 @@ def _group_table(data: Data, findings: Findings) -> GroupTable | None:
     if data.groups is None or findings.groups is None:
         return None
     names, bins = data.groups  # bins of all groups `(G, ..., B)`
-    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]  # of one group
+    accumulator = data.catalogue.accumulators[bins_of(data.main_mode)]  # of one group
     order = sorted(range(len(names)), key=names.__getitem__)  # simulated outcomes depend on the position of a group
     sums = bins.sums[order]
     n_replicates = max(59, min(_REPLICATES, _TOTAL_REPLICATES // len(names)))
@@ -154,7 +154,7 @@ def _slice_table(data: Data, effect: float) -> SliceTable | None:
         return None
     parts, bins = data.combinations
     found = Intersections.of(parts, n_rows_of(bins), DEPTH, MIN_SIZE)
-    accumulator = data.catalogue.accumulators[bins_of(next(iter(data.bins)))]
+    accumulator = data.catalogue.accumulators[bins_of(data.main_mode)]
     return table_of_slices(found, bins, accumulator, effect=effect, k=_WORST)
 
 

@@ -218,12 +218,13 @@ def _builders_of(
 
 def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
     """Raise if no right answer is an option, or if the right answers are those of the model; see `check_gold`."""
-    if log.options.gold is not None and log.unmatched and not any(builder.definitions for builder in whole):
+    is_empty = not any(builder.definitions or builder.problems for builder in whole)
+    if log.options.gold is not None and log.unmatched and is_empty:
         raise InputError(
             f"`gold` must have the ids of `{log.path}`, got no right answer for the first id {shown(log.unmatched)}, "
             f"and the ids {quoted(log.options.gold, 3)}. Write the ids in the same way, or pass id='NAME'."
         )
-    if log.unnamed is not None and not any(builder.definitions for builder in whole):
+    if log.unnamed is not None and is_empty:
         gold, options = log.unnamed
         n = sum(each.n_answers for each in whole)
         raise InputError(
@@ -235,9 +236,9 @@ def _check_target(log: Log, whole: Sequence[AuditBuilder]) -> None:
         ("probabilities", "chosen", "the most probable option"),
         ("reported", "answer", "the answer of the model"),
     ):
-        found = [each.definitions[source, event] for each in whole if (source, event) in each.definitions]
+        found = [each.definitions[source, event].main_bins for each in whole if (source, event) in each.definitions]
         if log.target and not (source == "reported" and log.has_outcomes):
-            n, n_right = sum(each.n for each in found), sum(round(each.frequency * each.n) for each in found if each.n)
+            n, n_right = sum(int(bins.n.sum()) for bins in found), sum(int(bins.outcomes.sum()) for bins in found)
             check_gold(log.target, str(log.path), n, n_right, choice)
 
 

@@ -288,12 +288,10 @@ def catalogue_of(
 
     With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. With
     `with_noise`, bins include sums of their noise and, if they have a table, of their entropic calibration difference.
-    Without `with_classes`, class-wise errors of a multi-class task are omitted.
+    Of confidences, and without `with_classes`, only errors of the main mode are included.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
-    modes = modes_of(task)
-    if task == "multiclass" and not with_classes:
-        modes = ("top_label",)
+    modes = modes_of(task)[: 1 if are_confidences or not with_classes else None]
     of_events: Mode | None = "positive" if are_confidences else None
     scores = [_member(entry, given, None) for entry in SCORES]
     selective = [_member(entry, {**given, "mode": of_events}, None) for entry in SELECTIVE]

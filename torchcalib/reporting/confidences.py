@@ -1,16 +1,15 @@
 """Reports on confidences: the predicted probabilities that predictions or answers are correct.
 
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
-positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed. The binary
-accuracy, which depends on the threshold 0.5, is replaced or removed. Metrics of selective prediction are computed from
-c by `torchcalib.reporting.catalogue.catalogue_of`, and are not changed here.
+positive class are then errors of the top label. `torchcalib.reporting.catalogue.catalogue_of` omits errors of the
+confidence max(c, 1 - c), and computes metrics of selective prediction from c. The binary accuracy, which depends on the
+threshold 0.5, is replaced. Comparisons omit it.
 """
 
 from dataclasses import replace
 from typing import TypeVar
 
 from torchcalib.reporting.catalogue import GROUPS
-from torchcalib.results.comparison import Comparison, comparison_sentence
 from torchcalib.results.lines import LineInterval, Quantity
 from torchcalib.results.report import Report
 
@@ -34,7 +33,7 @@ def report_of_confidences(report: Report, n: float) -> Report:
         interval = LineInterval(max(0.0, centre - half), min(1.0, centre + half))
     lines = [
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
-        for line in _as_top_label(report.lines)
+        for line in as_top_label(report.lines)
     ]
     stage = report.calibration
     if stage is not None:  # calibration changes the confidences, not the answers
@@ -49,24 +48,12 @@ def report_of_confidences(report: Report, n: float) -> Report:
     )
 
 
-def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Convert a binary comparison to a comparison of confidences, without accuracy."""
-    lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
-    return replace(
-        comparison,
-        lines=lines,
-        sentences={name: comparison_sentence(lines, comparison.baseline, name) for name in comparison.sentences},
-        settings={**comparison.settings, "kind": "confidence"},
-    )
-
-
-def _as_top_label(lines: tuple[Q, ...]) -> list[Q]:
-    """Remove errors of the binary top label, and rename errors of the positive class to errors of the top label."""
+def as_top_label(lines: tuple[Q, ...]) -> tuple[Q, ...]:
+    """Rename errors of the positive class to errors of the top label."""
     suffix = "/positive"
-    return [
+    return tuple(
         replace(line, key=line.key.replace(suffix, "/top_label"), group=GROUPS["top_label"])
         if line.key.endswith(suffix)
         else line
         for line in lines
-        if line.group != GROUPS["top_label"]
-    ]
+    )

@@ -113,7 +113,7 @@ def _sign(z: float) -> int:
 class Labels(NamedTuple):
     """Tests of each label of a multi-label task."""
 
-    p_values: Tensor  # p-value of ECE of each label `(L,)`
+    p_values: Tensor  # p-value of ECE of each label `(L,)`, adjusted for the number of labels (Holm 1979)
     gaps: Sequence[Gaps]
     # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
     roots: Tensor = torch.zeros(0, 2, device="cpu")
@@ -132,14 +132,9 @@ class Labels(NamedTuple):
 
     @property
     def miscalibrated(self) -> list[int]:
-        """Labels with a p-value below 5% after adjustment for the number of labels (Holm 1979), the smallest first."""
-        order = self.p_values.argsort(stable=True).tolist()
-        found = []
-        for rank, label in enumerate(order):
-            if not float(self.p_values[label]) * (len(order) - rank) < LEVEL:
-                break
-            found.append(label)
-        return found
+        """Labels with an adjusted p-value below 5%, the smallest first."""
+        order: list[int] = self.p_values.argsort(stable=True).tolist()
+        return [label for label in order if float(self.p_values[label]) < LEVEL]
 
     @property
     def worst(self) -> CandidateCause:
@@ -158,7 +153,8 @@ class Findings:
 
     `lines` are all lines of a report with their noise floors, p-values and intervals, by key. `class_names` may be
     empty. Statistics are divided by `design_effect`. `n_clusters` is None for independent samples, `fits` (to all
-    samples) if calibrators are omitted, and `label_p_values` (of ECE of each label) unless the task is multi-label.
+    samples) if calibrators are omitted, and `label_p_values` (of ECE of each label, adjusted) unless the task is
+    multi-label.
     """
 
     def __init__(
@@ -175,8 +171,8 @@ class Findings:
         self.task, self.are_confidences = data.task, data.catalogue.are_confidences
         # Whether confidence is that of a predicted class or of an answer.
         self.is_top_label = self.task == "multiclass" or self.are_confidences
-        mode = next(iter(data.bins))  # the main mode
-        bins, self.table = data.bins[mode], data.tables[mode]
+        mode, bins = data.main_mode, data.main_bins
+        self.table = data.tables[mode]
         self.confidence, self.frequency = (float(self.table.mean(name)) for name in ("confidence", "frequency"))
         self.ece, self.size = lines[f"ece/{mode}"], lines[f"rmsce_debiased/{mode}"]
         self.classwise_size = lines.get("rmsce_debiased/classwise") if self.task == "multiclass" else None

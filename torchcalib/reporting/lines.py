@@ -69,9 +69,19 @@ class Data:
         return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
+    def main_mode(self) -> NamedMode:
+        """Mode of the verdict, the first one."""
+        return next(iter(self.bins))
+
+    @property
+    def main_bins(self) -> BinStats:
+        """Sums over equal-width bins of the main mode."""
+        return self.bins[self.main_mode]
+
+    @property
     def samples(self) -> dict[NamedMode, RankedSample]:
-        """Ranked samples, by mode: `(N,)`, for mode "classwise" `(L, N)`."""
-        names = {mode: sample_of(mode) for mode in modes_of(self.task)}
+        """Ranked samples of the modes of `bins`: `(N,)`, for mode "classwise" `(L, N)`."""
+        names = {mode: sample_of(mode) for mode in self.bins}
         return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
@@ -88,7 +98,7 @@ class Data:
     @cached_property
     def effective_n(self) -> float:
         """Number of samples; for floating weights Kish's effective number (sum w)^2 / sum w^2, whatever their unit."""
-        bins = next(iter(self.bins.values()))
+        bins = self.main_bins
         n, square = (x.reshape(-1, x.shape[-1]).sum(-1) for x in (bins.n, bins.weight_square))
         if self.task != "multilabel":
             n, square = n.sum(0, keepdim=True), square.sum(0, keepdim=True)
@@ -97,8 +107,7 @@ class Data:
     @cached_property
     def weights_are_copies(self) -> bool:
         """Whether sums of weights are numbers of samples."""
-        bins = next(iter(self.bins.values()))
-        return bool((bins.weight_square == bins.n).all())
+        return bool((self.main_bins.weight_square == self.main_bins.n).all())
 
     @property
     def note_on_copies(self) -> tuple[str, bool]:

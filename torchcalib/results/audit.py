@@ -14,7 +14,7 @@ from torchcalib.display.tables import Cell, Column, Table, Tabular, to_text
 from torchcalib.display.words import capitalised, count, listed, p_words, printable_lines, significant
 from torchcalib.io.confidences import CONFIDENCES as CONFIDENCES
 from torchcalib.io.errors import quoted, shown
-from torchcalib.results.base import SCHEMA_VERSION, Exported, above, plain, today
+from torchcalib.results.base import SCHEMA_VERSION, Exported, plain, today
 from torchcalib.results.comparison import Comparison, system_table
 from torchcalib.results.report import Report
 
@@ -364,7 +364,7 @@ class Audit(Exported, Mapping[str, AuditedConfidence], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed, for a page or a folder.
         """
-        return self._save(path, lambda: _html("render_audit")(self), lambda: _html("audit_files")(self, pages))
+        return self._save(path, pages)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -439,11 +439,7 @@ class AuditGroups(Exported, Mapping[str, Audit], Tabular):
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-
-        def files() -> dict[str, bytes]:
-            return {**_html("group_files")(self), **_files_of_parts(self.audits, "part", pages)}
-
-        return self._save(path, lambda: _html("render_groups")(self), files)
+        return self._save(path, pages)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -506,11 +502,7 @@ class AuditComparison(Exported, Mapping[str, Comparison]):
         Raises:
             ImportError: if the extra `report` is not installed.
         """
-
-        def files() -> dict[str, bytes]:
-            return {**_html("comparison_files")(self), **_files_of_parts(self.audits, "log", pages)}
-
-        return self._save(path, str, files)
+        return self._save(path, pages)
 
 
 _LEVEL = 0.05  # of the test whose result stands beside a direction
@@ -528,19 +520,6 @@ EXPLAINED_ON_PAGES = (
     "log-likelihood by the recommended calibrator, cross-validated."
 )
 """Explanation of further columns, which only pages show."""
-
-
-def _html(name: str) -> Any:
-    return above(f"torchcalib.reporting.render.html:{name}")
-
-
-def _files_of_parts(audits: Mapping[str, Audit], name: str, pages: bool) -> dict[str, bytes]:
-    """Return the files of each audit, in a folder for each."""
-    found: dict[str, bytes] = {}
-    for k, audit in enumerate(audits.values(), 1):
-        files = _html("audit_files")(audit, pages)
-        found |= {f"{name}_{k}/{file}": content for file, content in files.items()}
-    return found
 
 
 def _columns() -> list[Column]:
