@@ -15,7 +15,6 @@ from torchcalib.io.logs import Log, golds_of, named_fields, open_log
 from torchcalib.io.logs.fields import MOST_SYSTEMS
 from torchcalib.io.logs.stated import SCALES, ScaleName
 from torchcalib.reporting.audit_builder import AuditBuilder, AuditOptions, Layout
-from torchcalib.reporting.audit_pairs import compared_audits
 from torchcalib.reporting.published import BENCHMARKS
 from torchcalib.results.audit import Audit, AuditComparison, AuditGroups
 
@@ -147,6 +146,8 @@ def audit(
         read_log(partial(open_log, each, select, words, **how), options, keep=bool(others)) for each in (log, *others)
     ]
     if others:
+        from torchcalib.reporting.audit_pairs import compared_audits  # and with it comparisons
+
         return compared_audits([each.whole for each in logs], names)
     if by is not None:
         return AuditGroups(by=by, audits={name: builder.audit() for name, builder in logs[0].parts.items()})
