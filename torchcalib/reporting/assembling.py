@@ -17,15 +17,14 @@ from torchcalib.inference.testing import CalibrationTest, ErrorTest, clusters_in
 from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.catalogue import bins_of, names_of
-from torchcalib.reporting.confidences import report_of_confidences
-from torchcalib.reporting.decision import with_safety
+from torchcalib.reporting.decision import Z, with_safety
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.slices import DEPTH, MIN_SIZE, Intersections, n_rows_of, table_of_slices
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
 from torchcalib.results.group_table import GroupTable, resolved
-from torchcalib.results.lines import ClassLine
+from torchcalib.results.lines import ClassLine, LineInterval
 from torchcalib.results.report import Report
 from torchcalib.results.slice_table import SliceTable
 
@@ -105,6 +104,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
             "p_values": of_main.method,
             "safe_threshold": options.safe_threshold,
             **of_clusters,
+            **data.catalogue.kind,
         },
         source=dict(source),
         tests=data.tests(),
@@ -116,7 +116,30 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         minimum_detectable_error=_detectable(data.main_bins, effect),
         class_names=class_names,
     )
-    return report_of_confidences(report, data.effective_n) if data.catalogue.are_confidences else report
+    return _with_accuracy(report, data.effective_n) if data.catalogue.are_confidences else report
+
+
+def _with_accuracy(report: Report, n: float) -> Report:
+    """Return a report on confidences with the accuracy of the predictions, which calibration does not change.
+
+    The binary accuracy, which it replaces, depends on the threshold 0.5. The interval is that of Wilson for `n`
+    samples, the effective number for floating weights: Franco, Little, Louis, Slud: Comparative study of confidence
+    intervals for proportions in complex sample surveys (Journal of Survey Statistics and Methodology, 2019).
+    """
+    accuracy = report.priors[1]
+    interval = None
+    if any(line.interval is not None for line in report.lines):  # Wilson 1927, for a proportion of n samples
+        centre = (accuracy + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * (accuracy * (1 - accuracy) / n + Z**2 / (4 * n**2)) ** 0.5
+        interval = LineInterval(max(0.0, centre - half), min(1.0, centre + half))
+    lines = tuple(
+        replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
+        for line in report.lines
+    )
+    stage = report.calibration
+    if stage is not None:
+        stage = replace(stage, lines=tuple(replace(line, accuracy=accuracy) for line in stage.lines))
+    return replace(report, calibration=stage, lines=lines)
 
 
 def _group_table(data: Data, findings: Findings) -> GroupTable | None:

@@ -160,7 +160,6 @@ class AuditBuilder:
         self.documents = _Documents()
         self.n_answers, self.n_judged, self.fewest = 0, 0, 0
         self.truth: list[float] = [0.0, 0]  # sum of log-probabilities of right answers, and their number
-        self.scales = dict(layout.scales)
         self.samples = _SampledAnswers(options.same)
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
@@ -189,7 +188,7 @@ class AuditBuilder:
     def finish(self) -> None:
         """Add the frequencies of sampled answers, if they are of one system."""
         # Confidences that are 0 or 1, with outcomes that are not, are probably swapped.
-        scale = self.scales.get("reported")
+        scale = self.layout.scales.get("reported")
         if scale is not None and not self.n_judged and not scale.has_fractions and 0 < scale.largest <= 1:
             raise InputError(
                 f"`{self.log.path}` must have outcomes that are right or wrong, got other values, and confidences that "
@@ -266,16 +265,17 @@ class AuditBuilder:
         known = self.layout
         has_texts = block.with_texts
         is_repeated = self.documents.add(block.questions if known.has_repeated_names and has_texts else block.documents)
+        scales = {**known.scales}
         for source, stated in block.stated.items():
-            before = self.scales.get(source, Scale(self.options.scale))
-            self.scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
+            before = known.scales.get(source, Scale(self.options.scale))
+            scales[source] = before.including_all(np.asarray(stated.values), np.asarray(stated.signs))
         sizes = [np.asarray(scores.sizes) for scores in block.scores.values()]
         self.layout = replace(
             known,
             width=max([known.width, *(int(each.max()) for each in sizes)]),
             has_repeated_names=known.has_repeated_names or is_repeated,
             repeats=known.repeats or (is_repeated and known.has_repeated_names and has_texts),
-            scales={**known.scales, **self.scales},
+            scales=scales,
         )
         if self.layout.width > _MAX_OPTIONS:
             n, row = next(
@@ -289,7 +289,7 @@ class AuditBuilder:
                 f"{shown(block.documents[row])}. Keep the options of the question only."
             )
         is_contradicted = self.layout.width > known.width or any(
-            self.scales[source].name != before.name for source, before in known.scales.items()
+            scales[source].name != before.name for source, before in known.scales.items()
         )
         names, known_names = ((each.has_repeated_names, each.repeats) for each in (self.layout, known))
         self.is_contradicted |= names != known_names or (is_contradicted and self.n_answers > 0)
@@ -368,7 +368,7 @@ class AuditBuilder:
             if source not in block.stated:
                 continue
             rows, values, signs = map(np.asarray, block.stated[source])
-            scale = self.scales[source]
+            scale = self.layout.scales[source]
             if not scale.problem:
                 last[rows] = values = scale.fractions(values, signs)
                 found[source] = rows, values
@@ -439,7 +439,7 @@ class AuditBuilder:
                 found.append(replace(audited, equal=equal))
             else:  # degenerate confidences are equal by their values, and not by their definitions
                 found += [replace(audited, source=each) for each in (source, *equal)]
-        scales = {source: scale.rule for source, scale in self.scales.items()}
+        scales = {source: scale.rule for source, scale in self.layout.scales.items()}
         field = self.log.options.fields.get("confidence", "")
         found = [
             replace(each, scale=scales.get(each.source, ""), field=field if each.source in _REPORTED else "")

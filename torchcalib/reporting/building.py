@@ -26,7 +26,6 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import modes_of
 from torchcalib.core.gathering import exchanged, gathered_bytes
 from torchcalib.core.groups import check_groups, numbered_groups
 from torchcalib.core.inputs import InputFormat
@@ -214,7 +213,7 @@ class ReportBuilder(Builder):
     @property
     def main_bins(self) -> BinStats:
         """Sums over the equal-width bins of the main mode. There must be predictions."""
-        bins: BinStats = self._statistic(bins_of(modes_of(self._task)[0]))
+        bins: BinStats = self._statistic(bins_of(self._catalogue.modes[0]))
         return bins
 
     def _statistic(self, name: str) -> Any:

@@ -12,7 +12,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
-from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, cause_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, Z, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.groups import (
     GroupGaps,
@@ -43,7 +43,6 @@ USELESS = 0.98
 CLIPPED = 0.1
 """Largest probability to which predictions of probability 0 are clipped. Larger ones are not a matter of rounding."""
 
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _CONFIDENT = 0.6  # confidences above it are called high
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
 _NAME_LENGTH = 40  # maximum length of names in characters
@@ -107,7 +106,7 @@ class Gaps(NamedTuple):
 
 def _sign(z: float) -> int:
     """Return the sign of a gap in standard errors, 0 unless it is significant at level 5%."""
-    return 0 if not abs(z) >= _Z else 1 if z > 0 else -1
+    return 0 if not abs(z) >= Z else 1 if z > 0 else -1
 
 
 class Labels(NamedTuple):
@@ -317,8 +316,8 @@ class Ratio(NamedTuple):
             Breslow, Day: Statistical methods in cancer research, volume II (IARC, 1987), eq. 2.13.
         """
         more = observed + 1
-        low = observed * (1 - 1 / (9 * observed) - _Z / (3 * math.sqrt(observed))) ** 3 if observed else 0.0
-        high = more * (1 - 1 / (9 * more) + _Z / (3 * math.sqrt(more))) ** 3
+        low = observed * (1 - 1 / (9 * observed) - Z / (3 * math.sqrt(observed))) ** 3 if observed else 0.0
+        high = more * (1 - 1 / (9 * more) + Z / (3 * math.sqrt(more))) ** 3
         return cls(event, observed / expected, max(0.0, low) / expected, high / expected)
 
     @property
@@ -722,7 +721,7 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             )
     table, gaps = found.table, found.gaps
     in_errors = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
-    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < _Z), 0)
+    gap = (table.gap * table.share).masked_fill((table.n == 0) | (in_errors.abs() < Z), 0)
     parts = []
     for side, words in ((-1, "too high"), (1, "too low")):
         index = int((side * gap).argmax())

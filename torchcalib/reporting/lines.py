@@ -10,12 +10,13 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.events import NamedMode, modes_of
+from torchcalib.core.events import NamedMode
 from torchcalib.core.partition import AnyPartition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, ScoreSum, kish_number
 from torchcalib.functional.scores import ScoreEstimator
+from torchcalib.io.text import decimals_of
 from torchcalib.ops.segments import equal_width_edges
 from torchcalib.reporting.catalogue import (
     BY_CLASS,
@@ -65,7 +66,7 @@ class Data:
     @cached_property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
-        names = {mode: bins_of(mode) for mode in modes_of(self.task)}
+        names = {mode: bins_of(mode) for mode in self.catalogue.modes}
         return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
@@ -159,10 +160,7 @@ class Data:
         sample = next(iter(self.samples.values()), None)
         if sample is None or self.resolution is not None or sample.from_logits:
             return None
-        scores = sample.score[sample.score.isfinite()].double()
-        scaled = (scores * 10**k for k in range(4))
-        fits = (k for k, x in enumerate(scaled) if bool(((x - x.round()).abs() < 1e-3).all()))
-        return next(fits, None)
+        return decimals_of(sample.score[sample.score.isfinite()], 3, 1e-6)
 
     @property
     def num_classes(self) -> int:
@@ -220,7 +218,8 @@ class Data:
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
             # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
-            unc, is_top, largest = found[f"unc/{mode}"], mode == "top_label", max(self.priors)
+            unc, largest = found[f"unc/{mode}"], max(self.priors)
+            is_top = mode == "top_label" and not self.catalogue.are_confidences
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
         return [

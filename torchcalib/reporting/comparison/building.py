@@ -65,7 +65,6 @@ from torchcalib.reporting.comparison.system import (
     keys_of,
     keys_of_samples,
 )
-from torchcalib.reporting.confidences import as_top_label
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ONLY_REPORTS, ReportOptions
 from torchcalib.reporting.testing import LEVEL
@@ -580,7 +579,7 @@ class ComparisonBuilder(Builder):
         if 1 in self._n_rows.values() or any(bool(x.isnan().any()) for x in scores):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         input_format = self._options.input_format
-        comparison = Comparison(
+        return Comparison(
             task=first.task,
             n=first.n,
             n_dropped=self._n_dropped,
@@ -596,16 +595,13 @@ class ComparisonBuilder(Builder):
                 "level": LEVEL,
                 "seed": self._seed,
                 **clusters,
+                **first.catalogue.kind,
             },
             sources=dict(sources or {}),
             rows=pairs,
             notes=tuple(notes),
             class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
-        if not self._options.are_confidences:
-            return comparison
-        settings = {**comparison.settings, "kind": "confidence"}
-        return replace(comparison, lines=as_top_label(comparison.lines), settings=settings)
 
     def _check(self, batches: Mapping[str, "_SystemBatch"]) -> None:
         for name, batch in batches.items():
