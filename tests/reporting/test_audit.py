@@ -392,6 +392,22 @@ def test_several_logs_are_compared_in_pairs(tmp_path):
     assert {tmp_path / "out" / link for link in links} < set(written)
 
 
+def test_answers_to_the_same_question_are_compared_in_their_order():
+    rng = np.random.default_rng(0)
+    asked = [k % 25 for k in range(60)], [(7 * k) % 31 for k in range(80)]  # up to three answers to a question
+    logs = [
+        [{"id": k, "confidence": float(rng.uniform(0.2, 0.9)), "correct": int(rng.integers(2))} for k in numbers]
+        for numbers in asked
+    ]
+    found = audit(*logs, names=["a", "b"], **FAST)
+    by_question = [{k: [row for row in rows if row["id"] == k] for k in range(31)} for rows in logs]
+    pairs = [pair for k in range(31) for pair in zip(*(each[k] for each in by_question), strict=False)]
+    assert found.n_paired["reported"] == len(pairs)
+    brier = [np.mean([(row["confidence"] - row["correct"]) ** 2 for row in rows]) for rows in zip(*pairs, strict=True)]
+    assert list(found["reported"]["brier"].values.values()) == pytest.approx(brier, rel=1e-12)
+    assert found["reported"].settings["clusters"] == len({row["id"] for row, _ in pairs})
+
+
 def test_answers_of_compared_logs_have_their_own_outcomes():
     first, second = stated_rows(60), stated_rows(60, 1)
     found = audit(first, second, names=["a", "b"], **FAST)

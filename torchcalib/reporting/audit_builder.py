@@ -164,7 +164,7 @@ class AuditBuilder:
         self.omitted: Counter[str] = Counter()
         self.stated = array("d"), array("d")  # confidences and outcomes for `as_published`
         self.keep = keep
-        self.questions: list[str] = []  # question of each answer
+        self.questions: list[Tensor] = []  # hash of the question of each answer, by block
         self.columns: dict[tuple[str, str], list[ConfidenceColumn]] = defaultdict(list)
 
     def add(self, block: Block) -> None:
@@ -182,7 +182,7 @@ class AuditBuilder:
                 self.columns[column.source, column.event].append(of_log)
         if self.keep:
             has_contents = self.layout.has_repeated_names and not self.layout.repeats
-            self.questions += block.questions if has_contents else block.documents
+            self.questions.append(hashes_of(block.questions if has_contents else block.documents))
         self.n_answers += len(block)
 
     def finish(self) -> None:
@@ -464,16 +464,14 @@ class AuditBuilder:
         builder = self.definitions[source, event]
         data = builder.accumulated()
         bins = data.main_bins
-        means = {"mean": float(bins.sums[..., 1, :].sum()) / data.n, "frequency": float(bins.outcomes.sum()) / data.n}
-        refusal = degeneracy(source, data)
-        if refusal:
-            return AuditedConfidence(source=source, event=event, report=None, marks=(refusal,), **means)
+        mean, frequency = (float(x.sum()) / data.n for x in (bins.sums[..., 1, :], bins.outcomes))
+        audited = AuditedConfidence(source=source, event=event, report=None, mean=mean, frequency=frequency)
+        if refusal := degeneracy(source, data):
+            return replace(audited, marks=(refusal,))
         # The simulated outcomes are independent.
         detectable = math.nan if self._is_clustered(event) else detectable_ece(bins)
         marks = tuple(_marks(source, event, data, self.n_judged, detectable))
-        return AuditedConfidence(
-            source=source, event=event, report=builder.report(), detectable=detectable, marks=marks, **means
-        )
+        return replace(audited, report=builder.report(), detectable=detectable, marks=marks)
 
 
 _REPORTED = ("reported", "forecast")
