@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, count, ends, listed, percent, significant
+from torchcalib.inference.simulation import BinCells
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, CandidateCause, Z, cause_of
@@ -113,7 +114,7 @@ class Labels(NamedTuple):
     """Tests of each label of a multi-label task."""
 
     p_values: Tensor  # p-value of ECE of each label `(L,)`, adjusted for the number of labels (Holm 1979)
-    gaps: Sequence[Gaps]
+    cells: BinCells  # bins of each label `(L, B)`, with the noise of clusters
     # Signed roots of mean gap and slope `(L, 2)`, standard normal under calibration; NaN for a label that is not large
     roots: Tensor = torch.zeros(0, 2, device="cpu")
     scores: Tensor = torch.zeros(0, device="cpu")  # see `scores_of_gaps`, `(L,)`
@@ -122,12 +123,10 @@ class Labels(NamedTuple):
     def from_bins(cls, p_values: Tensor, bins: BinStats, effect: float) -> Self:
         """Return the tests of labels from their bins `(L, B)`; `effect` is the design effect of clusters."""
         cells = cells_of(bins, effect)
-        flags = [None] * len(bins.n) if bins.noise_flag is None else bins.noise_flag
-        of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
         is_small = ~large_groups(cells)
         roots = roots_of_gaps(cells).masked_fill(is_small.unsqueeze(-1), torch.nan)
         scores = scores_of_gaps(cells).masked_fill(is_small, 0)
-        return cls(p_values, [Gaps.from_bins(each, effect) for each in of_labels], roots, scores)
+        return cls(p_values, cells, roots, scores)
 
     @property
     def miscalibrated(self) -> list[int]:
@@ -140,7 +139,7 @@ class Labels(NamedTuple):
         """Largest evidence for a fault of one label, and the significant label with the largest ECE."""
         p = p_values_of_roots(self.roots)
         found = (p < LEVEL).nonzero().squeeze(-1).tolist()
-        sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
+        sizes = (self.cells.share * self.cells.gap.abs()).sum(-1).tolist()
         which = max(found, key=sizes.__getitem__) if found else int(p.argmin())
         n_tested = max(1, int(self.roots[:, 0].isfinite().sum()))
         statistic, gap = float(self.scores.max()), float(self.roots[which, 0])
@@ -490,7 +489,7 @@ def _untestable(found: Findings) -> Decision | None:
         cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
         action = "Check that `target` is the right array, and evaluate more data."
         return Decision("one class", "", verdict, cause, action)
-    empty = [] if found.labels is None else [k for k, gaps in enumerate(found.labels.gaps) if not float(gaps.n.sum())]
+    empty = [] if found.labels is None else (found.labels.cells.n.sum(-1) == 0).nonzero().squeeze(-1).tolist()
     if found.n_clusters is not None and found.n_clusters < 2:
         cause = "All rows are in one cluster, and tests and intervals need several clusters."
         action = "Evaluate more clusters, or omit `clusters` if rows are independent."
@@ -541,7 +540,7 @@ def _affected_labels(found: Findings) -> str:
     """Return a sentence on the number of miscalibrated labels; empty for other tasks, or if none is significant."""
     if found.labels is None or not (labels := found.labels.miscalibrated):
         return ""
-    n = len(found.labels.gaps)
+    n = len(found.labels.p_values)
     which = "" if len(labels) == n else f": {found.names(labels)}"
     return f"{len(labels)} of {n} labels {'is' if len(labels) == 1 else 'are'} significantly miscalibrated{which}. "
 
@@ -671,11 +670,11 @@ def _words(found: Findings, cause: CandidateCause, kind: Kind) -> tuple[str, str
             )
         case "bad label":
             assert found.labels is not None  # the cause is only considered with labels
-            name, gaps = found.name(cause.which), found.labels.gaps[cause.which]
+            name, cells = found.name(cause.which), found.labels.cells
             if not _sign(cause.gap):
                 return f"Probabilities of {name} are not spread correctly.", f"miscalibrated for {name}"
-            mean = float((gaps.n * gaps.confidence)[gaps.n > 0].sum() / gaps.n.sum())
-            return _bias_of(name, mean, mean + float(gaps.total.sum() / gaps.n.sum()))
+            n, *sums = (float(x[cause.which].sum()) for x in (cells.n, cells.expected, cells.outcomes))
+            return _bias_of(name, sums[0] / n, sums[1] / n)
         case "bad group":
             assert found.groups is not None  # the cause is only considered with groups
             name = short_name(found.groups.names[cause.which], _NAME_LENGTH)
