@@ -291,8 +291,8 @@ class AuditBuilder:
         is_contradicted = self.layout.width > known.width or any(
             scales[source].name != before.name for source, before in known.scales.items()
         )
-        names, known_names = ((each.has_repeated_names, each.repeats) for each in (self.layout, known))
-        self.is_contradicted |= names != known_names or (is_contradicted and self.n_answers > 0)
+        found, expected = ((each.has_repeated_names, each.repeats) for each in (self.layout, known))
+        self.is_contradicted |= found != expected or (is_contradicted and self.n_answers > 0)
         if sizes:
             self.fewest = min(self.fewest or self.layout.width, *(int(each.min()) for each in sizes))
         return not self.is_contradicted
@@ -300,7 +300,7 @@ class AuditBuilder:
     def _separate(self, block: Block) -> None:
         """Find sources with the confidences of an earlier one in the first block, and separate them once they differ.
 
-        An example are probabilities by byte and by character, which are equal for ASCII text.
+        Probabilities by byte and by character are an example: they are equal for ASCII text.
         """
         columns: dict[str, tuple[Array, ...]] = {}
         for source, scores in block.scores.items():
@@ -479,6 +479,7 @@ _TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event
 
 
 def _are_equal(a: Sequence[Array], b: Sequence[Array]) -> bool:
+    """Return True for equal columns."""
     return len(a) == len(b) and all(map(np.array_equal, a, b))
 
 
