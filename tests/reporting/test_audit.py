@@ -222,6 +222,9 @@ def test_exports(tmp_path):
     page = (tmp_path / "folder/audit.html").read_text()
     assert found.sentence in page.replace("&#39;", "'")
     assert 'href="probabilities_each.html"' in page
+    assert (
+        "an option is right; all options of all questions" in (tmp_path / "folder/probabilities_each.html").read_text()
+    )
     assert "gain of calibration" not in page
     ids = Parsed(page).values_of("id")
     assert ids[:5] == ["finding", "verdict", "cause", "action", "key-numbers"]

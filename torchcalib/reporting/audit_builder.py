@@ -471,7 +471,8 @@ class AuditBuilder:
         # The simulated outcomes are independent.
         detectable = math.nan if self._is_clustered(event) else detectable_ece(bins)
         marks = tuple(_marks(source, event, data, self.n_judged, detectable))
-        return replace(audited, report=builder.report(), detectable=detectable, marks=marks)
+        origin = {"file": self.log.path.name, "confidence": audited.name, "event": audited.happens}
+        return replace(audited, report=builder.report(origin), detectable=detectable, marks=marks)
 
 
 _REPORTED = ("reported", "forecast")
