@@ -1,6 +1,6 @@
 """Values of the lines of a report, computed from accumulated statistics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.events import NamedMode
+from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.partition import AnyPartition
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
@@ -66,8 +66,7 @@ class Data:
     @cached_property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
-        names = {mode: bins_of(mode) for mode in self.catalogue.modes}
-        return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
+        return self._by_mode(bins_of)
 
     @property
     def main_mode(self) -> NamedMode:
@@ -81,8 +80,11 @@ class Data:
 
     @property
     def samples(self) -> dict[NamedMode, RankedSample]:
-        """Ranked samples of the modes of `bins`: `(N,)`, for mode "classwise" `(L, N)`."""
-        names = {mode: sample_of(mode) for mode in self.bins}
+        """Ranked samples, by mode: `(N,)`, for mode "classwise" `(L, N)`."""
+        return self._by_mode(sample_of)
+
+    def _by_mode(self, name_of: Callable[[Mode], str]) -> dict[NamedMode, Any]:
+        names = {mode: name_of(mode) for mode in self.catalogue.modes}
         return {mode: self.statistics[name] for mode, name in names.items() if name in self.statistics}
 
     @property
