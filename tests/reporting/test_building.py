@@ -71,15 +71,11 @@ def report_of_batches(*pieces, **given):
     return builder.report()
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_without_classes_a_report_has_the_errors_of_the_main_mode(task):
-    whole, part = (
-        report_of_batches(miscalibrated_data(task), task=task, with_calibration=False, with_classes=with_classes)
-        for with_classes in (True, False)
-    )
-    groups = ("scores", "selective prediction", whole.main_line.group)
-    assert part.lines == tuple(line for line in whole.lines if line.group in groups)
-    assert list(part.tables) == list(part.tests) == list(whole.tables)[:1]
+def test_without_classes_a_report_has_the_errors_of_the_top_label():
+    data, how = miscalibrated_data("multiclass"), {"task": "multiclass", "with_calibration": False}
+    whole, part = (report_of_batches(data, **how, with_classes=with_classes) for with_classes in (True, False))
+    assert part.lines == tuple(line for line in whole.lines if line.group != "class-wise")
+    assert list(part.tables) == list(part.tests) == ["top_label"]
     assert part.decision == whole.decision
 
 

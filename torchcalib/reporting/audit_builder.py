@@ -414,7 +414,7 @@ class AuditBuilder:
         """Add confidences to the report of their definition. `questions` has the question of each answer."""
         key = column.source, column.event
         if key not in self.definitions:
-            task: Task = _TASKS.get(column.event, "confidence")
+            task: Task = "multiclass" if column.event == "chosen" else "confidence"
             self.definitions[key] = ReportBuilder(
                 task=task,
                 num_classes=self.layout.width if task == "multiclass" else None,
@@ -422,7 +422,6 @@ class AuditBuilder:
                 n_bins=self.options.n_bins,
                 with_intervals=self.options.with_intervals and self.with_each,
                 with_calibration=self.options.with_calibration and self.with_each,
-                with_classes=task == "multiclass",
             )
         clusters = questions[column.rows] if self._is_clustered(column.event) else None
         self.definitions[key].update(column.preds, column.target, clusters=clusters)
@@ -476,7 +475,6 @@ class AuditBuilder:
 
 
 _REPORTED = ("reported", "forecast")
-_TASKS: dict[str, Task] = {"chosen": "multiclass", "each": "binary"}  # by event, if not "confidence"
 
 
 def _are_equal(a: Sequence[Array], b: Sequence[Array]) -> bool:

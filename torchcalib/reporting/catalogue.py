@@ -294,11 +294,13 @@ def catalogue_of(
 
     With `are_confidences`, binary predictions are confidences, and targets are 1 for correct predictions. The events of
     their only mode, the top label, are those of the positive class. With `with_noise`, bins include sums of their noise
-    and, if they have a table, of their entropic calibration difference. Without `with_classes`, only errors of the main
-    mode are included.
+    and, if they have a table, of their entropic calibration difference. Without `with_classes`, class-wise errors of a
+    multi-class task are omitted.
     """
     given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
-    modes: tuple[NamedMode, ...] = ("top_label",) if are_confidences else modes_of(task)[: None if with_classes else 1]
+    modes = modes_of(task)
+    if are_confidences or (task == "multiclass" and not with_classes):
+        modes = ("top_label",)
     events: dict[NamedMode, Mode] = {"top_label": "positive"} if are_confidences else {}
     scores = [_member(entry, given, None) for entry in SCORES]
     selective = [_member(entry, {**given, "mode": events.get("top_label")}, None) for entry in SELECTIVE]

@@ -45,9 +45,8 @@ class ReportOptionsDict(InputOptions, total=False):
 class BuilderOptionsDict(ReportOptionsDict, total=False):
     """Options of `ReportBuilder` as keyword arguments: those of `ReportOptionsDict`, and this one.
 
-    - `with_classes` (default True): compute class-wise errors of a multi-class task, and errors of the top label of a
-      binary task. Class-wise errors need sums over bins for each class, which are large for the tokens of a
-      vocabulary, and all class probabilities.
+    - `with_classes` (default True): compute class-wise errors of a multi-class task. They need sums over bins for each
+      class, which are large for the tokens of a vocabulary, and all class probabilities.
     """
 
     with_classes: bool
