@@ -105,7 +105,8 @@ def audit(
             that this benchmark publishes. It stores 16 bytes for each answer.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error.
         with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
-        with_calibration: compute the cross-validated gains of calibrators.
+        with_calibration: compute the cross-validated gains of calibrators. Calibrators of all options of a question are
+            in the report on the chosen one.
         names: names of several logs; None for the names of their files.
 
     Returns:

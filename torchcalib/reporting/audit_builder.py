@@ -421,7 +421,8 @@ class AuditBuilder:
                 from_logits=column.from_logits,
                 n_bins=self.options.n_bins,
                 with_intervals=self.options.with_intervals and self.with_each,
-                with_calibration=self.options.with_calibration and self.with_each,
+                # Calibrators of all options are those of the report on the chosen one.
+                with_calibration=self.options.with_calibration and self.with_each and column.event != "each",
             )
         clusters = questions[column.rows] if self._is_clustered(column.event) else None
         self.definitions[key].update(column.preds, column.target, clusters=clusters)
