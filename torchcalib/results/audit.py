@@ -498,7 +498,8 @@ EXPLAINED = (
 EXPLAINED_ON_PAGES = (
     "AUROC: probability that a right answer has a higher confidence than a wrong one. Accuracy at 80%: accuracy of the "
     "most confident 80% of the answers, if the others are left out. Gain of calibration: decrease of the negative "
-    "log-likelihood by the recommended calibrator, cross-validated."
+    "log-likelihood by the recommended calibrator, cross-validated; for all options of a question, in the row of the "
+    "chosen one."
 )
 """Explanation of further columns, which only pages show."""
 
